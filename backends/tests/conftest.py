@@ -12,6 +12,6 @@ _MEASURED = (
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark such tests as slow: the machine and other tests of the process would influence their measurements."""
+    """Mark tests of processor time and of handles as slow: the machine and other tests would influence them."""
     if item.name.partition("[")[0] in _MEASURED:
         item.add_marker(pytest.mark.slow)

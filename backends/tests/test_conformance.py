@@ -215,7 +215,7 @@ def tiny_constants(name: str) -> Iterator[tuple[Any, str, int]]:
 
 
 def make_tiny(name: str) -> Backend:
-    """Set an engine's constants to tiny values in this process, and return a backend with small buffers."""
+    """Set an engine's constants to tiny values in this process, and return a backend whose buffers are small, too."""
     for module, constant, value in tiny_constants(name):
         setattr(module, constant, value)
     target = load_target(registry().backend(name))
@@ -229,7 +229,7 @@ class Tiny(Ordering, Snapshots, Crashes, Histories):
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[[], Backend]]:
-    """Return a function that returns a maker of tiny backends; the constants are restored after the test."""
+    """Return a function that returns a factory of tiny backends; the constants are restored after the test."""
 
     def of(name: str) -> Callable[[], Backend]:
         need(name)

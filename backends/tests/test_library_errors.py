@@ -99,7 +99,7 @@ class Faults:
         return counted
 
     def call(self, caller: FrameType, name: str, error: Exception) -> None:
-        """Count a call that a backend makes; raise ``error`` if this is the call that fails."""
+        """Count a call that a backend makes; raise ``error`` if this is the call that must fail."""
         frame: FrameType | None = caller
         while frame is not None and not frame.f_code.co_filename.startswith(PACKAGES):
             frame = frame.f_back
@@ -113,7 +113,10 @@ class Faults:
 
 
 class Wrapped:
-    """A library's object or function whose calls, and those of the objects it returns, are counted and may fail."""
+    """A wrapper of a library's object or function.
+
+    Its calls, and those of the objects that it returns, are counted and may fail.
+    """
 
     def __init__(self, faults: Faults, inner: Any, name: str) -> None:
         self.faults, self.inner, self.name = faults, inner, name
@@ -135,7 +138,7 @@ class Wrapped:
                 self.faults.call(frame, self.name, error)
         except BaseException:
             if "." in self.name:
-                # A method of the library has no frame, so a traceback would not keep the object alive.
+                # A library's method has no Python frame, so a traceback would not keep the object alive.
                 self.inner = None
             raise
         kind = type(made).__name__
@@ -171,7 +174,7 @@ def filled() -> WriteBatch:
 
 
 def reads(reader: Reader) -> Iterator[Callable[[], object]]:
-    """Yield a call for each way to read."""
+    """Yield a function for each way to read."""
     yield lambda: reader.get(STATE, b"k")
     yield lambda: reader.get_many(DATA, [(1, 0, 7), (1, 0, 3)])
     yield lambda: reader.get_many(DATA, [(1, 0, number) for number in range(MANY)])
@@ -181,7 +184,7 @@ def reads(reader: Reader) -> Iterator[Callable[[], object]]:
 
 
 def use(engine: Engine, path: Path, *, sql: bool) -> Iterator[Callable[[], object]]:
-    """Yield a call for each use of an open engine, and close the engine at last."""
+    """Yield a function for each use of an open engine, and close the engine at the end."""
     batch = filled()
     if sql:
         batch.put_rows(DATA, "typed", pa.table({"a": pa.array([1], pa.uint32()), "b": [0], "c": [7]}), 20)
@@ -206,7 +209,7 @@ def use(engine: Engine, path: Path, *, sql: bool) -> Iterator[Callable[[], objec
 
 
 def live(path: Path, made: Callable[[], Backend], *, sql: bool, told: list[Exception]) -> None:
-    """Create a shard, use it, open and use it again, and read it; collect the errors in ``told``."""
+    """Create a shard, use it, reopen and use it again, and read it; append the errors to ``told``."""
 
     def attempt(step: Callable[[], Any]) -> Any:
         try:

@@ -22,7 +22,7 @@ def put(engine: MemoryEngine, key: bytes, value: bytes) -> None:
 
 
 def test_versions_are_kept_for_living_views_only(tmp_path: Path) -> None:
-    """A key keeps one version for each open snapshot and the current one, however often it is written."""
+    """A key has one version for each open snapshot and the current version, however often the key is written."""
     engine = open_engine(tmp_path)
     put(engine, b"k", b"first")
     snapshot = engine.snapshot()

@@ -85,7 +85,7 @@ def test_whole_logs_are_left_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("counts", [True, False])
 def test_a_log_that_lacks_its_last_write_takes_the_next_log_with_it(tmp_path: Path, counts: bool) -> None:
-    """A log that lacks its last write ends cleanly, but all later logs are cut because of the gap before them."""
+    """A log that lacks only its last write is intact, but all later logs are cut because of the gap before them."""
     first, second, third = shard(tmp_path, FIRST, SECOND, [(8, 1, 10)])
     first.write_bytes(log_of([batch(*FIRST[0])])[0])
     assert [Cut(second, None), Cut(third, None)] == cuts(tmp_path, manifest_counts=counts)
@@ -201,10 +201,11 @@ def test_what_is_kept_is_all_before_the_first_damage(sizes: list[int], split: in
         harmed = content[:at] + {"short": b"", "zeros": bytes(lost), "noise": os.urandom(lost)}[kind]
         files[hurt].write_bytes(harmed)
         changed = (number for number, (old, new) in enumerate(zip(content, harmed, strict=False)) if old != new)
-        same = next(changed, len(harmed))  # zeroed bytes may have been zero before
+        same = next(changed, len(harmed))  # bytes that are overwritten with zeros may have been zeros before
         kept = sum(end <= same for end in log_of([batch(*each) for each in logs[hurt]])[1]) + (split if hurt else 0)
         found = cuts(path, manifest_counts=True, refused=True)
-        assert cuts(path, manifest_counts=True) in ([found] if hurt == 0 else [found, []])  # [] if engines detect it
+        # engines detect some damage themselves, which is not cut
+        assert cuts(path, manifest_counts=True) in ([found] if hurt == 0 else [found, []])
         apply_cuts(found)
         assert [] == cuts(path, manifest_counts=True, refused=True)
         left = [file.stat().st_size if file.exists() else 0 for file in files]
@@ -306,7 +307,7 @@ def test_a_gap_between_two_logs_is_cut(killed: Path) -> None:
 
 @pytest.mark.parametrize("harm", [lambda data: data[:-9], lambda data: data[:-99] + bytes(99)])
 def test_an_end_that_cannot_be_read_goes_without_a_word(killed: Path, harm: Callable[[bytes], bytes]) -> None:
-    """A torn end of the last log is dropped without a warning, because any kill or power failure may leave one."""
+    """A torn end of the last log is dropped without a warning, because every kill or power failure may cause one."""
     log, _, _ = log_and_writes(killed)
     log.write_bytes(harm(log.read_bytes()))
     assert list(range(39)) == numbers(ts.open(killed, mode="r"))
@@ -318,7 +319,7 @@ def test_an_end_that_cannot_be_read_goes_without_a_word(killed: Path, harm: Call
 def test_what_a_kill_leaves_is_not_parsed(
     killed: Path, monkeypatch: pytest.MonkeyPatch, torn: bool, read_only: bool
 ) -> None:
-    """Opening a killed database parses only the manifest and no whole log, so it is as fast as the engine."""
+    """Opening a killed database parses the manifest but no whole log, so opening is as fast as the engine."""
     log, _, ends = log_and_writes(killed)
     if torn:
         os.truncate(log, ends[-1] - 9)
@@ -335,7 +336,7 @@ def test_what_a_kill_leaves_is_not_parsed(
 
 
 def test_a_copy_brought_up_to_date_has_old_logs(killed: Path, tmp_path: Path) -> None:
-    """Obsolete logs beside the current ones are ignored, as ``cp -a`` over an older copy of a database leaves them."""
+    """If the directory also has obsolete logs, they are ignored; ``cp -a`` over an older copy leaves such logs."""
     later = shutil.copytree(killed, tmp_path / "later")
     with ts.open(later, auto_compact=False) as db:
         for number in range(40, 60):
@@ -358,9 +359,9 @@ def test_a_reader_is_told_of_a_damaged_manifest(killed: Path) -> None:
 
 @pytest.fixture
 def flushing(tmp_path: Path) -> tuple[Path, Path, int]:
-    """Return a RocksDB database with a flushed log and the next log, as if the first had not been removed yet.
+    """Return a RocksDB database whose second flush has just happened, with its manifest.
 
-    Also return its manifest, and the manifest's size before the last flush, which is the second one.
+    The flushed log is still there. The last value is the manifest's size before that flush.
     """
     pytest.importorskip("rocksdict")
     with ts.open(tmp_path / "db", backend="rocksdb", auto_compact=False) as db:
@@ -398,7 +399,10 @@ def test_a_flush_of_which_the_manifest_has_a_part(flushing: tuple[Path, Path, in
 
 
 def test_a_page_of_the_manifest_that_is_missing(flushing: tuple[Path, Path, int]) -> None:
-    """A hole in the manifest's end is cut if the log that the end makes obsolete exists; else it is an error."""
+    """A hole at the manifest's end is cut if the log that this end declares obsolete still exists.
+
+    Otherwise, the hole is an error.
+    """
     database, manifest, before = flushing
     content = manifest.read_bytes()
     manifest.write_bytes(content[:before] + bytes(20) + content[before + 20 :])
@@ -439,9 +443,9 @@ def test_salvaging_reads_behind_the_damage(tmp_path: Path, backend: str) -> None
 
 
 def test_what_is_read_needs_no_room_for_temporary_files(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers and openings with damaged logs work without a temporary directory.
+    """Readers and openings with damaged logs work without free space in the temporary directory.
 
-    A log that must be cut, or that LevelDB flushes into a table, may be larger than its free space.
+    A log that must be cut, or that LevelDB flushes into a table, may be larger than that space.
     """
     monkeypatch.setattr(tempfile, "tempdir", str(killed / "none"))
     log, _, ends = log_and_writes(killed)

@@ -48,7 +48,7 @@ def spark() -> Iterator[SparkSession]:
     from topicstore.spark import session
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # PySpark's own sockets
+        warnings.simplefilter("ignore", ResourceWarning)  # PySpark leaves its own sockets open
         running = session(spark_master="local[2, 3]", spark_driver_memory="1g")
         yield running
         running.stop()

@@ -108,7 +108,7 @@ def test_match_streams(benchmark: BenchmarkFixture) -> None:
 
 
 def flood() -> list[str]:
-    """Return ten thousand topics without a common structure, the same ones in every run."""
+    """Return ten thousand topics without a common structure, which are the same in every run."""
     source = random.Random(5)
     tokens = [f"t{number}" for number in range(150)]
     return ["/".join(source.choices(tokens, k=5)) for _ in range(10 * ROWS)]

@@ -29,7 +29,10 @@ def figures(layout: str, total: float, cost: float = 1.0) -> LayoutFigures:
     ],
 )
 def test_the_rule(others: list[tuple[str, float, float]], says: str) -> None:
-    """The smallest total wins or, among totals within a tenth, the smallest cost; the reason names the criterion."""
+    """The layout with the smallest total wins, or the cheapest one if totals differ by less than a tenth.
+
+    The reason names the criterion.
+    """
     best, reason = choose([figures("a", 1.0), *(figures(*one) for one in others)])
     assert reason.startswith(says)
     assert best.layout == (says.partition(": ")[2] or "a")[0]
@@ -44,7 +47,7 @@ def test_the_rule(others: list[tuple[str, float, float]], says: str) -> None:
     ],
 )
 def test_what_is_too_short_to_tell(others: list[tuple[str, float, float]], chosen: str, says: str) -> None:
-    """Totals less than five milliseconds apart count as equal, and the reason says that they are too short to tell."""
+    """Totals that differ by less than five milliseconds count as equal, and the reason says that they are too short."""
     best, reason = choose([figures("a", 0.001), *(figures(*one) for one in others)])
     assert (chosen, True) == (best.layout, reason.startswith(says)), reason
 
@@ -58,7 +61,10 @@ def test_representative_filters() -> None:
 
 
 def test_a_comparison(tmp_path: Path) -> None:
-    """Every layout is measured with all filters, before compaction too if it compacts, and totals fit the replays."""
+    """Every layout is measured with all filters, and again after compaction if the layout compacts.
+
+    Totals equal the weighted sums of the replays' times.
+    """
     rows = [
         ts.Message(f"fleet/{n % 9}/{'ab'[n % 2]}", b"%d" % n, f"bus-{n % 5}", timestamp=1_000 * n) for n in range(900)
     ]

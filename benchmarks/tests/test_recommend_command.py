@@ -39,7 +39,7 @@ def document(*arguments: object) -> dict[str, Any]:
 
 
 def asked(found: dict[str, Any]) -> list[tuple[str, int]]:
-    """Return the filters with their weights, without the first and the last, which replay everything."""
+    """Return the filters with their weights, except the first and the last, which replay everything."""
     return [(question["topic_filter"], question["weight"]) for question in found["questions"]][1:-1]
 
 
@@ -75,7 +75,7 @@ def test_for_people(sample: Path) -> None:
         assert words in shown
     assert "reference" not in shown.partition("recommended:")[2]
     rows = {line.split()[0]: line.split() for line in shown.partition("Replays")[0].splitlines() if line}
-    assert "-" == rows["reference"][2] == rows["reference"][-1]  # it merges nothing
+    assert "-" == rows["reference"][2] == rows["reference"][-1]  # the reference layout merges nothing
     assert "-" not in rows["block"]
 
 

@@ -13,7 +13,7 @@ from topicstore_conformance.faults.threads import together
 
 @given(st.lists(st.tuples(st.text(max_size=3), st.integers(0, 400)), max_size=200))
 def test_what_is_found_is_what_was_kept_and_bounded(kept: list[tuple[str, int]]) -> None:
-    """The cache returns kept values within its limits; a value that is too large is not kept, and evicts nothing."""
+    """The cache returns stored values within its limits; a value that is too large isn't stored and evicts nothing."""
     cache: BoundedCache[str, int] = BoundedCache(entries=10, size=16_384)
     last: dict[str, int] = {}
     for key, size in kept:

@@ -41,7 +41,7 @@ def payloads(db: ts.Database) -> list[bytes]:
 
 
 def test_an_interrupted_encode_closes_the_shard_and_loses_nothing(tmp_path: Path) -> None:
-    """Changes that an interrupted layout left half made in memory are never written to the engine."""
+    """Changes that an interrupted layout has only half made in memory are never written to the engine."""
     with ts.open(tmp_path / "db") as opened:
         opened.store([ts.Message("a", b"1")])
         slab = opened.storage.shards[0].generations.slab(1)
@@ -64,7 +64,7 @@ def test_an_interrupted_encode_closes_the_shard_and_loses_nothing(tmp_path: Path
 
 
 def test_a_lock_is_given_back_when_taking_the_next_is_interrupted(db: ts.Database) -> None:
-    """If taking the second shard's lock is interrupted, the first is released, and another thread can store."""
+    """If acquiring the second shard's lock is interrupted, the first lock is released, and another thread can store."""
 
     class Interrupted:
         def acquire(self) -> None:
@@ -87,7 +87,7 @@ def test_a_lock_is_given_back_when_taking_the_next_is_interrupted(db: ts.Databas
 
 
 def test_a_clock_out_of_range_counts_as_the_end_of_it(tmp_path: Path) -> None:
-    """A clock before the allowed range counts as its start, and what is stored then can be read."""
+    """A clock before the allowed range counts as the range's start, and messages stored then can be read."""
     with ts.open(tmp_path / "db", clock=lambda: -5) as opened:
         opened.store([ts.Message("a", b"1")])
         assert [0] == [message.timestamp for message in opened.replay("#")]
@@ -154,7 +154,10 @@ def test_damaged_messages_are_named(db: ts.Database, missing: bool) -> None:
 
 
 def test_a_checkpoint_is_whole_or_not_there(db: ts.Database, tmp_path: Path) -> None:
-    """A failed checkpoint leaves no directory; a whole one is an independent database; an existing path is refused."""
+    """A failed checkpoint leaves no directory, a successful one is an independent database.
+
+    An existing path is refused.
+    """
     db.store(messages(10))
     full = ts.StorageFullError("disk full")
     engine = db.storage.shards[1].writer.engine
@@ -193,7 +196,8 @@ def test_a_checkpoint_holds_writers_up_only_for_the_snapshot(
         db.store([ts.Message("a", b"first", f"c{n}") for n in range(10)])
 
         def store(text: bytes) -> None:
-            messages = [ts.Message("a", text, f"c{n}") for n in range(10)]  # at least one for each shard
+            # enough clients that each shard gets a message
+            messages = [ts.Message("a", text, f"c{n}") for n in range(10)]
             begin(lambda: db.store(messages)).result(PATIENCE)
 
         kind: Any = type(db.storage.shards[0].writer.open_engine())
@@ -226,7 +230,7 @@ def test_a_checkpoint_holds_writers_up_only_for_the_snapshot(
 
 
 def test_tables_are_taken_like_batches(db: ts.Database) -> None:
-    """Tables are stored like batches, with any chunks and any order of fields."""
+    """Arrow tables are stored like batches, with any chunks and with fields in any order."""
     batch = ts.MessageBatch.from_messages(messages(6)).to_arrow()
     db.store(pa.Table.from_batches([batch.slice(0, 2), batch.slice(2)]))
     db.store(pa.Table.from_batches([], batch.schema))
@@ -319,7 +323,7 @@ def test_a_database_that_is_dropped_unclosed_says_so_and_closes(tmp_path: Path) 
 
 
 def test_dropping_a_generation_gives_its_disk_back(tmp_path: Path) -> None:
-    """Dropping a generation frees its disk space without a later write.
+    """Dropping a generation frees its disk space even if nothing is written afterwards.
 
     RocksDB deletes replaced files a little later.
     """
@@ -342,12 +346,12 @@ def test_live_bytes_are_those_of_messages(tmp_path: Path) -> None:
             full = opened.info().live_bytes
             assert 0 < full < 20_000
             assert 100 == opened.delete("#")
-            assert opened.info().live_bytes < full  # the names of topics and client ids remain
+            assert opened.info().live_bytes < full  # the names of topics and client ids still take disk space
             assert 0 == opened.info().messages
 
 
 def test_options_of_layouts(tmp_path: Path) -> None:
-    """Options at creation are for the first layout only; a later generation inherits the last ones of its layout."""
+    """Options at creation apply to the first layout only; a later generation inherits the latest of its layout."""
     with pytest.raises(ts.InvalidArgumentError, match=r"skipstream.*add_generation"):
         ts.open(tmp_path / "db", mode="x", options={"block": {}, "skipstream": {"thresholds": [1, 1]}})
     with ts.open(tmp_path / "db", mode="x", options={"block": {"level": 5}}) as db:
@@ -362,7 +366,7 @@ def test_options_of_layouts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["block", "skipstream", "wildcard_optimized"])
 def test_a_generation_that_cannot_be_opened(tmp_path: Path, layout: str) -> None:
-    """If a generation can't be opened, calls that need it raise; others work, and it can be dropped."""
+    """If a generation can't be opened, calls that need it raise, other calls work, and it can be dropped."""
     clock = Clock(START)
     path = tmp_path / "db"
     with ts.open(path, mode="x", layout=layout, clock=clock, auto_compact=False) as db:

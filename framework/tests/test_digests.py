@@ -22,7 +22,7 @@ def digests(*parts: list[Message], times: bool = True) -> TopicDigests:
     ("stored", "lost", "doubled", "changed"),
     [
         (SOME, 0, 0, []),
-        ([*SOME[1::2], *SOME[::2]], 0, 0, []),  # topics are independent
+        ([*SOME[1::2], *SOME[::2]], 0, 0, []),  # each topic is compared separately
         (SOME[:-1], 1, 0, []),
         ([*SOME, SOME[0]], 0, 1, []),
         ([SOME[2], SOME[1], SOME[0], *SOME[3:]], 0, 0, ["a/0"]),
@@ -42,14 +42,14 @@ def test_differences(stored: list[Message], lost: int, doubled: int, changed: li
 
 
 def test_times_may_be_left_out() -> None:
-    """Digests may leave out times, for messages whose times the database sets."""
+    """Digests may omit times, for messages whose times the database sets."""
     timeless = [msgspec.structs.replace(message, timestamp=None) for message in SOME]
     assert digests(SOME, times=False).differences(digests(timeless, times=False)).none
     assert not digests(SOME).differences(digests(timeless)).none
 
 
 def test_chains_go_on() -> None:
-    """Messages that are added later extend digests, also digests made from earlier counts and hashes."""
+    """Messages that are added later extend digests, even digests created from stored counts and hashes."""
     first = digests(SOME[:5])
     kept = TopicDigests(first.counts, first.hashes)
     kept.add(SOME[5:])

@@ -29,7 +29,7 @@ SETTINGS = [ROOT / "framework" / "guides" / f"{name}.md" for name in ("configura
 
 
 def blocks(language: str, documents: list[Path] = DOCUMENTS, *, serving: bool = False) -> list[object]:
-    """Return the documents' blocks in a language, each with the name of its document and its number there.
+    """Return the documents' code blocks in a language, each with the name of its document and its number there.
 
     With `serving`, return only blocks that start a server, otherwise only the others. Blocks that start Spark or the
     conformance suite are marked as slow.
@@ -150,7 +150,7 @@ def test_sql_in_documents_is_understood(block: str, folder: Path, monkeypatch: p
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_stand_in_blocks_that_are_run(path: Path) -> None:
-    """A block without a language has no command to test: it shows output, installs, or asks a server."""
+    """A code block without a language is no command to test: it shows output, installs packages, or calls a server."""
     for block in re.findall(r"^```\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL):
         assert not re.search(r"^(\$ |topicstore |python |pip )", block, re.MULTILINE), block
 
@@ -187,7 +187,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["ARCHITECTURE.md", "CONTRIBUTING.md", "README.md"])
 def test_files_that_are_named_are_there(name: str) -> None:
-    """Files that are named exist, relative to the root, the framework or the package."""
+    """Files that documents name exist, relative to the root, the framework or the package."""
     named = set(re.findall(r"(?<![\w./-])((?:[\w.-]+/)+[\w.-]+\.(?:py|md|toml))\b", (ROOT / name).read_text()))
     assert named
     places = (ROOT, ROOT / "framework" / "topicstore", ROOT / "framework")
@@ -196,14 +196,14 @@ def test_files_that_are_named_are_there(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_modules_that_are_named_are_there(name: str) -> None:
-    """Dotted names of the packages' modules and members resolve."""
+    """Dotted names of the packages' modules and members in documents resolve."""
     named = set(re.findall(r"`(topicstore(?:_\w+)?(?:\.[a-z_]\w*)+)", (ROOT / name).read_text()))
     folders = {path.parent.name: path.parent for path in ROOT.glob("*/topicstore*/__init__.py")}
     missing = []
     for dotted in sorted(named):
         package, *rest = dotted.split(".")
         if package not in folders or rest[0] in ("commands", "json", "toml"):
-            continue  # an entry-point group, or a file name
+            continue  # the dotted name is an entry-point group or a file name
         at = folders[package]
         for part in rest:
             if (at / part).is_dir():

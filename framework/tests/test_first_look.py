@@ -102,7 +102,7 @@ def test_objects_say_what_they_are(db: ts.Database) -> None:
 
 
 def test_what_was_closed_still_says_what_it_is(db: ts.Database) -> None:
-    """The `repr` of an object of a closed database raises nothing."""
+    """The `repr` of an object whose database was closed raises nothing."""
     held = (db, db.retention, db.archives, db.persistence, db.sessions, db.queues, db.state(0), db.writer())
     db.close()
     assert all(map(repr, held))

@@ -178,7 +178,7 @@ os._exit(1)  # as if it were killed: nothing is closed
 
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program and return its output and exit code."""
+    """Run a program, and return its output and exit code."""
     # Python 3.12 and later warn of a fork in a process with several threads, such as the engine's.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, check=False)
@@ -200,14 +200,14 @@ def test_a_fork_takes_nothing_and_closes_nothing(tmp_path: Path, backend: str, l
 
 
 def test_a_fork_that_outlives_its_parent_keeps_no_lock(tmp_path: Path) -> None:
-    """The lock of a database is free once its process has died, even if a forked child still runs."""
+    """When the process that opened a database dies, its lock is free, even if a forked child still runs."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", LOCK, str(tmp_path / "db")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdin is not None
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"forked\n"
         assert parent.wait(PATIENCE) == 1
-        with ts.open(tmp_path / "db") as opened:  # while the child lives
+        with ts.open(tmp_path / "db") as opened:  # while the forked child lives
             assert 1 == opened.info().messages
         parent.stdin.close()
 

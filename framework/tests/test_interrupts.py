@@ -149,7 +149,7 @@ CALLS = [
 
 
 def others(scene: Scene) -> None:
-    """Use all parts of a database, as other threads do; a part that the interrupted call has ended may refuse."""
+    """Use all parts of a database, as other threads do; parts that the interrupted call has closed may raise."""
     db = scene.db
 
     def serve() -> None:
@@ -192,8 +192,8 @@ def _staged(tmp_path: Path) -> Iterator[Callable[[], Scene]]:
         return Scene(db, mine, other, folder)
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # subscriptions that were interrupted while being made
-        warnings.simplefilter("ignore", RuntimeWarning)  # coroutines that were never awaited
+        warnings.simplefilter("ignore", ResourceWarning)  # for subscriptions that were interrupted while being created;
+        warnings.simplefilter("ignore", RuntimeWarning)  # for coroutines that were never awaited
         yield staged
     signal.signal(signal.SIGINT, before)
 
@@ -223,7 +223,7 @@ def test_an_interrupted_call_keeps_nobody_waiting(
     The error is kept meanwhile, as an interactive interpreter keeps it.
     """
     counting = Handler(lambda: None)
-    for run in (lambda work: work(), counting.run):  # the first run, without a trace, does work that is done only once
+    for run in (lambda work: work(), counting.run):  # the first run does one-time work, and is not traced
         scene = staged()
         run(lambda scene=scene: call(scene))
         close(scene.db)

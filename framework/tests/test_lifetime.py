@@ -96,7 +96,7 @@ def test_dropped_it_says_so_and_is_free(path: Path, held: str) -> None:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_closed_under_a_reader(path: Path, reader: Callable[[Path], Iterator[bytes]], monkeypatch: Any) -> None:
-    """Closing doesn't wait for readers; their next read raises `DatabaseClosedError`."""
+    """Closing a database doesn't wait for readers; their next read raises `DatabaseClosedError`."""
     opened = []
     whole = ts.open
     monkeypatch.setattr(ts, "open", lambda path: opened.append(whole(path)) or opened[0])
@@ -129,7 +129,7 @@ def test_sessions_work_as_long_as_somebody_holds_it_open(path: Path, holder: str
 
 
 def test_what_fails_after_the_files_are_open_gives_them_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If opening fails after the files were opened, they are closed, even while the error and its frames are kept."""
+    """If opening fails after the files were opened, they are closed, even while the caller keeps the error."""
 
     def fail(*_: object) -> None:
         raise ts.CorruptionError("a segment can't be read", "shard 0")

@@ -1,4 +1,4 @@
-"""Packages that `make` installs for each target, from dry runs: nothing is installed here."""
+"""The packages that `make` installs for each target, determined by dry runs, which install nothing."""
 
 from __future__ import annotations
 

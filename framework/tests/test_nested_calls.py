@@ -86,7 +86,7 @@ def _opened(tmp_path: Path) -> Iterator[Callable[[str], ts.Database]]:
         return db
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # subscriptions that were interrupted while being made
+        warnings.simplefilter("ignore", ResourceWarning)  # for subscriptions that were interrupted while being created
         yield opened
 
 
@@ -97,7 +97,7 @@ def test_a_close_within_a_call(opened: Callable[[str], ts.Database], backend: st
     need(backend)
     counting = Handler(lambda: None)
     with opened(backend) as db:
-        call(db)  # the first call does work that is done only once
+        call(db)  # the first call does one-time work
     with opened(backend) as db:
         counting.run(lambda: call(db))
     kinds = list(counting.kinds.values())
@@ -144,7 +144,7 @@ def read(db: ts.Database) -> None:
     db.flush()
 
 
-# Python only reports what a signal handler raises within an object's `__del__`.
+# Python only prints an exception that a signal handler raises within an object's `__del__`.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb", "memory"])
 @pytest.mark.parametrize("call", [store, read])
@@ -195,7 +195,7 @@ def test_a_writer_closed_within_a_put(opened: Callable[[str], ts.Database]) -> N
 def test_a_failure_of_a_close_within_a_call_is_told(
     opened: Callable[[str], ts.Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a close within a call fails, the next close raises its error once, and everything is closed."""
+    """If a close within another call fails, the next close raises that error once, and everything is closed."""
     db = opened("leveldb")
     log = db.storage.shards[0].writer
 

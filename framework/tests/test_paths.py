@@ -49,7 +49,7 @@ Called = frozenset[tuple[str, str]]
 
 
 class Trace:
-    """Records which functions of the product are called in the threads whose profile function `note` is."""
+    """A trace of the product's functions that are called in threads with `note` as their profile function."""
 
     def __init__(self) -> None:
         self._called: set[tuple[str, str]] = set()
@@ -60,7 +60,7 @@ class Trace:
             self._called.add((code.co_filename.removeprefix(f"{ROOT}/"), code.co_qualname))
 
     def taken(self) -> Called:
-        """Return the functions that were called since the last call of this method."""
+        """Return the functions that were called since the last call of `taken`."""
         called, self._called = self._called, set()
         return frozenset(called)
 
@@ -178,7 +178,7 @@ def calls(work: Callable[[], object], repeat: int = 20) -> int:
 
 
 def test_a_message_takes_no_more_calls(tmp_path: Path) -> None:
-    """Storing a batch, storing one message, and a message from publish to PUBACK take no more calls of functions."""
+    """Storing a batch, storing one message, and publishing until the PUBACK make no more calls than recorded."""
     with ts.open(tmp_path / "db") as db:
         session = db.sessions.open("me")
         session.subscribe("b/#")

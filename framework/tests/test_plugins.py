@@ -81,7 +81,7 @@ def reasons(registry: Registry) -> dict[str, str]:
 
 
 def test_built_ins_come_through_entry_points_like_anyone() -> None:
-    """Built-in backends and layouts are found through entry points, like those of other packages."""
+    """Built-in backends and layouts are found through entry points, like plugins of other packages."""
     registry = plugins.registry()
     assert BACKENDS <= set(registry.backends())
     assert {"reference", "block"} <= set(registry.layouts())
@@ -180,7 +180,7 @@ def test_a_plugin_to_disable_that_is_none_is_warned_of() -> None:
     ],
 )
 def test_a_variable_that_nothing_reads_is_warned_of(name: str, help_: str) -> None:
-    """An unknown TOPICSTORE_ variable warns once in a process; those of plugins and server settings don't."""
+    """An unknown TOPICSTORE_ variable warns once in a process; variables of plugins and server settings don't."""
     read = {"TOPICSTORE_HYPOTHESIS": "random", "TOPICSTORE__LIMITS__CONNECTIONS": "5", "MY_TOPICSTORE_X": "1"}
     done = registered("r(); r()", **{name: "", **read})
     assert 1 == done.stderr.count("Warning")
@@ -207,7 +207,7 @@ def test_a_missing_engine_is_named_with_the_pip_command(module, monkeypatch, tmp
 
 
 def test_a_target_that_is_not_what_it_says_is_refused() -> None:
-    """A target that isn't a subclass of the contract's class, or can't be loaded, is refused."""
+    """A plugin's target that isn't a subclass of the contract's class, or can't be loaded, is refused."""
     with pytest.raises(ts.PluginError, match="is not a Backend"):
         load_target(BackendSpec(name="x", target="pathlib:Path", summary=""))
     with pytest.raises(ts.BackendUnavailableError, match="can't be loaded"):
@@ -308,7 +308,7 @@ def test_a_plugin_may_only_wrap(module, monkeypatch, tmp_path: Path) -> None:  #
 
 
 def test_a_transform_that_breaks_messages_is_refused(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Columns that a plugin replaces are validated like those from a caller."""
+    """Columns that a plugin replaces are validated like columns from a caller."""
     bad = """
 from topicstore import hookimpl
 @hookimpl(wrapper=True)
@@ -361,7 +361,7 @@ def topicstore_layouts():
     ],
 )
 def test_a_layout_that_is_not_one_is_said(module, monkeypatch, tmp_path: Path, layout, error, words) -> None:  # type: ignore[no-untyped-def]
-    """An invalid layout raises an error that names it; others work, also without options."""
+    """An invalid layout raises an error that names it; other layouts work, also without options."""
     use(monkeypatch, Registry([*BUILT_IN, module("topicstore_test_layouts", LAYOUTS)]))
     with ts.open(tmp_path / "good", mode="x", backend="memory", layout="plain") as db:
         db.store([ts.Message("a", b"1")])

@@ -51,7 +51,7 @@ def reopened(path: Path, **arguments: Any) -> ts.Database:
 
 
 def contents(db: ts.Database) -> list[object]:
-    """Return everything that a refused call must not change."""
+    """Return all contents of a database that a refused call must not change."""
     shards = db.storage.shards
     states = [dict(db.state(shard.number).scan()) for shard in shards]
     return [
@@ -109,7 +109,7 @@ def test_columns_that_hold_no_messages(db: ts.Database) -> None:
 
 @pytest.mark.parametrize("wrong", [ts.Message("a", b""), None, 3, "text", b"bytes"], ids=repr)
 def test_what_is_not_a_batch_is_refused_by_name(db: ts.Database, wrong: object) -> None:
-    """The error names the type that was given."""
+    """An argument that isn't a batch is refused with an error that names its type."""
     with refuses(db, ts.InvalidArgumentError, match=type(wrong).__name__):
         db.store(wrong)  # type: ignore[arg-type]
 
@@ -126,7 +126,7 @@ def test_what_is_not_a_batch_is_refused_by_name(db: ts.Database, wrong: object) 
     ids=lambda wrong: next(iter(wrong)),
 )
 def test_a_batch_made_by_hand_is_checked_like_any_other(db: ts.Database, wrong: dict[str, object]) -> None:
-    """`store` validates a batch from the constructor, which validates nothing."""
+    """`store` validates even a batch from the constructor, which doesn't validate its columns."""
     columns: dict[str, object] = {
         "topics": ["a", "b"],
         "payloads": [b"x", b"y"],
@@ -158,7 +158,7 @@ def test_too_far_ahead(late: str) -> None:
 
 
 def test_late() -> None:
-    """A message older than its shard's newest is refused with its index; one as old, or without a time, is not."""
+    """A message older than its shard's newest one is refused with its index; equal or missing times are accepted."""
     with ts.open("memory", backend="memory", shards=3, timestamps="message", clock=lambda: START) as db:
         db.store(GOOD)
         for client in ("c1", "c2", "c3"):
@@ -217,7 +217,7 @@ def test_limits_are_whole_numbers(db: ts.Database, limit: Any) -> None:
 
 
 def test_bad_state(db: ts.Database) -> None:
-    """Missing shards, reserved keys and objects other than `StateWrite` are refused, together with the messages."""
+    """Missing shards, reserved keys and objects other than `StateWrite` are refused with the call's messages."""
     wrong: tuple[Any, ...] = (
         *({shard: []} for shard in (-1, 3, "0")),
         *({0: writes} for writes in ({b"k": b"v"}, [b"k"], [("k", b"v")])),
@@ -236,7 +236,7 @@ def test_bad_state(db: ts.Database) -> None:
 
 
 def test_a_state_conflict_refuses_all_shards(db: ts.Database) -> None:
-    """A state condition that fails in one shard keeps messages and state out of all."""
+    """If a state condition fails in one shard, neither messages nor state are stored in any shard."""
     right, wrong = ts.StateWrite(b"a", b"1", None), ts.StateWrite(b"a", b"1", b"something")
     for state in ({0: [right], 2: [wrong]}, {0: [wrong], 2: [right]}, {1: [right, wrong]}):
         with refuses(db, ts.StateConflictError):
@@ -253,7 +253,7 @@ def test_bad_generations(db: ts.Database) -> None:
 
 
 def test_generations_that_cannot_be_dropped(db: ts.Database) -> None:
-    """The current generation, and one that never existed, are not dropped; one that was dropped stays so."""
+    """The current generation, and one that never existed, can't be dropped; a repeated drop has no effect."""
     db.add_generation()
     assert [True, False, False] == [db.drop_generation(1) for _ in range(3)]
     with refuses(db, ts.GenerationError, match="current"):
@@ -288,7 +288,7 @@ def test_forged_cursors(db: ts.Database) -> None:
 
 
 def test_cursors_of_another_database(db: ts.Database) -> None:
-    """A cursor is refused by every database but the one that made it."""
+    """A cursor is refused by every database except the one that created it."""
     with ts.open("other", backend="memory", shards=3) as other:
         other.store(GOOD)
         with pytest.raises(ts.WrongDatabaseError):
@@ -296,7 +296,7 @@ def test_cursors_of_another_database(db: ts.Database) -> None:
 
 
 def test_streams_that_are_not_there(db: ts.Database) -> None:
-    """A stream that doesn't exist makes no cursor."""
+    """A cursor can't be created for a stream that doesn't exist."""
     stream = db.streams("#")[0]
     changes: tuple[dict[str, Any], ...] = ({"number": 2**31}, {"generation": 9}, {"generation": 0})
     for change in changes:
@@ -396,7 +396,7 @@ def test_what_is_not_a_database(tmp_path: Path) -> None:
 
 
 def test_a_lost_manifest(path: Path) -> None:
-    """A database without its manifest is not opened as an empty one."""
+    """A database whose manifest is missing is not opened as an empty one."""
     (path / "topicstore.json").unlink()
     files = sorted(path.rglob("*"))
     with pytest.raises(ts.NotADatabaseError):
@@ -416,7 +416,7 @@ def test_create_where_one_is(path: Path) -> None:
 def test_creating_never_opens_what_another_has_just_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
-    """A database that is created between looking for one and locking is neither opened by ``"x"`` nor overwritten."""
+    """If another process creates the database before the lock is acquired, ``"x"`` doesn't open or overwrite it."""
 
     def read_then_create(path: Path) -> Manifest | None:
         found = read_manifest(path)

@@ -29,7 +29,7 @@ def releases(done: list[int], failures: dict[int, BaseException]) -> list[Callab
     ],
 )
 def test_all_are_given_back(failures: dict[int, BaseException], told: type[BaseException] | None) -> None:
-    """All resources are released; one failure is raised as it is, several as a group, and Ctrl-C before others."""
+    """All resources are released; a single failure is raised as it is, several as a group, and Ctrl-C before others."""
     done: list[int] = []
     if told is None:
         close_all(releases(done, failures))
@@ -52,7 +52,7 @@ def test_what_fails_within_is_told_with_what_failed_beside_it() -> None:
 
 
 def test_an_opening_that_fails_tells_why() -> None:
-    """If an opening fails and so does releasing, the opening's error is raised, with a note about the other."""
+    """If an opening fails and so does releasing, the opening's error is raised, with a note about the other error."""
     done: list[int] = []
 
     def opening() -> None:

@@ -46,14 +46,14 @@ def damaged(tmp_path: Path) -> Path:
 
 
 def test_a_cut_log_and_what_is_missing(damaged: Path, told: Told) -> None:
-    ts.open(damaged, recovery="point_in_time").close()  # it warns
+    ts.open(damaged, recovery="point_in_time").close()  # it warns that the log was cut and that writes are missing
     assert ["was cut", "lacks the last"] == [
         words for words, each in zip(("was cut", "lacks the last"), told, strict=True) if words in str(each.message)
     ]
 
 
 def test_what_was_salvaged(damaged: Path, told: Told) -> None:
-    ts.open(damaged, mode="r+", recovery="salvage").close()  # it warns
+    ts.open(damaged, mode="r+", recovery="salvage").close()  # it warns that messages were salvaged
     assert "salvaged" in str(told[-1].message)
 
 
@@ -63,7 +63,7 @@ def test_files_that_are_gone(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db"):
         file.write_bytes(b"that is listed, though the engine doesn't need it")
     file.unlink()
-    with ts.open(tmp_path / "db", recovery="point_in_time"):  # it warns
+    with ts.open(tmp_path / "db", recovery="point_in_time"):  # it warns that a file is missing
         pass
 
 
@@ -75,14 +75,14 @@ def test_a_queue(tmp_path: Path) -> None:
         db.queues.open("q").append([ts.Message("t", b"1")])
     clock.now -= 60 * SECOND
     with ts.open(tmp_path / "db", clock=clock) as db:
-        db.queues.open("q")  # it warns
+        db.queues.open("q")  # it warns that the clock is behind the last position
 
 
 def test_a_position_in_the_future(tmp_path: Path) -> None:
     need("leveldb")
     with ts.open(tmp_path / "db", backend="leveldb", clock=lambda: START + 10 * SECOND) as db:
         db.store([ts.Message("t", b"1")])
-    ts.open(tmp_path / "db", clock=lambda: START).close()  # it warns
+    ts.open(tmp_path / "db", clock=lambda: START).close()  # it warns that the clock is behind the last position
 
 
 def test_a_checkpoint_that_looks_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,14 +92,14 @@ def test_a_checkpoint_that_looks_elsewhere(tmp_path: Path, monkeypatch: pytest.M
         db.store([ts.Message("t", b"1")])
         db.add_generation()
         db.archives.archive("cold")
-        db.checkpoint("elsewhere/db")  # it warns
+        db.checkpoint("elsewhere/db")  # it warns that the archive's path is relative
 
 
 def test_generations_that_sql_does_not_see(tmp_path: Path) -> None:
     need("duckdb")
     with ts.open(tmp_path / "db", backend="duckdb", layout="table") as db:
         db.add_generation("block")
-        db.sql("SELECT count(*) FROM messages")  # it warns
+        db.sql("SELECT count(*) FROM messages")  # it warns that SQL doesn't see a generation of another layout
 
 
 def test_ballast_that_cant_be_made(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,9 +111,9 @@ def test_ballast_that_cant_be_made(tmp_path: Path, told: Told, monkeypatch: pyte
     monkeypatch.setattr(os, "posix_fallocate", fails)
     with ts.open(tmp_path / "db") as db:
         db.store([ts.Message("t", b"1")])
-        db.add_generation()  # it warns
+        db.add_generation()  # it warns that the ballast can't be created
         db.drop_generation(1)
-        db.add_generation()  # it warns
+        db.add_generation()  # it warns that the ballast can't be created
         db.drop_generation(2)
     assert 2 <= len(told)
 
@@ -125,4 +125,4 @@ def test_a_clock_that_jumped(tmp_path: Path) -> None:
         db.retention.stop()
         db.retention.set(max_age=7 * DAY // SECOND)
         clock.jump(40 * DAY)
-        db.retention.run()  # it warns
+        db.retention.run()  # it warns that the clock jumped forward

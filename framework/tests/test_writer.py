@@ -28,7 +28,7 @@ def payloads(db: ts.Database) -> list[bytes]:
 
 
 def fail(db: ts.Database, error: BaseException | None) -> None:
-    """Make every write of the only shard raise an error; with None, make them work again."""
+    """Make every write of the only shard raise this error; with None, make writes work again."""
     writer = db.storage.shards[0].writer
     if error is None:
         del writer.prepare_locked  # type: ignore[method-assign]
@@ -64,7 +64,7 @@ def test_a_flush_by_time(db: ts.Database) -> None:
 
 
 def test_nothing_is_stored_early(db: ts.Database) -> None:
-    """Before its interval ends, a writer stores only on `flush` and when its buffer is full."""
+    """Before its flush interval ends, a writer stores messages only on `flush` and when its buffer is full."""
     with db.writer(max_items=3, flush_interval=NEVER) as writer:
         first = writer.put(Message("a", b"1"))
         with pytest.raises(TimeoutError):
@@ -79,7 +79,7 @@ def test_nothing_is_stored_early(db: ts.Database) -> None:
 
 @pytest.mark.parametrize("whole", [False, True], ids=["writer", "database"])
 def test_closing_stores_what_is_buffered(db: ts.Database, whole: bool) -> None:
-    """A writer, and a database for its writers, stores what is buffered before it closes; later puts are refused."""
+    """Closing a writer, or its database, stores the buffered messages first; later puts are refused."""
     stored: list[list[bytes]] = []
     writer = db.writer(flush_interval=NEVER)
     future = writer.put(Message("a", b"1"))
@@ -106,7 +106,7 @@ def test_cancelled_futures(db: ts.Database) -> None:
 
 @pytest.mark.parametrize(("items", "interval"), [(0, 1), (1.5, 1), (1, 0), (1, float("nan")), (1, float("inf"))])
 def test_bad_arguments(db: ts.Database, items: int, interval: float) -> None:
-    """Arguments with which a writer would never flush, or flush all the time, are refused."""
+    """Arguments with which a writer would never flush, or would flush all the time, are refused."""
     with pytest.raises(ts.InvalidArgumentError):
         db.writer(max_items=items, flush_interval=interval)
 
@@ -176,11 +176,11 @@ def test_a_failure_that_nobody_has_seen_is_raised(db: ts.Database, how: str, who
     with pytest.raises(ExceptionGroup, match=f"not stored: {len(futures)}") as raised:
         ends[how]()
     assert raised.group_contains(ts.StorageFullError)
-    writer.close()  # raises nothing
+    writer.close()  # a second close must not raise
 
 
 def test_a_failure_that_somebody_has_seen_is_not_raised_again(db: ts.Database) -> None:
-    """A failure is not raised again if the future was asked for its result, or has a callback."""
+    """A failure is not raised again if the caller asked a future for its result, or gave it a callback."""
     told: list[object] = []
     fail(db, ts.StorageFullError("no room"))
     with db.writer(max_items=3, flush_interval=NEVER) as writer:
@@ -194,7 +194,7 @@ def test_a_failure_that_somebody_has_seen_is_not_raised_again(db: ts.Database) -
 
 
 def test_what_ends_the_block_is_raised_as_it_is(db: ts.Database) -> None:
-    """Messages that could not be stored are noted at the error that ends the writer's block."""
+    """The error that ends the writer's block is raised unchanged, with a note about messages that weren't stored."""
     fail(db, ts.StorageFullError("no room"))
 
     def use() -> None:
@@ -208,7 +208,7 @@ def test_what_ends_the_block_is_raised_as_it_is(db: ts.Database) -> None:
 
 
 def test_a_writer_whose_thread_was_told_to_end_goes_on(db: ts.Database) -> None:
-    """An error of any kind fails only the messages that were being stored, and the writer's thread continues."""
+    """An error of any kind fails only the messages that are being stored, and the writer's thread continues."""
     writer = db.writer(flush_interval=0.001)
     fail(db, SystemExit())
     lost = writer.put(Message("a", b"1"))

@@ -45,7 +45,7 @@ Stored = tuple[int, int, Message]
 
 
 class Fixture(msgspec.Struct, frozen=True):
-    """The content of a fixture file: a whole database, its messages in order, and saved cursors."""
+    """The content of a fixture file: all stored pairs, the messages in order, and saved cursors."""
 
     manifest: str
     shards: list[dict[str, list[tuple[Any, bytes]]]]
@@ -104,7 +104,7 @@ seldom = [pair for pair in known() if pair.layout not in {other.layout for other
 
 
 def cases(path: Path) -> Iterator[Any]:
-    """Yield the file with each pair that can read it; all pairs but RocksDB's, or else the first, are slow tests."""
+    """Yield each fixture with each backend that can read it; all except RocksDB, or else the first, are slow tests."""
     readers = [pair for pair in quick + seldom if path.name.startswith(f"{pair.layout}-v")]
     readers.sort(key=lambda pair: pair.backend != "rocksdb")
     for number, pair in enumerate(readers):
@@ -135,14 +135,14 @@ def db(restored: tuple[Fixture, Path]) -> Iterator[ts.Database]:
 
 
 def helping(db: ts.Database, size: int) -> int:
-    """Return the number of messages to request at a time, which is larger where each read takes milliseconds."""
+    """Return the number of messages to request at a time: more for engines in which each read takes milliseconds."""
     return size if "fast_seek" in registry().backend(db.manifest.backend).capabilities else 40 * size
 
 
 def check(
     db: ts.Database, rows: list[tuple[MessageId, Message]], filters: Sequence[str] = ("#", "$SYS/+/#", *FILTERS[::6])
 ) -> None:
-    """Compare replays by several filters and start times with the expected rows, and expect an intact verification."""
+    """Compare replays by several filters and start times with the expected rows, and check that nothing is damaged."""
     times = sorted({id_.position >> 11 for id_, _ in rows})
     for number, topic_filter in enumerate(filters):
         start = times[number * 7 % len(times)] if number % 3 else 0
@@ -162,7 +162,7 @@ def test_messages(fixture: Fixture, db: ts.Database) -> None:
 
 
 def test_cursors(fixture: Fixture, db: ts.Database) -> None:
-    """A saved cursor continues where it stood, before and after a compaction."""
+    """A saved cursor continues at its position, before and after a compaction."""
     rows = fixture.rows
     for _ in range(2):
         for number, (saved, rest) in enumerate(fixture.cursors):
@@ -173,7 +173,7 @@ def test_cursors(fixture: Fixture, db: ts.Database) -> None:
 
 @pytest.mark.slow
 def test_going_on(fixture: Fixture, restored: tuple[Fixture, Path], db: ts.Database) -> None:
-    """A database of an earlier version takes new messages, deletes, compactions and generations."""
+    """A database of an earlier version accepts new messages, deletes, compactions and generations."""
     rows = fixture.rows
     for part in range(2):
         messages = [
@@ -199,7 +199,7 @@ def test_going_on(fixture: Fixture, restored: tuple[Fixture, Path], db: ts.Datab
 
 @pytest.mark.slow
 def test_learned_structure(fixture: Fixture, db: ts.Database) -> None:
-    """Each old message is in exactly one stream that is listed for its topic, with a pattern that matches."""
+    """Each old message is in exactly one of the streams listed for its topic, and that stream's pattern matches."""
     for id_, message in fixture.rows[::37]:
         holding = [
             stream

@@ -237,7 +237,7 @@ def hex_of(write: WriteBatch) -> list[tuple[str, str]]:
 
 
 def test_the_trie_is_read() -> None:
-    """A stored trie loads with its streams and patterns, and continues its numbers."""
+    """A stored trie loads with its streams and patterns, and numbers new streams after the stored ones."""
     engine = MemoryEngine(KEYSPACES)
     put(engine, TRIE)
     trie = LearnedTopics.load(engine, GENERATION, THRESHOLDS)
@@ -249,7 +249,7 @@ def test_the_trie_is_read() -> None:
 
 
 def test_the_trie_is_written() -> None:
-    """Learning the topics writes the edges in order of growth, and the streams at their ends."""
+    """Learning the topics writes the trie's edges in order of growth, and each stream at the end of its edges."""
     trie, write = LearnedTopics(GENERATION, THRESHOLDS), WriteBatch()
     for topic in LEARNED:
         trie.learn(topic)
@@ -258,7 +258,7 @@ def test_the_trie_is_written() -> None:
 
 
 def test_names_are_read() -> None:
-    """A stored dictionary returns its names and their streams, and continues its numbers."""
+    """A stored dictionary returns its names and their streams, and numbers new names after the stored ones."""
     engine = MemoryEngine(KEYSPACES)
     put(engine, NAME_ENTRIES)
     names = NameTable(engine, GENERATION, 0x10, len)
@@ -307,8 +307,8 @@ def test_a_slab_is_read() -> None:
     assert [Message("t", payload, "c", 1, False, TIME) for payload in (b"41.5", b"42.0")] == step.batch.to_messages()
 
 
-# Sixteen messages of two topics, stored as two batches and merged: the frame that the topics share, the
-# segment's index, and how many messages there are in all segments.
+# Sixteen messages of two topics, stored as two batches and merged: the frame that the topics share, the segment's
+# index, and the total number of merged messages.
 MERGED = [Message("é/1" if n % 4 == 3 else "a", b"%d" % n, "c", timestamp=TIME) for n in range(16)]
 MERGED_OPTIONS = BlockOptions(compression="none", merged_compression="none")
 MERGED_FRAME = (
@@ -486,7 +486,7 @@ def test_tails_and_generations_are_read() -> None:
 
 
 def test_tails_without_a_zone_are_read() -> None:
-    """A tail record from before there were zones loads without a zone."""
+    """A tail record of an older version, which had no zones, loads without a zone."""
     engine = MemoryEngine(KEYSPACES)
     put(engine, [("007461696c", "081c35659701cf10000000000000000501cd012cce0001117009")], STATE)
     assert load_tail(engine) == TAIL
@@ -504,7 +504,7 @@ def test_zones_are_read_and_written() -> None:
 
 
 def test_tails_without_the_number_of_writes_are_read() -> None:
-    """A tail record from before writes were counted loads with zero writes."""
+    """A tail record of an older version, which didn't count writes, loads with zero writes."""
     engine = MemoryEngine(KEYSPACES)
     put(engine, [("007461696c", "9fb25ea49601cf10000000000000000501cd012cce00011170")], STATE)
     assert msgspec.structs.replace(TAIL, writes=0) == load_tail(engine)

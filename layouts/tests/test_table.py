@@ -54,7 +54,7 @@ def plain(count: int, size: int = 10) -> list[Message]:
 
 
 def change(stored: Stored, statement: str) -> None:
-    """Change rows by a statement that writes, which bypasses the layout."""
+    """Change rows by an SQL statement, bypassing the layout."""
     engine: Any = stored.engine
     writer = engine._writer
     writer.execute(f"USE {engine._name}.main").complete()
@@ -105,7 +105,7 @@ def test_an_empty_slab_can_be_queried(engine: Engine) -> None:
 
 
 def test_arrow_stays_arrow(stored: Stored) -> None:
-    """Columns that were read, and slices of them, reach a record batch without conversion to Python objects."""
+    """Columns that were read, and slices of them, become a record batch without conversion to Python objects."""
     stored.put(plain(50))
     batch = Reader(stored, 0, "#").step(stored.last).batch
     assert MessageBatch.from_arrow(batch.to_arrow(ids=True)).to_messages() == batch.to_messages()
@@ -143,7 +143,7 @@ def test_sql_matches_as_mqtt_does(engine: Engine) -> None:
 
 @pytest.mark.parametrize("filter_", ["+/" * 200 + "x", "a/" * 150 + "#", "+/" * 30_000 + "+", "#", "+/" * 99 + "#"])
 def test_filters_of_many_levels(stored: Stored, filter_: str) -> None:
-    """Filters of very many levels match as others do, though SQL compares only their prefix."""
+    """Filters of very many levels match correctly, although SQL compares only their prefix."""
     topics = ["a/" * 200 + "x", "a/" * 150 + "b", "/" * 30_000, "/" * 29_999, "a", "$a/" + "a/" * 199 + "x"]
     stored.put([Message(topic, b"") for topic in topics])
     stored.check(filter_)
@@ -156,7 +156,7 @@ def test_filters_of_many_levels(stored: Stored, filter_: str) -> None:
 
 
 def test_a_deadline_ends_a_read_that_finds_nothing(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A read that finds nothing before its deadline still advances, so that repeated calls see every row."""
+    """A read that finds nothing before its deadline still makes progress, so that repeated calls see every row."""
     monkeypatch.setattr(table, "_LOOKED_AT", 10)
     stored.put([*plain(95), Message("rare", b"x")])
     reader = Reader(stored, 0, "rare")
@@ -168,7 +168,7 @@ def test_a_deadline_ends_a_read_that_finds_nothing(stored: Stored, monkeypatch: 
 
 
 def test_large_payloads_lie_apart(stored: Stored) -> None:
-    """A large payload is stored outside its row, is read in its place under any limit, and is deleted with its row."""
+    """A large payload is stored outside its row, and is read and deleted together with the row under any limit."""
     sizes = [LARGE - 1, LARGE, 0, 3 * LARGE, 5, 1]
     stored.put([Message("t", bytes((n,)) * size) for n, size in enumerate(sizes)])
     found = stored.engine.sql("SELECT payload_bytes, payload IS NULL AS apart FROM messages").to_pylist()
@@ -233,7 +233,7 @@ def test_a_delete_looks_at_so_many_rows_a_step(stored: Stored, monkeypatch: pyte
     ["shard = 5", "position = 1152921504606846981", "position = 1152921504606847100"],
 )
 def test_a_row_in_the_wrong_place_is_told(stored: Stored, what: str) -> None:
-    """Readers and verification report a row of another shard, and rows out of order."""
+    """Readers and verification report a row that belongs to another shard, and rows out of order."""
     stored.put(plain(10))
     change(stored, f"UPDATE messages SET {what} WHERE position = {START + 3}")
     with pytest.raises(CorruptionError, match="shard 4, generation 2"):

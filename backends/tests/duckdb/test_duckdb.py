@@ -138,7 +138,7 @@ def test_statements_about_files_and_settings_are_refused(
 def test_a_damaged_file_in_a_statement_is_a_mistake_of_the_statement(engine: DuckdbEngine, tmp_path: Path) -> None:
     """A damaged file that a statement names raises `InvalidArgumentError`.
 
-    A damaged file of the engine, or an error that names no file, doesn't.
+    A damaged file of the engine, or a message that names no file, raises another error.
     """
     (tmp_path / "x.parquet").write_bytes(b"PAR1" + bytes(90) + b"\xff\0\0\0PAR1")
     with pytest.raises(InvalidArgumentError, match=r"x\.parquet"):
@@ -191,7 +191,10 @@ except EngineError as error:
 
 
 def test_a_signal_that_interrupts_a_statement_is_told_as_such(engine: DuckdbEngine) -> None:
-    """A signal handler that raises during a statement ends it with `KeyboardInterrupt`, and the engine stays usable."""
+    """A signal handler that raises during a statement ends the statement with `KeyboardInterrupt`.
+
+    The engine stays usable.
+    """
     put(engine, STATE, {b"k": b"v"})
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
@@ -232,7 +235,7 @@ def test_a_signal_that_interrupts_duckdb_reading_rows_is_told_as_such(engine: Du
 
 
 class Root:
-    """DuckDB's first connection, which refuses a second thread; `cursor` blocks until ``go`` is set."""
+    """A stand-in for DuckDB's first connection, which refuses a second thread; `cursor` blocks until ``go`` is set."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
@@ -267,7 +270,7 @@ def test_closing_waits_for_who_begins_to_read(tmp_path: Path) -> None:
 
 
 def ends_a_view(thread: list[int]) -> bool:
-    """Return whether a thread is inside `View.close`, where it waits or interrupts the connection."""
+    """Return whether a thread is inside `View.close`, waiting for or interrupting the connection."""
     frame = sys._current_frames().get(thread[0]) if thread else None
     while frame is not None and frame.f_code is not View.close.__code__:
         frame = frame.f_back
@@ -275,7 +278,10 @@ def ends_a_view(thread: list[int]) -> bool:
 
 
 class Ending:
-    """A view's connection whose `close` blocks until ``go`` is set; until then `interrupt` raises, like DuckDB's."""
+    """A stand-in for a view's connection, whose `close` blocks until ``go`` is set.
+
+    Until then `interrupt` raises, as DuckDB's does.
+    """
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
@@ -319,7 +325,7 @@ def test_a_view_that_two_threads_close_is_not_interrupted_while_it_is_closed(tmp
 def test_an_engine_closes_though_a_cursor_is_in_use_at_that_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Closing an engine waits for another thread's call on a cursor to end."""
+    """Closing an engine waits for another thread's current call on a cursor."""
     engine = open_engine(tmp_path / "shard")
     cursor = engine._instance.connect()
     busy, go = threading.Event(), threading.Event()
@@ -364,7 +370,7 @@ def test_a_statement_over_a_shard_that_is_closed_meanwhile_says_so(
 
 @pytest.mark.parametrize("size", [None, 0, 10])
 def test_a_log_that_is_gone_before_it_was_written_into_the_file_is_a_loss(tmp_path: Path, size: int | None) -> None:
-    """A missing or truncated log raises `CorruptionError` if the file holds nothing without the log."""
+    """A missing or truncated log raises `CorruptionError` if the database file doesn't contain the log's writes yet."""
     engine = open_engine(tmp_path / "shard")
     put(engine, STATE, {b"k": b"v"})
     shutil.copytree(tmp_path / "shard", tmp_path / "copy")
@@ -437,7 +443,7 @@ def test_a_full_disk_is_told_and_what_was_acknowledged_is_read(tmp_path: Path, l
     """On a full disk a write raises an error, and every acknowledged write stays readable.
 
     That holds whether the log can't grow or can't be written into the file, and also during a write to another shard.
-    After the shard is opened again with free space, these writes are readable, too.
+    With free space again, reopening the shard shows these writes, too.
     """
     command = [sys.executable, "-c", FULL, str(tmp_path), str(log_bytes), other]
     acknowledged, seen, *told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
@@ -472,9 +478,9 @@ del engine
 
 @pytest.mark.parametrize("where", ["owned", "read-only", "of another user"])
 def test_a_damaged_log_is_looked_at_and_nothing_is_changed(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """A reader returns the writes before the damage in a log, also in a read-only or foreign directory.
+    """A reader returns the writes before the damage in a log, even in a read-only directory or another user's.
 
-    Neither the shard's files change, nor do temporary files remain.
+    The reader changes no file of the shard, and leaves no temporary file.
     """
     with tempfile.TemporaryDirectory() as public:
         path, temporary = Path(public, "shard"), Path(public, "temporary")
@@ -565,7 +571,7 @@ def test_a_checkpoint_is_whole_whoever_reads_meanwhile(tmp_path: Path, monkeypat
 def test_the_room_of_what_was_deleted_is_used_again(tmp_path: Path, gone: str) -> None:
     """The space of deleted rows is reused, so the file stays within a small multiple of its largest content.
 
-    That holds even if the log never grows large enough for DuckDB's own checkpoint.
+    That holds even if the log never grows enough to trigger DuckDB's own checkpoint.
     """
     engine, chance = open_engine(tmp_path / "shard", log_bytes=1 << 30), random.Random(7)
     for number in range(15):
@@ -579,7 +585,7 @@ def test_the_room_of_what_was_deleted_is_used_again(tmp_path: Path, gone: str) -
         engine.write(batch)
         if "reclaimed" in gone:
             engine.reclaim(DATA, (number, 0, 0), (number + 1, 0, 0))
-    assert engine.info().disk_bytes <= 6 * 500 * 3_000  # 15 times the bytes of one generation were put
+    assert engine.info().disk_bytes <= 6 * 500 * 3_000  # all puts together are 15 times as large as one generation
     assert [] == pairs(engine.scan(DATA))
     engine.close()
 
@@ -605,7 +611,7 @@ def test_the_file_is_of_the_version_that_is_promised(tmp_path: Path) -> None:
 
 
 def test_a_reader_whose_twin_is_gone_ends_quietly(tmp_path: Path) -> None:
-    """A reader of a shard with a damaged log closes without error after its temporary copy was removed."""
+    """A reader of a shard with a damaged log closes without error even if its temporary copy was removed."""
     program = """
 import shutil, sys
 from pathlib import Path

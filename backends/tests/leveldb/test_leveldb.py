@@ -63,7 +63,7 @@ def files(directory: Path, suffix: str) -> list[Path]:
 
 
 def stored_keys(engine: LeveldbEngine) -> int:
-    """Return the number of keys of DATA that LevelDB holds, hidden ones included."""
+    """Return the number of keys in the keyspace DATA that LevelDB holds, including hidden keys."""
     return len(list(engine._database.iterator(start=b"\x12", stop=b"\x13", include_value=False)))
 
 
@@ -79,7 +79,7 @@ def run(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("size", [None, 100, 200_000])
 def test_a_log_that_begins_with_nothing_or_half_a_write_is_read(tmp_path: Path, size: int | None) -> None:
-    """A shard opens after a kill that left a log with a write of no change, or with half of a write."""
+    """A shard opens after a kill that left an empty write or half of a write in the log."""
     first, second = numbered(2, 50).items()
     with closing(open_engine(tmp_path / "shard")) as engine:
         put(engine, DATA, dict([first]))
@@ -111,7 +111,7 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_was_read_is_given_back(tmp_path: Path) -> None:
-    """A scan that ends, is closed or is dropped releases its iterator, and the last use releases a snapshot."""
+    """A scan releases its iterator when it ends, is closed or is dropped; a snapshot is released after its last use."""
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, numbered(500, 100))
     ended, closed, dropped, snapshot = (
@@ -165,7 +165,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
 
 @given(SPANS, st.sets(st.integers(0, 40), max_size=12))
 def test_hidden_ranges_are_sets(spans: list[tuple[int, int]], keys: set[int]) -> None:
-    """Hidden ranges are merged where they overlap, split around keys, ascending and disjoint."""
+    """Hidden ranges are merged if they overlap and split around written keys; they stay ascending and disjoint."""
     hidden = HiddenRanges((bytes([start]), bytes([end])) for start, end in spans).without(bytes([k]) for k in keys)
     expected = spans_without(spans, keys)
     assert expected == {number for number in range(41) if hidden.around(bytes([number]))}
@@ -192,9 +192,9 @@ def wide(tmp_path: Path) -> Iterable[LeveldbEngine]:
 
 
 def test_a_wide_range_is_hidden_and_then_removed(wide: LeveldbEngine) -> None:
-    """Deleting a large range writes a small batch that hides it.
+    """Deleting a large range writes a small batch that hides the range.
 
-    Later writes remove the hidden keys bit by bit, also after the shard is opened again.
+    Later writes gradually remove the hidden keys, also after the shard is opened again.
     """
     engine, path = wide, wide._path
     log = sum(file.stat().st_size for file in files(path, ".log"))
@@ -230,7 +230,7 @@ def test_reclaim_gives_the_disk_space_back(wide: LeveldbEngine) -> None:
 
 @pytest.mark.parametrize("keyspace", [DATA, KEYS])
 def test_reclaim_reaches_what_was_never_written_out(tmp_path: Path, keyspace: Keyspace) -> None:
-    """`reclaim` frees the space of keys whose puts and deletes were in the buffer together, and keeps other keys."""
+    """`reclaim` frees the space of keys that were put and deleted while in the write buffer, and keeps other keys."""
     engine = open_engine(tmp_path / "shard")
 
     def key(generation: int, number: int) -> Key:
@@ -255,7 +255,7 @@ def test_a_range_with_damage_can_be_deleted(tmp_path: Path) -> None:
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, numbered(3000, 1000))
     engine.close()
-    open_engine(tmp_path / "shard").close()  # writes the log into a table
+    open_engine(tmp_path / "shard").close()  # closing and opening again writes the log into a table file
     (table,) = files(tmp_path / "shard", ".ldb")
     flip(table, table.stat().st_size // 2)
     engine = open_engine(tmp_path / "shard", create=False)
@@ -274,7 +274,7 @@ def test_a_range_with_damage_can_be_deleted(tmp_path: Path) -> None:
 
 
 def test_flush_log_syncs_every_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`flush_log` and a synced write fsync every log, and the directory if a log was begun since the last call."""
+    """`flush_log` and a synced write fsync every log, and the directory if a log was created since the last call."""
     synced: list[str] = []
     fsync = os.fsync
 
@@ -312,7 +312,7 @@ def test_close_syncs_the_table_that_an_ended_compaction_has_left(
     synced: list[str] = []
 
     def sync(path: Path) -> None:
-        with pytest.raises(DatabaseClosedError):  # closed, so that no compaction writes
+        with pytest.raises(DatabaseClosedError):  # the engine is already closed, so that no compaction writes
             engine.get(DATA, (0, 0, 0))
         synced.append(path.relative_to(tmp_path).name)
 
@@ -353,7 +353,7 @@ def test_a_missing_table_is_told_at_opening(tmp_path: Path) -> None:
 
 
 def test_leaps_backwards_stay_in_the_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reverse scan that seeks past a hidden range returns no keys below its start, unlike plyvel's seek."""
+    """A reverse scan that seeks past a hidden range returns no keys below the scan's start, unlike plyvel's seek."""
     monkeypatch.setattr(engine_module, "MOST_DELETES", 2)
     monkeypatch.setattr(engine_module, "REMOVED_A_WRITE", 0)
     engine = open_engine(tmp_path / "shard")
@@ -382,7 +382,7 @@ def test_a_failed_write_is_the_last(tmp_path: Path) -> None:
 
 
 def test_no_log_is_left_empty_for_another(tmp_path: Path) -> None:
-    """Before LevelDB begins a log to compact, the previous log has a write, since an empty one counts as a loss."""
+    """Before LevelDB starts a new log to compact, the previous log has a write, because an empty one counts as lost."""
     engine = open_engine(tmp_path / "shard")
     sizes: list[int] = []
 

@@ -76,7 +76,7 @@ class TestS3(LogStoreSuite):
         return f"s3://{bucket}/a/prefix"
 
     def test_a_store_that_is_gone_says_where_to_look(self, url: str, options: dict[str, Any]) -> None:
-        """A store that doesn't answer in time raises an error that names address, network and credentials."""
+        """A store that doesn't answer in time raises an error that advises to check address, network, credentials."""
         options["config"]["endpoint"] = "http://127.0.0.1:9"
         store = opened(url, {**options, "timeout": 0.2})
         with pytest.raises(StorageUnavailableError, match="look at the address, the network and the credentials"):
@@ -97,7 +97,7 @@ def test_a_directory_is_named_by_three_slashes(url: str) -> None:
 def test_whoever_meets_a_taken_name_syncs_the_directory_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store fsyncs the directory before it reports a taken name or lists names.
 
-    The process that created the file may not have done so, and a power failure would remove a name that was seen.
+    The process that created the file may not have fsynced the directory yet, and a power failure could remove the name.
     """
     store = DirectoryLogStore(tmp_path)
     store.create("log/1", b"1")

@@ -49,7 +49,7 @@ def files(directory: Path, suffix: str) -> list[Path]:
 
 
 def sessions(path: Path, numbers: Iterable[int], size: int = 1) -> None:
-    """Store one value per session. RocksDB moves each session's table to the last level without merging."""
+    """Store one value in each of several sessions. RocksDB moves each session's table to the last level unmerged."""
     for number in numbers:
         engine = open_engine(path)
         put(engine, DATA, {(1, 0, number): random.Random(number).randbytes(size)})
@@ -71,7 +71,7 @@ def test_short_sessions_leave_few_tables(tmp_path: Path) -> None:
 def test_small_tables_are_not_merged_with_a_damaged_one(tmp_path: Path) -> None:
     """Opening a shard doesn't merge a damaged table, so that the shard stays writable.
 
-    RocksDB refuses all writes after a compaction that met damage.
+    RocksDB refuses all writes after a compaction that found damage.
     """
     sessions(tmp_path / "shard", range(12))
     broken = files(tmp_path / "shard", ".sst")[0]
@@ -86,9 +86,9 @@ def test_small_tables_are_not_merged_with_a_damaged_one(tmp_path: Path) -> None:
 @linux
 @pytest.mark.parametrize("linking", [True, False], ids=["hard links", "no hard links"])
 def test_a_reader_has_what_the_writer_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linking: bool) -> None:
-    """A reader can read tables that the writer has removed: through hard links, with few tables open.
+    """Through hard links, a reader can read tables that the writer has removed, while it has few tables open.
 
-    On a file system without hard links the reader opens all tables at once.
+    On a file system without hard links, the reader opens all tables at once.
     """
     sessions(tmp_path / "shard", range(24), 1 << 20)
     if not linking:
@@ -130,7 +130,7 @@ def test_a_dropped_scan_gives_its_iterator_back(tmp_path: Path) -> None:
 
 
 def test_the_upper_bound_does_not_dangle(tmp_path: Path) -> None:
-    """Scans return all rows up to their end after their options' memory could have been reused."""
+    """Scans return all rows up to their end, even if the memory of their options could have been reused."""
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, numbered(30_000, 20))
     scans = [engine.scan(DATA, (1, 0, 0), (1, 0, 20_000 + number)) for number in range(50)]
@@ -161,7 +161,7 @@ def test_compression_compresses(tmp_path: Path, compression: str) -> None:
 
 
 def test_verify_names_every_damaged_file_once(tmp_path: Path) -> None:
-    """Verification continues after a damaged file and in the next keyspace, and names each damaged file once."""
+    """Verification continues after a damaged file and with the next keyspace, and names each damaged file once."""
     shard = tmp_path / "shard"
     for generation in (1, 2, 3):  # closing writes one table file per keyspace
         engine = open_engine(shard)
@@ -239,9 +239,9 @@ def test_what_a_reader_finds_of_logs_that_come_and_go_is_not_believed(
 
 
 def test_a_full_disk_is_told_again(tmp_path: Path) -> None:
-    """Every call after a write that met a full disk raises `StorageFullError`.
+    """After a write on a full disk, every further call raises `StorageFullError`.
 
-    RocksDB's later errors mention only that there was an earlier one.
+    RocksDB's own later errors mention only that there was an earlier one.
     """
     engine = open_engine(tmp_path / "shard")
     with full_disk():
@@ -299,9 +299,9 @@ engine.close()
 
 
 def test_room_is_given_back_after_opening_without_any(tmp_path: Path) -> None:
-    """A shard opened with little free space takes writes, starts no compaction, and reclaims space once there is room.
+    """A shard that is opened with little free space accepts writes, starts no compaction, and later reclaims space.
 
-    A compaction that RocksDB began would fail, and all later calls with it.
+    A compaction that RocksDB began without space would fail, and with it all later calls.
     """
     if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)

@@ -26,7 +26,7 @@ def copied(directory: Path) -> Path:
 
 @needs_history
 def test_an_unknown_commit_is_named() -> None:
-    """A commit that the repository lacks, or an option in its place, ends the command with exit code 2 and its name."""
+    """An unknown commit, or an option in the position of a commit, ends the command with exit code 2 and is named."""
     for base in ("no-such-commit", "--output=x"):
         ended = CliRunner().invoke(bench, ["compare-commits", "--", base])
         assert 2 == ended.exit_code
@@ -67,7 +67,7 @@ Database.store = _twice
 @pytest.mark.slow
 @needs_history
 def test_no_step_is_slower_than_at_the_baseline() -> None:
-    """No step takes more than 3 % more CPU time than at the baseline, in the median of the rounds."""
+    """In the median of the rounds, no step takes over 3 % more CPU time than in the baseline commit."""
     ended = CliRunner().invoke(bench, ["compare-commits", BASELINE])
     if "can't be read" in ended.output:
         pytest.skip(f"the repository's history lacks {BASELINE}")

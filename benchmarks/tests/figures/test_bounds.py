@@ -76,7 +76,7 @@ def test_ratios_are_medians_of_ratios_within_a_trial(tmp_path: Path) -> None:
 
 
 def test_values_by_themselves_and_of_another_phase(tmp_path: Path) -> None:
-    """A bound applies to a value or to its ratio to another phase, and yields no figure for absent contenders."""
+    """A bound applies to a value, or to its ratio to another phase; contenders without values yield no figure."""
     run = made_up(tmp_path, {("block", "wildcard", "seconds"): 0.5, ("block", "replay all", "seconds"): 2.0})
     asked = {"subjects": ("block", "absent"), "phase": "wildcard", "metric": "seconds"}
     assert {"block": (0.5, True)} == figures(run, **asked, most=0.5)
@@ -84,7 +84,7 @@ def test_values_by_themselves_and_of_another_phase(tmp_path: Path) -> None:
 
 
 def test_what_is_compacted(tmp_path: Path) -> None:
-    """A compacted contender has the replays and bytes after ``compact``, compared with the other's uncompacted ones."""
+    """A bound on a compacted contender uses its values after ``compact``, and the peer's uncompacted ones."""
     values = {
         ("block", "wildcard", RATE): 10.0,
         ("block", "wildcard, compacted", RATE): 30.0,
@@ -102,7 +102,7 @@ def test_what_is_compacted(tmp_path: Path) -> None:
 
 
 def test_the_overview_marks_the_best_layout(tmp_path: Path) -> None:
-    """The overview marks the best layout in each row, by the highest rate or the lowest value, and no peer."""
+    """The overview marks the best layout in each row, by the highest rate or the lowest value, and never SQLite."""
     values = {
         ("block", "store", RATE): 2_000.0,
         ("skipstream", "store", RATE): 1_000.0,
@@ -120,7 +120,7 @@ def test_the_overview_marks_the_best_layout(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("section", "workload"), [(layouts, "bus"), (layouts, "fleet"), (limits, "one-topic-random")])
 def test_every_bound_is_of_something_measured(section: object, workload: str) -> None:
-    """Every bound yields a figure for each of its subjects that was measured."""
+    """Every bound yields a figure for each of its contenders that was measured."""
     if workload == "bus":
         need_data("bus.parquet")
     told: list[str] = []
@@ -135,7 +135,7 @@ def test_every_bound_is_of_something_measured(section: object, workload: str) ->
 
 
 def test_who_fails_fails_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong replay of one contender raises AssertionError, so that no figures are reported."""
+    """A wrong replay of one contender raises AssertionError, so that no figures are reported for any."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "harness"))
     faulty = ContenderSpec(name="faulty", kind="peer", target="faulty_contenders:Losing")
     plan = msgspec.structs.replace(layouts.plan("fleet", 1_000, 1), contenders=(faulty,))

@@ -59,7 +59,7 @@ def test_layouts_writes_markdown_and_json(tmp_path: Path) -> None:
 
 
 def test_what_is_absent_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A workload without data is left out, and the reason is reported."""
+    """A workload whose data is not installed is left out, and the reason is reported."""
     monkeypatch.setenv("TOPICSTORE_DATA", str(tmp_path))
     result = run("layouts", *SMALL, "--workload", "bus")
     assert "layouts: bus is left out: there is no bus.parquet in " in result.stderr

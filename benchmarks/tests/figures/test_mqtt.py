@@ -38,7 +38,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.mark.parametrize(("load", "options"), SMALL)
 def test_each_load_comes_to_its_end(server: int, load: str, options: dict[str, float]) -> None:
-    """Each load completes with every server, which means that all messages were acknowledged and delivered."""
+    """With every server, each load completes: all messages are acknowledged and delivered."""
     found = LOADS[load](server, **options)
     expected = {"last_receiver": 10, "latency": 100}.get(load, 0)
     assert (len(found) == expected and min(found) > 0) if isinstance(found, list) else found > 0

@@ -14,7 +14,7 @@ from topicstore_benchmarks.figures.sessions import measure_sessions
 
 
 def test_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The section has all figures in two sheets, and a message is stored once for any number of sessions."""
+    """The section has all figures in two sheets; a message is stored once for any number of sessions."""
     monkeypatch.setattr(serving, "SIZES", dict.fromkeys(serving.SIZES, 2))
     section = measure_sessions(sessions=3, published=2_000, backlog=4_000, stored=50, seconds=0.2, clients=8, rounds=1)
     assert all(figure.value > 0 for figure in section.figures)
@@ -27,7 +27,7 @@ def test_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_http() -> None:
-    """Every replay is complete, and both HTTP clients' rates are reported as fractions of the rate in process."""
+    """Every replay is complete; the rates of both HTTP clients are reported as fractions of the rate in process."""
     told: list[str] = []
     section = measure_http(2_000, 1, told.append)
     assert ["http: round 0 of 1", "http: round 1 of 1"] == told

@@ -50,7 +50,7 @@ class Forgetting(SqliteContender):
 class Dying(SqliteContender):
     """A contender that ends its process at the first wildcard filter.
 
-    It closes the process's output at once, and ends the process when the test permits.
+    It closes the process's output at once, and exits when the test permits.
     """
 
     def prepare(self, filters: object) -> None:
@@ -85,6 +85,6 @@ class Unmade(SqliteContender):
 
 
 class Narrow(SqliteContender):
-    """A contender without any ability."""
+    """A contender that declares no ability."""
 
     abilities = frozenset()

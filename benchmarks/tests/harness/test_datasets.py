@@ -39,7 +39,7 @@ def test_expected_replays_are_those_of_a_plain_walk(
 
 
 def test_it_is_made_once(small_toml: Path, tmp_path: Path) -> None:
-    """A data set is generated once, and another number of messages has a directory of its own."""
+    """A data set is generated once; a data set with another number of messages has its own directory."""
     definition = read(str(small_toml))
     one = make(definition.limited(1_000), tmp_path)
     before = (one.directory / "about.json").stat().st_mtime_ns

@@ -95,7 +95,7 @@ def test_a_run_that_was_killed_goes_on(small_toml: Path, tmp_path: Path) -> None
 
 
 def test_what_does_not_fit_into_the_budget_is_left_out(small_toml: Path, tmp_path: Path) -> None:
-    """Trials that exceed the time budget are left out and reported, and a run without any value has no report."""
+    """Trials that exceed the time budget are omitted and reported as omitted; a run without any value has no report."""
     options = ("--workload", small_toml, "--contender", "sqlite", *SMALL, "--repetitions", "2", "--set", "budget=0.001")
     done = bench("run", tmp_path / "run", *options)
     assert (1, "") == (done.returncode, done.stdout), done.stderr
@@ -126,7 +126,7 @@ def test_a_quick_run_has_a_budget_within_five_minutes() -> None:
 
 
 def prepared(directory: Path, small_toml: Path, contender: str) -> Path:
-    """Write the plan of a run with a faulty contender, and one that doesn't support the durability."""
+    """Write the plan of a run with a faulty contender and one that doesn't support the run's durability."""
     faulty = ContenderSpec(name="faulty", kind="peer", target=f"faulty_contenders:{contender}")
     plan = Plan(
         workloads=(read(str(small_toml)).limited(1_500),),
@@ -152,7 +152,7 @@ def test_another_run_in_the_same_directory_is_refused(small_toml: Path, tmp_path
 
 
 def test_a_run_that_measured_nothing_gives_way(small_toml: Path, tmp_path: Path) -> None:
-    """A run without measured trials is replaced by a run with another plan; the same plan continues it."""
+    """A run without measured trials can be replaced by another plan; the same plan continues the run."""
     there = prepared(tmp_path, small_toml, "Losing")
     run = new_run("run", [], RunOptions(workloads=(str(small_toml),), contenders=("sqlite",)))
     assert run == begin(there, run) == Run.load(there)

@@ -94,7 +94,7 @@ def test_what_is_measured(measure: Measure, small: Dataset) -> None:
 
 @pytest.mark.parametrize("name", [spec.name for spec in catalogue().values() if spec.kind == "limit"])
 def test_limits_are_stored_and_scanned(name: str, measure: Measure) -> None:
-    """Limits run the phases ``store`` and ``replay all``, with checked results, and skip all others."""
+    """A contender that is a bare engine or file runs only ``store`` and ``replay all``, with checked results."""
     limit = catalogue()[name]
     if limit.backend is not None:
         need(limit.backend)
@@ -116,7 +116,7 @@ def test_a_trial_without_time_was_not_measured(small: Dataset, tmp_path: Path) -
 
 
 def test_a_phase_that_time_ends_counts_for_nobody(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A phase in which the time ends is skipped for all contenders, and earlier phases keep their values."""
+    """If time ends within a phase, that phase is skipped for all contenders, and earlier phases keep their values."""
     jumped = [0.0]
     monkeypatch.setattr(trials.time, "monotonic", lambda now=trials.time.monotonic: now() + jumped[0])
     answers = trials._answers
@@ -234,7 +234,7 @@ def test_nothing_is_asked_of_who_stored_nothing(measure: Measure) -> None:
 
 
 def test_who_can_not_be_made_has_a_row(measure: Measure) -> None:
-    """A contender whose constructor raises has a row with the end of the traceback, and others are measured."""
+    """A contender whose constructor raises has a row with the end of the traceback; others are measured."""
     _, rows = measure(faulty("Unmade"), catalogue()["parquet"])
     assert {"store": "failed"} == status(rows, "unmade")
     assert reasons(rows, "unmade")["store"].endswith("RuntimeError: no such luck")

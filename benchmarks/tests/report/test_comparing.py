@@ -102,7 +102,7 @@ def test_another_machine_makes_everything_worse_but_not_relative_to_a_contender(
 
 
 def test_sizes_are_not_relative(make_run: RunMaker) -> None:
-    """Sizes are not compared relative to the reference, so a larger reference doesn't make others look smaller."""
+    """Sizes are compared in bytes and not relative to the reference contender, whose size may change, too."""
 
     def larger(row: dict[str, Any]) -> dict[str, Any]:
         return row | {"value": row["value"] * 4} if (row["contender"], row["unit"]) == ("SQLite", "bytes") else row
@@ -186,5 +186,5 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, make_run: RunMaker) -> N
 
     assert 2 == CliRunner().invoke(compare_command, [run, str(tmp_path / "absent")]).exit_code
     refused = CliRunner().invoke(compare_command, [run, run, "--relative-to", "nobody"])
-    assert 2 == refused.exit_code  # 1 is a regression
+    assert 2 == refused.exit_code  # exit code 1 would mean a regression
     assert "no figures of 'nobody'" in refused.output

@@ -13,7 +13,7 @@ _ROUNDS = 3_000
 
 @pytest.mark.parametrize("repetitions", [2, 3, 5, 12])
 def test_an_interval_of_pairs_holds_the_true_ratio_nineteen_times_of_twenty(repetitions: int) -> None:
-    """The 95 % interval of paired ratios covers the true ratio in 95 % of cases, despite large noise in common."""
+    """The 95 % interval of paired ratios covers the true ratio in 95 % of cases, despite large common noise."""
     chance = random.Random(repetitions)
 
     def holds() -> bool:

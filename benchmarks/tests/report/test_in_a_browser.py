@@ -30,9 +30,9 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
 
 @pytest.fixture(scope="module", params=SIZES, ids=str)
 def page(request: pytest.FixtureRequest, chromium: Open, report: Path) -> Page:
-    """The report in a window of some width and color scheme, with all details opened.
+    """The report in a window of a given width and color scheme, with all details opened.
 
-    Fails if the page logs something or requests another file.
+    The fixture fails if the page logs something or requests another file.
     """
     page = chromium(*request.param).new_page()
     said: list[str] = []

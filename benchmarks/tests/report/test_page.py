@@ -160,7 +160,7 @@ def text_of(html: str) -> str:
 
 
 def test_it_counts_who_was_measured(make_run: RunMaker) -> None:
-    """The page counts measured and skipped contenders separately, skipped ones from the rows and ``run.json``."""
+    """The page counts measured and skipped contenders separately; the rows and ``run.json`` name skipped ones."""
     run = make_run(repetitions=2)
     assert "10 contenders ( 1 left out ), 1 workload," in text_of(text(run))
     (run / "run.json").write_text(json.dumps({"skipped_contenders": {"RabbitMQ streams": "x", "postgres": "y"}}))

@@ -71,7 +71,7 @@ def test_a_peer_that_is_faster_is_said_to_be(make_run: RunMaker) -> None:
 
 
 def test_noise_and_a_single_repetition_leave_it_open(make_run: RunMaker) -> None:
-    """A difference within the noise, or from a single repetition, is not clear."""
+    """If a difference is within the noise, or comes from a single repetition, the verdict says that it isn't clear."""
     level = {("SQLite", "store"): 3.0, ("NATS JetStream", "store"): 2.4}
     assert not answer(against_peers(load(make_run(repetitions=6, noise=0.2, changes=level))), "Store").clear
     once = against_peers(load(make_run("once", repetitions=1)))

@@ -127,7 +127,7 @@ def test_summaries_are_true_of_fewer_messages() -> None:
 
 
 def test_few_messages_are_of_few_devices() -> None:
-    """With few messages a workload has fewer devices, each with the minimum number of messages."""
+    """With few messages a workload has fewer devices, so that each device has the minimum number of messages."""
     counts = Counter(table(made(messages=300, messages_a_device=30))["topic"].to_pylist())
     assert {30} == set(counts.values())
 

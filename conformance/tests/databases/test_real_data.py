@@ -71,7 +71,7 @@ def marked() -> list[Any]:
 
 
 def most(pair: Pair) -> int | None:
-    """Return the number of rows for a pair that covers a backend or a layout."""
+    """Return the number of rows to import for a pair that covers a backend or a layout."""
     return LARGE_SLICE if "persistent" in pair.capabilities else SLICE
 
 
@@ -110,7 +110,7 @@ class Imported:
 
 
 def place(table: pa.Table, db: ts.Database) -> pa.Table:
-    """Add to each row its generation, its shard and its position, counted one by one."""
+    """Add to each row its generation, its shard and its expected position, assigned one by one."""
     times = table.column("timestamp").cast(pa.int64()).to_pylist()
     shards = [db.shard_of(client_id) for client_id in table.column("client_id").to_pylist()]
     last = dict.fromkeys(range(len(db.storage.shards)), 0)
@@ -187,7 +187,7 @@ def fill(case: Case, path: Path) -> Imported:
 def check(
     data: Imported, topic_filter: str, start: int = 0, until: int | None = None, *, batch_size: int = 4096
 ) -> int:
-    """Compare replays in both orders with the file, and few rows also as messages; return the number of rows."""
+    """Compare replays in both orders with the file, and small results also as messages; return the number of rows."""
     expected = data.expected(topic_filter, start, until)
     orders: tuple[Order, ...] = ("any", "time")
     for order in orders:
@@ -212,7 +212,7 @@ def replayed(
 
 
 def check_messages(data: Imported, rows: pa.Table, topic_filter: str, start: int = 0, until: int | None = None) -> None:
-    """Compare the messages of a replay with rows."""
+    """Compare the messages of a replay with the expected rows."""
     messages = list(data.db.replay(topic_filter, start, until, order="time"))
     assert rows.column("topic").to_pylist() == [message.topic for message in messages]
     assert rows.column("payload").to_pylist() == [message.payload for message in messages]

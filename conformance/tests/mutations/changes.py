@@ -23,22 +23,22 @@ def argument(**changed: Any) -> Change:
 
 
 def result(changed: Callable[[Any], Any]) -> Change:
-    """Return a function of the result."""
+    """Replace the method's result by a function of it."""
     return lambda call, me, given: changed(call())
 
 
 def lie(value: Any = None) -> Change:
-    """Return a value without calling the method."""
+    """Return the given value without calling the method."""
     return lambda call, me, given: value
 
 
 def each(changed: Callable[[Any], Any], *, keep: Callable[[Any], object] = lambda _: True) -> Change:
-    """Yield a function of each yielded item; leave out results for which ``keep`` is false."""
+    """Replace each yielded item by a function of it, and leave out results for which ``keep`` is false."""
     return lambda call, me, given: (new for item in call() if keep(new := changed(item)))
 
 
 def at_once(whole: Callable[[list[Any]], Any]) -> Change:
-    """Yield one item, a function of the list of all yielded items, unless there are none."""
+    """Yield a single item, computed from the list of all yielded items, unless there are none."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Iterator[Any]:
         if items := list(call()):
@@ -83,7 +83,7 @@ def swallow(*errors: type[Exception], value: Any = None) -> Change:
 
 
 def fail(error: Exception) -> Change:
-    """Raise an error without calling the method."""
+    """Raise the given error without calling the method."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
         raise error
@@ -92,7 +92,7 @@ def fail(error: Exception) -> Change:
 
 
 def disguise(error: type[Exception], other: type[Exception]) -> Change:
-    """Replace an error that the method raises by another one."""
+    """Replace an error that the method raises by another error."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
         try:
@@ -104,7 +104,7 @@ def disguise(error: type[Exception], other: type[Exception]) -> Change:
 
 
 def also(more: Callable[[Any, dict[str, Any]], object], *, before: bool = False) -> Change:
-    """Call another function, too, after the method or before it."""
+    """Also call another function, before or after the method."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
         if before:
@@ -132,7 +132,7 @@ def late(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> None:
 
 
 def stale(by: Callable[[dict[str, Any]], Any]) -> Change:
-    """Return the result of the first call with the same key, which ``by`` computes from the arguments."""
+    """Return the result of the first call with the same key; ``by`` computes the key from the arguments."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
         known = vars(me).setdefault("_known", {})

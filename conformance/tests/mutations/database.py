@@ -30,7 +30,7 @@ Call = Callable[..., Any]
 Given = dict[str, Any]
 EMPTY = MessageBatch.empty()
 
-# The classes and modules that the rows name.
+# the classes and modules that the rows name
 DATABASE, WRITER, READER, STATE, OPENER = ts.Database, ShardWriter, ShardReader, ShardState, ShardOpener
 REWRITER, RECOVERY_POINTS, ENGINE, MAKING = Rewriter, RecoveryPoints, RocksdbEngine, opening
 
@@ -43,7 +43,7 @@ def subject_of(row: M) -> Pair:
 
 
 def messages(changed: Callable[[Any], Any]) -> Any:
-    """Store a function of each given message."""
+    """Replace each message by a function of it before it is stored."""
     return argument(messages=lambda given: [changed(message) for message in given])
 
 
@@ -60,7 +60,7 @@ COMPACTED = {
 
 
 def in_parts(call: Call, me: Any, given: Given) -> None:
-    """Write each run of a batch as a batch of its own."""
+    """Write each run of a batch as a separate batch."""
     for number, run in enumerate(given["batch"].runs):
         part = WriteBatch()
         part.ranges, part.runs = [] if number else given["batch"].ranges, [run]

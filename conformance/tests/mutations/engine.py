@@ -110,22 +110,22 @@ def remade(operations: Iterable[Operation], ranges: Any, rows: Any = ()) -> Writ
 
 
 def operations(changed: Callable[[list[Operation]], Iterable[Operation]]) -> Any:
-    """Write a function of the batch's operations."""
+    """Replace the operations of each batch by a function of them before the batch is written."""
     return argument(batch=lambda batch: remade(changed(batch.operations), batch.ranges, batch.rows))
 
 
 def values(changed: Callable[[Any], Any]) -> Any:
-    """Write a function of each value."""
+    """Replace each value by a function of it before it is written."""
     return operations(lambda all_: [(k, key, value if value is None else changed(value)) for k, key, value in all_])
 
 
 def keys_of_bytes(changed: Callable[[bytes], bytes]) -> Any:
-    """Write values under a function of each key, in keyspaces whose keys are bytes."""
+    """Replace each key by a function of it before it is written, in keyspaces whose keys are bytes."""
     return operations(lambda all_: [(k, key if k.shape else changed(key), value) for k, key, value in all_])
 
 
 def in_order(by: Callable[[Any], Any], *, shaped: bool) -> Any:
-    """Scan in another order, in keyspaces with keys of tuples (``shaped``) or of bytes."""
+    """Scan in another order, in keyspaces whose keys are tuples (``shaped``) or bytes."""
 
     def scan(call: Call, me: Any, given: Given) -> Iterator[Any]:
         if bool(given["keyspace"].shape) is not shaped:
@@ -137,7 +137,7 @@ def in_order(by: Callable[[Any], Any], *, shaped: bool) -> Any:
 
 
 def chunks(changed: Callable[[int, list[Any]], list[Any]]) -> Any:
-    """Yield a function of each chunk's number and pairs, unless it is empty."""
+    """Replace each chunk by a function of its number and pairs, and leave out empty results."""
     return lambda call, me, given: (new for number, chunk in enumerate(call()) if (new := changed(number, chunk)))
 
 
@@ -152,7 +152,7 @@ def inside(span: Any, keyspace: Any, key: Any) -> bool:
 
 
 def without(me: Any, given: Given, chunk: list[Any], since: int = 0) -> list[Any]:
-    """Return the pairs of a chunk outside the ranges that `remember_ranges` has recorded."""
+    """Return a chunk's pairs that are outside the ranges recorded by `remember_ranges`."""
     ranges = vars(me).get("ranges", ())[since:]
     return [pair for pair in chunk if not any(inside(span, given["keyspace"], pair[0]) for span in ranges)]
 
@@ -225,7 +225,7 @@ def ranges_last(call: Call, me: Any, given: Given) -> None:
 
 
 def half_then_rest(call: Call, me: Any, given: Given) -> None:
-    """Write the last run of a batch, and the rest with the next batch."""
+    """Write the last run of a batch, and its other runs together with the next batch."""
     rest, me.rest = vars(me).get("rest", WriteBatch()), WriteBatch()
     me.inner.write(rest)
     end, batch = WriteBatch(), given["batch"]
@@ -241,7 +241,7 @@ def in_two(call: Call, me: Any, given: Given) -> None:
 
 
 def swapped(all_: list[Operation]) -> list[Operation]:
-    """Return operations after swapping the values of the last two adjacent puts of equal size under different keys."""
+    """Swap the values of the last two adjacent puts that have equal sizes and different keys."""
     puts = [n for n, o in enumerate(all_) if o[2]]
     pairs = [(a, b) for a, b in pairwise(puts) if len(all_[a][2]) == len(all_[b][2]) and all_[a][:2] != all_[b][:2]]
     for a, b in pairs[-1:]:
@@ -280,7 +280,7 @@ def one_cursor(call: Call, me: Any, given: Given) -> Iterator[Any]:
 
 
 def step_by_step(call: Call, me: Any, given: Given) -> Iterator[Any]:
-    """Scan so that each chunk shows the state when it is read."""
+    """Scan so that each chunk shows the state at the time when it is read."""
     if given["reverse"] or given["keyspace"].shape is None:
         yield from call()
         return
@@ -337,7 +337,7 @@ def own_thread(call: Call, me: Any, given: Given) -> Iterator[Any]:
 
 
 class Shown:
-    """Delays a half-applied write until a reader has had a chance to see it. Thread-safe."""
+    """Delays a half-applied write until a reader had a chance to see it. Thread-safe."""
 
     def __init__(self) -> None:
         self.writer = 0
@@ -364,7 +364,7 @@ class Shown:
 
 
 def show_first(part: Callable[[WriteBatch], WriteBatch]) -> Any:
-    """Write a part of each batch, let readers see it, and then write the whole batch."""
+    """Write a part of each batch, let readers see this part, and then write the whole batch."""
 
     def change(call: Call, me: Any, given: Given) -> None:
         me.inner.write(part(given["batch"]))
@@ -388,7 +388,7 @@ def seen_scan(call: Call, me: Any, given: Given) -> Iterator[Any]:
 
 
 def pull_away(call: Call, me: Any, given: Given) -> None:
-    """Close after a scan has seen that the engine is closing."""
+    """Close the engine only after a scan has seen that it is closing."""
     vars(me).setdefault("closing", threading.Event()).wait(PATIENCE)
     call()
 
@@ -481,7 +481,7 @@ def early_checkpoint(call: Call, me: Any, given: Given) -> Iterator[None]:
 
 
 def large_lists(call: Call, me: Any, given: Given) -> Iterator[Any]:
-    """Yield a chunk with a large value together with the chunk before it."""
+    """Yield each chunk that begins with a large value together with the previous chunk."""
     before: list[Any] = []
     for chunk in call():
         if len(chunk[0][1]) > 1 << 22:
@@ -500,7 +500,7 @@ def to_data(keyspace: Any) -> Any:
 
 
 def old_large_values(call: Call, me: Any, given: Given) -> None:
-    """Keep the old value if a large one replaces it in a reopened shard."""
+    """If a large value replaces another one after the shard was reopened, keep the old value."""
 
     def kept(keyspace: Any, key: Any, value: bytes | None) -> Operation:
         old = me.inner.get(keyspace, key) if me.reopened and value and len(value) > 300_000 else None

@@ -95,7 +95,7 @@ def change_of(node: ast.AST) -> ast.expr | list[ast.stmt] | None:
 
 
 def places(tree: ast.AST) -> Iterator[tuple[ast.AST, str, int | None]]:
-    """Yield each changeable place within functions: parent, field, and the index in the field if that is a list."""
+    """Yield each changeable node within functions by its location: parent, field, and index if the field is a list."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             yield from _within(node, ["body"])

@@ -32,7 +32,7 @@ Given = dict[str, Any]
 FAR = 1 << 63
 EMPTY = MessageBatch.empty()
 
-# The classes that the rows name: wrappers of a slab and a layout, and real ones whose internal methods are changed.
+# the classes that the rows name: wrappers of a slab and a layout, and real classes whose methods are changed
 SLAB = forwarding(Slab)
 REFERENCE, REFERENCE_SLAB, SKIPSTREAM, NAMES = ReferenceLayout, ReferenceSlab, SkipstreamLayout, NameTable
 
@@ -85,7 +85,7 @@ def stored(**fields: Callable[[Any], Any]) -> Any:
 
 
 def step(changed: Callable[[SlabStep, Given], SlabStep]) -> Any:
-    """Return a function of the step and the arguments."""
+    """Replace the returned step by a function of the step and the arguments."""
     return lambda call, me, given: changed(call(), given)
 
 
@@ -94,7 +94,7 @@ def rows_of(found: SlabStep, rows: Iterable[int], **more: Any) -> SlabStep:
 
 
 class Lenient(TopicFilter):
-    """A topic filter that matches by another rule."""
+    """A topic filter that matches by a different rule."""
 
     __slots__ = ("rule",)
 
@@ -103,7 +103,7 @@ class Lenient(TopicFilter):
 
 
 def matching(rule: Callable[[TopicFilter, str], bool]) -> Any:
-    """Read with filters that match by another rule."""
+    """Read with filters that match by a different rule."""
 
     def lenient(topic_filter: TopicFilter) -> TopicFilter:
         other = Lenient(topic_filter.text)
@@ -114,7 +114,7 @@ def matching(rule: Callable[[TopicFilter, str], bool]) -> Any:
 
 
 def with_suffix(number: Callable[[Any], int], seen: Callable[[Any, int, Call, Given], SlabStep]) -> dict[str, Any]:
-    """Append a number to new places; ``seen`` reads a step, with the number of its place."""
+    """Append a number to the place of each new cursor; ``seen`` performs a read, given the number in its place."""
 
     def begin(call: Call, me: Any, given: Given) -> bytes:
         return call() + number(me).to_bytes(4, "big")
@@ -142,7 +142,7 @@ def after_compaction(me: Any, known: int, call: Call, given: Given) -> SlabStep:
 
 
 def by_rows(me: Any, done: int, call: Call, given: Given) -> SlabStep:
-    """Continue by skipping as many rows from the beginning as were read before."""
+    """Continue a read by skipping from the beginning as many rows as were read before."""
     limits = given["limits"]
     found = call(limits=attrs.evolve(limits, rows=1 << 30, bytes=1 << 40, deadline=None))
     rows = range(len(found.batch))[done : done + limits.rows]
@@ -152,7 +152,7 @@ def by_rows(me: Any, done: int, call: Call, given: Given) -> SlabStep:
 
 
 def known_places(call: Call, me: Any, given: Given) -> Any:
-    """Store the known places in memory, and read nothing from others."""
+    """Remember the places that the slab returned, and read nothing from any other place."""
     places = vars(me).setdefault("places", set())
     if "place" in given and given["place"] not in places:
         return SlabStep(batch=EMPTY, place=given["place"], exhausted=True)
@@ -172,7 +172,7 @@ TWO = [StreamInfo(stream=stream, pattern="#") for stream in (0, 1)]
 
 
 def with_the_last(call: Call, me: Any, given: Given) -> SlabStep:
-    """Read the last batch from memory, committed or not."""
+    """Also read the last batch from memory, whether or not it was committed."""
     found, last = call(), vars(me).get("last")
     if last is None or not found.exhausted or not len(found.batch):
         return found
@@ -269,14 +269,14 @@ def give_up(call: Call, me: Any, given: Given) -> SlabStep:
 
 
 def store_unplaced(call: Call, me: Any, given: Given) -> None:
-    """Store each message with the checksum of the same position."""
+    """Store every message with the checksum for one fixed position, whatever its own position is."""
     for position, message in zip(given["batch"].positions.tolist(), given["batch"].to_messages(), strict=True):
         row = reference._Row(*(getattr(message, name) for name in message.__struct_fields__))
         given["write"].put(DATA, (me._generation, 0, position), reference._encode(row, 7))
 
 
 def open_anew(call: Call, me: Any, given: Given) -> Slab:
-    """Open a slab without its learned structure."""
+    """Open a slab without loading its learned structure."""
     return SkipstreamSlab(*given.values(), LearnedTopics(given["generation"], (3, 2)))
 
 
@@ -291,7 +291,7 @@ HEIRS: dict[Engine, LearnedTopics] = {}
 
 
 def inherit(call: Call, me: Any, given: Given) -> None:
-    """Inherit the parent's structure in memory, without storing it."""
+    """Inherit the previous generation's structure in memory, without storing the structure."""
     if given["parent"] is not None:
         heir = HEIRS[given["engine"]] = LearnedTopics(given["generation"], (3, 2))
         heir.inherit(given["parent"].trie)
@@ -330,7 +330,7 @@ def wanted_elsewhere(call: Call, me: Any, given: Given) -> SlabStep:
 
 
 def overtaken(call: Call, me: Any, given: Given) -> SlabStep:
-    """Lose a message of a read during which a delete began."""
+    """If a delete begins during a read, lose a message of the read."""
     before = vars(me).get("deletes", 0)
     found = call()
     return found if vars(me).get("deletes", 0) == before else rows_of(found, range(1, len(found.batch)))
@@ -397,13 +397,13 @@ ROWS = [
     M("patterns are wrong", "test_a_streams_pattern_matches_its_topics", {"SLAB.streams": result(lambda all_: [attrs.evolve(info, pattern="f/#") for info in all_])}, "reference"),
     M("nothing is counted", "test_counters_count_rows", {"LAYOUT.open": result(lambda slab: vars(slab).update(counters=type(slab.counters)()) or slab)}, "reference"),
     M("streams are miscounted", "test_info_counts_streams", {"SLAB.info": result(lambda info: attrs.evolve(info, streams=info.streams + 1))}, "reference"),
-    # topics
+    # topics and filters
     M("# matches $", "test_wildcards_do_not_match_dollar_topics", matching(lambda f, topic: f.matches(topic) or f.text == "#"), "reference"),
     M("empty levels are none", "test_empty_levels_are_levels", matching(lambda f, topic: f.matches(topic.strip("/") or topic)), "reference"),
     M("# wants a level", "test_a_filter_matches_the_level_above_its_hash", matching(lambda f, topic: f.matches(topic) and f"{topic}/#" != f.text), "reference"),
     M("the last + wants a text", "test_filters_made_of_topics", matching(lambda f, topic: f.matches(topic) and not (f.text.endswith("+") and topic.endswith("/"))), "reference"),
     M("the last level may miss", "test_topics_nobody_published_to", matching(lambda f, topic: f.matches(topic) or f.matches(f"{topic}/no")), "reference"),
-    # places
+    # places of cursors
     M("places are kept in memory", "test_places_survive_all_changes", {"SLAB.begin": known_places, NEXT: known_places}, "reference"),
     M("places end with stores", "test_places_survive_all_changes", {STORE: count("stores"), **with_suffix(lambda me: vars(me).get("stores", 0), after_stores)}, "reference"),
     M("places count rows", "test_places_survive_all_changes", with_suffix(lambda me: 0, by_rows), "reference"),

@@ -61,7 +61,7 @@ class M:
 
 
 def changed(function: Callable[..., Any], change: Change, *, method: bool) -> Callable[..., Any]:
-    """Return a function to which a change is applied; ``method``: whether its first argument is the object."""
+    """Return a function with a change applied; ``method`` says whether its first argument is the object."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -94,7 +94,7 @@ def mutate(patch: pytest.MonkeyPatch, table: ModuleType, row: M) -> None:
 
 
 def begin_mutated(name: str) -> None:
-    """Apply a mutation, named ``TABLE NUMBER``, in this process for good."""
+    """Apply the mutation ``TABLE NUMBER`` in this process permanently."""
     module, _, number = name.partition(" ")
     table = importlib.import_module(module)
     mutate(pytest.MonkeyPatch(), table, table.ROWS[int(number)])
@@ -143,7 +143,7 @@ def suites_of(
 
 
 def asserted(error: BaseException) -> bool:
-    """Return whether an error is the suite's own: an assertion, or a missing expected error."""
+    """Return whether an error comes from the suite itself: an assertion, or a missing expected error."""
     if isinstance(error, BaseExceptionGroup):
         return any(map(asserted, error.exceptions))
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -172,7 +172,7 @@ class Collector:
         return test == row.promise or (not row.promise and any((test, row.on) == (m.promise, m.on) for m in self.rows))
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Set a short timeout for tests that are known to wait in vain."""
+        """Set a short timeout for tests that are known to hang with their mutation."""
         row = self.rows[self._parts(item.nodeid)[0]]
         patience = SHORT if row.waits or row.brief else PATIENCE
         for name, module in list(sys.modules.items()):
@@ -183,7 +183,7 @@ class Collector:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Record tests that failed with an error that is neither the suite's own nor allowed by the row."""
+        """Record tests that failed with an error that neither comes from the suite nor is allowed by the row."""
         report = yield
         raises = self.rows[self._parts(item.nodeid)[0]].raises
         if call.excinfo is not None and not (asserted(call.excinfo.value) or isinstance(call.excinfo.value, raises)):
@@ -191,7 +191,7 @@ class Collector:
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Record the outcome of a test's setup and call; of several cases of a test, the worst."""
+        """Record the outcome of a test's setup and call; if a test has several cases, record the worst outcome."""
         number, test = self._parts(report.nodeid)
         ended, waits, outcome = self.ended.setdefault(number, {}), self.rows[number].waits, str(report.outcome)
         if report.failed and report.nodeid in self.strangers:
@@ -207,7 +207,7 @@ def run(table: str, directory: Path) -> list[dict[str, str]]:
     results = directory / "results.json"
     path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "TOPICSTORE_CONFORMANCE": "quick", "PYTHONPATH": path}
-    environment.pop("TOPICSTORE_HYPOTHESIS", None)  # with few random examples, results would vary
+    environment.pop("TOPICSTORE_HYPOTHESIS", None)  # with few random examples, outcomes would vary between runs
     command = [sys.executable, str(HERE / "running.py"), table, str(results)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert results.is_file(), done.stdout[-3000:] + done.stderr[-3000:]
@@ -223,7 +223,7 @@ def main(table: str, results: str) -> None:
     pytest.main([*options, "--import-mode=prepend", str(HERE / f"{table}.py")], plugins=[collector])
     Path(results).write_text(json.dumps([collector.ended.get(number, {}) for number in range(len(rows))]))
     sys.stdout.flush()
-    os._exit(0)  # doesn't wait for threads that hang
+    os._exit(0)  # ends the process without waiting for threads that hang
 
 
 if __name__ == "__main__":

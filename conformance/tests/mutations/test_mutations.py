@@ -36,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def rows(control: bool) -> list[object]:
-    """Return the rows with mutations, or the control rows without."""
+    """Return the rows that have mutations, or the control rows, which have none."""
     return [
         pytest.param(table, number, row, id=f"{table}: {row.what}, {row.on}")
         for table, number, row in ROWS
@@ -55,7 +55,7 @@ def test_a_broken_promise_is_named(table: str, number: int, row: M, results: Res
 
 @pytest.mark.parametrize(("table", "number", "row"), rows(control=True))
 def test_nothing_is_found_where_nothing_is_changed(table: str, number: int, row: M, results: Results) -> None:
-    """Every test that a mutation makes fail passes, or is skipped, for the same subject without a mutation."""
+    """For the same subject without a mutation, every test that some mutation makes fail passes or is skipped."""
     ended = results(table)[number]
     assert {each.promise for each in TABLES[table][0] if each.on == row.on and each.promise} == set(ended)
     assert {} == {test: how for test, how in ended.items() if how not in ("passed", "skipped")}

@@ -78,7 +78,7 @@ def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedPro
 
 
 def refused(*arguments: str) -> str:
-    """Run the command in this process; check that it reports wrong usage, and return the error message."""
+    """Run the command in this process; check that it fails as wrong usage, and return the error message."""
     result = CliRunner().invoke(cli, ["conformance", *arguments])
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("error: ")
@@ -132,7 +132,7 @@ def formats(environment: dict[str, str]) -> dict[str, str]:
 
 @pytest.fixture
 def printed(formats: dict[str, str]) -> str:
-    """The output without an output option."""
+    """The command's output without an output option."""
     return formats[""]
 
 

@@ -57,7 +57,7 @@ def test_wrong_names_are_wrong_usage(tmp_path: Path) -> None:
 
 
 def test_options_are_only_where_they_are_asked_for(tmp_path: Path) -> None:
-    """Projects that don't load the plugin can define options of the same names."""
+    """Projects that don't load the plugin can define command-line options of the same names."""
     (tmp_path / "conftest.py").write_text(
         "def pytest_addoption(parser):\n    parser.addoption('--backend')\n    parser.addoption('--quick')\n"
     )

@@ -65,7 +65,7 @@ def test_results() -> None:
 
 
 def test_seldom_tries_are_told() -> None:
-    """The row of a run on a backend without ``fast_seek`` says that it made a quarter of the tries."""
+    """The row of a run on a backend without ``fast_seek`` says that only a quarter of the random tries was made."""
     for name, spec in registry().backends().items():
         run = Run(plan=Plan(suite="backend", backend=name, mode="quick"), outcomes=())
         told = "a quarter of the tries" in published([run], {})

@@ -39,7 +39,7 @@ def test_a_good_run() -> None:
 
 
 def written(suite: str) -> list[tuple[str, str]]:
-    """Return (module, name) of every test in the source of a suite's modules."""
+    """Return the module and name of every test in the source of a suite's modules."""
     modules = sorted((PACKAGE / suite).glob("*.py"))
     return [
         (each.stem, name) for each in modules for name in re.findall(r"^    def (test_\w+)", each.read_text(), re.M)
@@ -57,7 +57,7 @@ def promises(suite: str) -> dict[tuple[str, str], str]:
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_every_test_is_run(suite: str) -> None:
-    """A suite's class has every test of its modules, and no test hides another of the same name."""
+    """A suite's class contains every test of its modules, and no test hides another one of the same name."""
     assert sorted(written(suite)) == sorted(promises(suite))
 
 
@@ -190,7 +190,7 @@ def test_a_process_that_hangs(tmp_path: Path) -> None:
 
 
 def test_a_plugin_that_leaves_in_a_hurry(tmp_path: Path) -> None:
-    """If the plugin ends the process during collection, the run has no results and counts as failed."""
+    """If the plugin ends the process while tests are collected, the run has no results and counts as failed."""
     code = """
         class Bad(MemoryBackend):
             pass

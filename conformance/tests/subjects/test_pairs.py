@@ -28,7 +28,7 @@ def test_incompatible_pairs(tmp_path: Path) -> None:
 
 
 def test_every_pair_is_tested_or_left_out_with_a_reason() -> None:
-    """Every pair of registered plugins is tested, unless one can't be loaded or the two are incompatible."""
+    """Every pair of registered plugins is tested, unless one plugin can't be loaded or the two are incompatible."""
     tested = {(pair.backend, pair.layout) for pair in pairs()}
     for backend in registry().backends():
         for layout in registry().layouts():
@@ -59,7 +59,7 @@ def test_everything_covers_everything() -> None:
 
 
 def test_a_name_brings_all_that_fits() -> None:
-    """A backend is tested alone and with all compatible layouts, a layout likewise; both names select one pair."""
+    """A backend is tested alone and with all compatible layouts, and a layout likewise; two names select one pair."""
     first = pairs()[0]
 
     def planned(backend: str | None, layout: str | None) -> list[tuple[str, str, str]]:

@@ -1,4 +1,4 @@
-"""Runs each coroutine test in an event loop of its own, and opens the databases that its fixtures return."""
+"""Runs each coroutine test in a new event loop, and opens the databases that fixtures return."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def names(one: object) -> set[str]:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pair]]:
-    """Objects of the synchronous and the asynchronous API, by class."""
+    """Pairs of equivalent objects of the synchronous and the asynchronous API, by class."""
     path = tmp_path_factory.mktemp("face") / "db"
     with asyncio.Runner() as runner, ts.open(path, backend="memory") as db:
         there = runner.run(_pairs(db, str(path) + "-aio"))
@@ -67,14 +67,14 @@ async def _pairs(db: ts.Database, path: str) -> dict[str, Pair]:
 
 
 def test_it_has_the_same_names(pairs: dict[str, Pair]) -> None:
-    """The asynchronous API has all names of the synchronous one, and only three of its own."""
+    """The asynchronous API has all public names of the synchronous API, and only three more."""
     for synchronous, asynchronous in pairs.values():
         assert set() == names(synchronous) - names(asynchronous)
         assert names(asynchronous) - names(synchronous) <= {"synchronous", "contains", "count"}
 
 
 def test_methods_have_the_same_parameters(pairs: dict[str, Pair]) -> None:
-    """Methods have the same parameters, defaults and types in both APIs; only a session is an `AsyncSession`."""
+    """Methods have the same parameters, defaults and types in both APIs, except that sessions are `AsyncSession`."""
     for kind, (synchronous, asynchronous) in pairs.items():
         for name in names(synchronous):
             method = getattr(synchronous, name)

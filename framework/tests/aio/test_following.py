@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 async def cancelled(call: Coroutine[Any, Any, T], turns: int, *, really: bool = True) -> T | None:
-    """Begin a call, cancel it after `turns` turns of the loop, and return its result if it had finished before."""
+    """Begin a call, cancel it after `turns` iterations of the event loop, and return its result if it has finished."""
     task = asyncio.create_task(call)
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -34,7 +34,7 @@ async def some(messages: AsyncIterator[ts.Message], count: int) -> list[int]:
 
 @pytest.mark.parametrize("what", ["subscription", "session", "queue"])
 async def test_cancelled_calls_lose_nothing(db: ts.AsyncDatabase, what: str) -> None:
-    """Messages that were read for a cancelled call are returned by the next call, once and in order."""
+    """Messages that were read for a cancelled call are returned by the next call, each once and in order."""
     session = await db.sessions.open("me", expiry_interval=None)
     await session.subscribe("#")
     queue = await db.queues.open("q")
@@ -84,7 +84,7 @@ async def test_who_iterates_is_told_of_dropped_generations(db: ts.AsyncDatabase)
 
 
 async def test_a_subscription_begins_when_it_is_needed(db: ts.AsyncDatabase) -> None:
-    """A subscription begins when it is entered, awaited or asked for a message, and once if many tasks ask."""
+    """A subscription begins when it is entered, awaited or asked for a message, and only once for many tasks."""
     subscription = db.subscribe("#")
     with pytest.raises(RuntimeError, match="has not begun"):
         _ = subscription.place
@@ -102,7 +102,7 @@ async def test_a_subscription_begins_when_it_is_needed(db: ts.AsyncDatabase) -> 
 
 
 async def test_a_timed_out_iteration_goes_on(db: ts.AsyncDatabase) -> None:
-    """A wait for a message that is cancelled doesn't end the iteration."""
+    """Cancelling a wait for a message doesn't end the iteration."""
     async with db.subscribe("#") as subscription:
         waiting = asyncio.ensure_future(anext(subscription))
         await asyncio.sleep(0)
@@ -132,7 +132,7 @@ async def _wait(db: ts.AsyncDatabase) -> None:
 
 
 async def test_a_session_delivers(db: ts.AsyncDatabase) -> None:
-    """A session delivers the same packets alone and together with others, and is one object while it is held."""
+    """A session delivers the same packets alone and together with others, and is the same object wherever returned."""
     session = await db.sessions.open("me", expiry_interval=None)
     assert not session.present
     await session.subscribe("a/+")

@@ -19,7 +19,7 @@ from topicstore_conformance.faults.threads import PATIENCE, wait_until
 
 
 class Source:
-    """Counts the items taken from it, and sets `left` when its iteration ends."""
+    """An iterable that counts the items taken from it, and sets `left` when its iteration ends."""
 
     def __init__(self, count: int, failing: bool = False) -> None:
         self.count = count

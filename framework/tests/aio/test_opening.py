@@ -17,7 +17,7 @@ from topicstore_conformance.faults.threads import PATIENCE, wait_until
 
 
 def held() -> tuple[int, list[str]]:
-    """Return the number of open files, and the names of the threads that topicstore started."""
+    """Return the number of open files, and the names of the threads that topicstore has started."""
     gc.collect()
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("topicstore")]
     return len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").exists() else 0, threads
@@ -70,7 +70,7 @@ def test_nothing_stays_behind(tmp_path: Path, backend: str) -> None:
             await late.close()
 
     need(backend)
-    asyncio.run(main())  # modules are imported and caches filled by this first run
+    asyncio.run(main())  # this first run imports modules and fills caches
     before = held()
     asyncio.run(main())
     assert before == held()
@@ -131,7 +131,7 @@ def test_another_event_loop(tmp_path: Path) -> None:
 
 
 def test_what_is_opened_is_closed_if_the_face_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If reading the retention settings fails, the files that were opened are closed."""
+    """If opening fails while the retention settings are read, all opened files are closed."""
     ts.open(tmp_path / "db").close()
     with monkeypatch.context() as patch:
         patch.setattr(Retention, "settings", property(_fail))
@@ -187,7 +187,7 @@ def test_an_error_in_the_block_closes_it(tmp_path: Path) -> None:
 
 
 async def test_a_failing_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of the engine is raised by the awaited calls that it concerns, and by no others."""
+    """An error of the engine is raised by the awaited calls concerned, and by no other call."""
     async with ts.aopen(tmp_path / "db", backend="memory") as db:
         engine = db.synchronous.storage.shards[0].writer.open_engine()
         with monkeypatch.context() as patch:

@@ -43,7 +43,7 @@ async def test_the_loop_goes_on_while_the_engine_waits(tmp_path: Path) -> None:
         with shard.writer.lock:
             stores = [asyncio.create_task(db.store([ts.Message("a", b"%d" % n)])) for n in range(40)]
             for _ in range(100):
-                await asyncio.sleep(0)  # the loop runs, and no message is stored
+                await asyncio.sleep(0)  # the event loop runs, but the message isn't stored yet
             assert not any(store.done() for store in stores)
             assert len([thread for thread in ours() if thread.name.startswith("topicstore-aio")]) <= MOST
         await asyncio.wait_for(asyncio.gather(*stores), PATIENCE)
@@ -51,7 +51,7 @@ async def test_the_loop_goes_on_while_the_engine_waits(tmp_path: Path) -> None:
 
 
 async def test_stores_that_wait_for_the_disk_share_flushes(tmp_path: Path) -> None:
-    """Concurrent synchronous stores share fsyncs: the first has its own, and the others share at most two."""
+    """Concurrent synchronous stores share fsyncs: the first store has its own, and the others share at most two."""
     async with ts.aopen(tmp_path / "db", backend="memory", durability="sync", auto_compact=False) as db:
         turnstile = Turnstile(db.synchronous.storage.shards[0].writer.open_engine())
         replace_engine(db.synchronous, turnstile)
@@ -64,7 +64,7 @@ async def test_stores_that_wait_for_the_disk_share_flushes(tmp_path: Path) -> No
 
 
 def test_a_cancelled_store_has_stored_or_not(tmp_path: Path) -> None:
-    """A cancelled store is waited for if it has begun, and is dropped if it has not."""
+    """A cancelled store is waited for if it has begun; otherwise it never runs."""
 
     async def main() -> None:
         async with ts.aopen(tmp_path / "db") as db:
@@ -161,7 +161,7 @@ async def test_calls_see_the_context_of_their_task() -> None:
 
 
 async def test_what_was_taken_for_a_cancelled_task_is_for_the_next() -> None:
-    """An item that was taken for a cancelled task goes to the next one, once and in order."""
+    """An item that was taken for a cancelled task goes to the next task, once and in order."""
     threads, gate = Threads(), Gate()
     handover: Handover[str] = Handover(threads)
     first = asyncio.create_task(handover.take(gate))

@@ -61,7 +61,7 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
 
 def _read_to_the_end(screen: IO[bytes]) -> str:
     shown = b""
-    with contextlib.suppress(OSError):  # on Linux, the end of a pseudo-terminal
+    with contextlib.suppress(OSError):  # at the end of a pseudo-terminal, Linux raises an error
         while piece := screen.read(65_536):
             shown += piece
     return shown.decode()

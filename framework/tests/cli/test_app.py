@@ -24,7 +24,7 @@ from .conftest import run
 @pytest.mark.parametrize("command", ["info", "streams", "generations", "plugins"])
 @pytest.mark.parametrize("columns", [None, "80"])
 def test_widths(db: Path, command: str, columns: str | None) -> None:
-    """COLUMNS sets the width also without a terminal; no line is padded, and no number or heading is broken."""
+    """COLUMNS sets the width even without a terminal; no line is padded, and no number or heading is broken."""
     arguments = [command, *([] if command == "plugins" else [str(db)])]
     result = CliRunner(env={"COLUMNS": columns}).invoke(cli, arguments)
     assert 0 == result.exit_code
@@ -51,7 +51,7 @@ def test_summaries_are_those_of_the_commands() -> None:
 
 @pytest.mark.parametrize("words", ["", "--help", "import --help", "demo --help", "topicstore e"])
 def test_help_and_completion_load_little(words: str) -> None:
-    """Help and completion import neither Arrow, an engine nor rich; without a command's name, they import none."""
+    """Help and completion import neither Arrow, an engine nor rich, and a command only if its name is given."""
     program = "import sys\nfrom topicstore.cli import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
     completing = words.startswith("topicstore")
     completion = {"_TOPICSTORE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": "1"}
@@ -111,7 +111,7 @@ def test_wrong_usage(arguments: list[str]) -> None:
 
 
 def test_every_error_has_its_exit_code() -> None:
-    """Each error class has the expected exit code; an unlisted class would end as wrong usage (2)."""
+    """Each error class has the expected exit code; a class without one would count as wrong usage (2)."""
     codes = {3: set[str](), 4: set[str](), 5: set[str]()}
     for name in errors.__all__:
         kind = getattr(errors, name)
@@ -232,7 +232,7 @@ OUTPUTS = {
     ],
 )
 def test_output_that_cannot_be_written_is_no_damage(tmp_path: Path, output: str, words: str) -> None:
-    """Exit code 1 is only for damage: a full disk is 5, a closed pipe is no error, and unprintable text is escaped."""
+    """Exit code 1 is only for damage: a full disk gives 5, a closed pipe no error, and unprintable text is escaped."""
     with ts.open(tmp_path / "db", shards=1) as db:
         db.store([ts.Message("straße/→", b"1")])
     form, code = OUTPUTS[output]

@@ -68,7 +68,7 @@ REFUSED = (
     "sessions show nobody",
     "learned-topics --generation 9",
     "queue read nothing",
-    # names that look like steps in a path
+    # names such as ``..``, which look like parts of a path
     "sessions show ..",
     "sessions show . --json",
     "queue read ..",
@@ -76,7 +76,7 @@ REFUSED = (
     "sql select",
 )
 CHANGING = (
-    "checkpoint {folder}/{name}-copy",  # on backends that can make checkpoints
+    "checkpoint {folder}/{name}-copy",  # works on backends that can make checkpoints
     "checkpoint {folder}/{name}-copy",
     "sessions kick the/display",
     "sessions kick nobody",
@@ -126,14 +126,14 @@ CHANGING = (
 
 @attrs.frozen
 class Pair:
-    """The same database twice: one is open in a server or another program, the other is closed."""
+    """The same database twice: one copy is open in a server or another program, the other is closed."""
 
     served: Path
     at_rest: Path
     url: str = ""
 
     def outputs(self, words: str) -> list[tuple[int, str, str]]:
-        """Run a command on both. Return the exit codes and the outputs, without paths, sizes and times."""
+        """Run a command on both copies. Return the exit codes and the outputs, without paths, sizes and times."""
         return [_told(path, words) for path in (self.served, self.at_rest)]
 
 
@@ -150,14 +150,14 @@ def _settled(command: str, text: str, path: Path) -> str:
     text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:[\d.]+)?Z", "TIME", text)
     text = re.sub(r'("(created|sealed|seconds|disk_bytes\w*|file_bytes|when)": )[\d.]+', r"\1N", text)
     text = re.sub(r"in [\d.]+ s(, [\d,]+ a second)?|disk [\d.]+ \w+ before, [\d.]+ \w+ after", "", text)
-    if command in {"info", "explain"}:  # their output consists mostly of the engine's numbers and times
+    if command in {"info", "explain"}:  # the output of these commands consists mostly of the engine's numbers and times
         text = re.sub(r"[─╭╮╰╯│\s]+", " ", re.sub(r"[\d.,e-]+( (bytes|kB|MB))?", "N", text))
     return text
 
 
 @contextmanager
 def pair(folder: Path, backend: str, *, serve: bool = True) -> Iterator[Pair]:
-    """Make a database that holds every kind of data, and open or serve one of two copies of it."""
+    """Create a database with every kind of data, and open or serve one of two copies of the database."""
     need(backend)
     served, at_rest = folder / "served" / "db", folder / "at-rest" / "db"
     with ts.open(served, mode="x", backend=backend, shards=2, timestamps="message", late="lift") as db:
@@ -185,14 +185,14 @@ def pair(folder: Path, backend: str, *, serve: bool = True) -> Iterator[Pair]:
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """A pair on LevelDB that tests only read."""
+    """A pair of databases on LevelDB that tests only read."""
     with pair(tmp_path_factory.mktemp("read"), "leveldb") as made:
         yield made
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """A pair on RocksDB, which can be read beside its writer. No server has it open."""
+    """A pair of databases on RocksDB, of which one is open for writing in another program without a server."""
     with pair(tmp_path_factory.mktemp("written"), "rocksdb", serve=False) as made:
         yield made
 
@@ -212,7 +212,7 @@ def test_what_only_reads_asks_the_server_or_reads(request: pytest.FixtureRequest
 def test_what_changes_something_lets_the_server_do_it(
     tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Commands that change something do the same in a server; paths are relative to the command's directory."""
+    """Commands that change something have the same effect in a server; paths are relative to the caller's directory."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "more.jsonl").write_text(
         "".join(f'{{"topic":"fleet/9/{n}","payload":"{n}","retain":true,"timestamp":{10**15 + n}}}\n' for n in range(9))
@@ -273,13 +273,13 @@ def test_statements_are_run_by_the_server(tmp_path: Path) -> None:
 
 
 def test_what_is_stored_meanwhile_is_followed(read: Pair) -> None:
-    """`--follow` prints stored messages first; the limit ends it here before new messages are needed."""
+    """`--follow` prints stored messages first; here a limit ends the output before new messages are needed."""
     beside = run("replay", read.served, "fleet/1/#", "--follow", "--limit", 20).stdout
     assert sorted(run("replay", read.at_rest, "fleet/1/#").stdout.splitlines()) == sorted(beside.splitlines())
 
 
 def test_what_ends_a_replay_early_is_said(tmp_path: Path) -> None:
-    """An error that ends a replay follows the readable messages, and is the same as without a server."""
+    """An error that ends a replay is printed after the readable messages, and is the same as without a server."""
     need("leveldb")
     served, at_rest = tmp_path / "served", tmp_path / "at-rest"
     with ts.open(served, backend="leveldb", layout="skipstream") as db:
@@ -376,7 +376,7 @@ def test_tokens(read: Pair, tmp_path: Path) -> None:
 
 
 def test_a_server_that_went_away(tmp_path: Path) -> None:
-    """After a server was killed, its database is read from the directory, and its stale `server.json` is ignored."""
+    """After a server was killed, its database is read from the directory, and the stale `server.json` is ignored."""
     need("leveldb")
     path = tmp_path / "db"
     with ts.open(path, backend="leveldb") as db:
@@ -399,7 +399,7 @@ def test_what_is_needed_is_said(read: Pair, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_nobody_pays_for_a_server_that_is_not_there(read: Pair) -> None:
-    """A command on a closed database imports no HTTP library, and no part of the client or the server."""
+    """A command on a closed database imports no HTTP library, and no module of the client or the server."""
     program = (
         "import sys; from topicstore.cli import cli\n"
         f"cli(['info', {str(read.at_rest)!r}], standalone_mode=False)\n"
@@ -430,7 +430,7 @@ def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
 
 
 def test_what_is_no_topicstore_is_told(read: Pair) -> None:
-    """A wrong path of a server and another program's HTTP server are each reported as what they are."""
+    """A URL with a wrong path, and another program's HTTP server, are reported with different errors."""
     url = f"{read.url}/api/v5"
     said = run("ds", "info", "--url", url, code=2).stderr
     assert said == "error: there is no GET /api/v5/api/v5/ds/sites; /schema shows what there is\n"

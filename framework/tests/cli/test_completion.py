@@ -26,7 +26,10 @@ def completed(words: list[str], incomplete: str) -> list[str]:
     ids=" ".join,
 )
 def test_backends(words: list[str]) -> None:
-    """`--backend` completes to all installed backends, those of other packages included, for every command with it."""
+    """The option `--backend` completes to all installed backends, including those of other packages.
+
+    That holds for every command with this option.
+    """
     assert BACKENDS == completed([*words, "--backend"], "")
     assert [name for name in BACKENDS if name.startswith("r")] == completed([*words, "--backend"], "r")
 
@@ -42,7 +45,7 @@ def test_backends(words: list[str]) -> None:
     ids=" ".join,
 )
 def test_layouts(words: list[str]) -> None:
-    """`--layout` completes to all installed layouts for every command with it."""
+    """For every command with `--layout`, this option completes to all installed layouts."""
     assert LAYOUTS == completed([*words, "--layout"], "")
     assert ["block"] == completed([*words, "--layout"], "bl")
     assert [] == completed([*words, "--layout"], "nothing")

@@ -26,7 +26,7 @@ def test_creation_options(tmp_path: Path) -> None:
 
 
 def test_a_backend_that_keeps_nothing_is_warned_of(tmp_path: Path) -> None:
-    """Each command that creates a database warns if the backend only keeps it in memory."""
+    """Each command that creates a database warns if the backend keeps the database only in memory."""
     (tmp_path / "x.jsonl").write_text('{"topic": "a", "payload": "1"}\n')
     warning = "warning: backend 'memory' keeps nothing: this database is gone when the command ends\n"
     assert warning == run("create", tmp_path / "db", "--backend", "memory").stderr

@@ -25,7 +25,7 @@ from topicstore.files.formats import encode_lines
 
 
 def demo(*arguments: object, code: int = 0, published: int = 0) -> Result:
-    """Run the demo; its MQTT part only if `published` is above 0."""
+    """Run the demo, with its MQTT part only if `published` is above 0."""
     options = ["demo", "--published", str(published), *map(str, arguments)]
     result = CliRunner(env={"COLUMNS": None}).invoke(cli, options)
     assert result.exit_code == code, result.output
@@ -33,7 +33,7 @@ def demo(*arguments: object, code: int = 0, published: int = 0) -> Result:
 
 
 def test_a_made_up_fleet_and_a_file_of_ones_own(tmp_path: Path) -> None:
-    """The import of a generated fleet, or of a given file, is killed, resumed and compared; the fleet is kept."""
+    """The demo kills, resumes and compares the import of a generated fleet or a given file, and keeps the database."""
     place, mine = tmp_path / "demo", tmp_path / "x.jsonl"
     shown = demo("--directory", place, "--messages", 2_000).stdout
     for words in ("killed the import", "resumed the import", "nothing lost", "nothing is damaged", "replay "):
@@ -50,7 +50,7 @@ def test_a_made_up_fleet_and_a_file_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("published", [1, 2_000])
 def test_the_second_act(tmp_path: Path, published: int) -> None:
-    """A server is killed while MQTT clients use it, and each subscriber gets all messages as its QoS promises."""
+    """In the demo's MQTT part, a server is killed, and each subscriber gets all messages as its QoS promises."""
     if (reason := mqtt_act.missing()) is not None:
         pytest.skip(reason)
     shown = demo("--directory", tmp_path / "demo", "--messages", 100, published=published).stdout
@@ -63,7 +63,7 @@ def test_the_second_act(tmp_path: Path, published: int) -> None:
 
 
 def test_the_second_act_finds_doubles() -> None:
-    """The MQTT part reports a duplicate delivery at QoS 2 as an error."""
+    """The demo's MQTT part reports a duplicate delivery at QoS 2 as an error."""
     if (reason := mqtt_act.missing()) is not None:
         pytest.skip(reason)
     readers = [Subscriber(f"reader-{qos}", 4, Progress(), qos, "#") for qos in (1, 2)]
@@ -87,7 +87,7 @@ def test_without_the_clients_the_second_act_is_left_out(tmp_path: Path, monkeypa
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_input_out_of_order_and_without_times(tmp_path: Path, ending: str) -> None:
-    """Late messages, messages without a time, and topics that begin with $ are imported and compared, too."""
+    """The demo also imports and compares late messages, messages without a time, and topics that begin with $."""
     rows = [ts.Message(f"a/{n % 3}/x", b"%d" % n, timestamp=(n * 7919) % 1000) for n in range(500)]
     rows += [ts.Message("$SYS/x", b"", timestamp=5), ts.Message("b", b"\xff")]
     file = tmp_path / f"x.{ending}"
@@ -128,7 +128,7 @@ def test_it_deletes_nothing_that_it_did_not_make(tmp_path: Path) -> None:
 
 
 def test_a_missing_engine_is_told_before_anything_is_made(tmp_path: Path) -> None:
-    """A missing engine is reported before anything is created, with the command that installs it."""
+    """If an engine is missing, the demo names the command that installs it before the demo creates anything."""
     program = (
         "import sys; sys.modules['rocksdict'] = None\n"
         "from topicstore.cli import main; sys.argv[1:] = ['demo', '--directory', 'demo']; main()"

@@ -28,7 +28,8 @@ def test_for_people(db: Path) -> None:
         assert words in shown
     assert "shard  " not in shown  # there is only one shard
     assert "generation  layout" in shown
-    assert "[bold]" in run("explain", db, "x/[bold]").stdout  # a filter, not markup
+    # brackets in a filter are printed, and not taken for markup
+    assert "[bold]" in run("explain", db, "x/[bold]").stdout
     assert "\\x1b" in run("explain", db, "x/\x1b[2J").stdout
 
 

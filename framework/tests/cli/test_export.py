@@ -52,7 +52,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def path(tmp_path: Path, made: Path) -> Path:
-    """A copy of `made`."""
+    """A copy of the database that `made` returns."""
     return shutil.copytree(made, tmp_path / "db")
 
 
@@ -134,7 +134,7 @@ def test_retention_archives(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_import_puts_back_every_row(path: Path, tmp_path: Path) -> None:
-    """Importing an export restores every row and its position by the messages' own times, in as many shards."""
+    """Importing an export restores every row, its shard and its position by the messages' own times."""
     with ts.open(path, mode="r+") as db:
         db.add_generation()
         positions = [
@@ -169,7 +169,7 @@ def test_into_databases_of_other_kinds(path: Path, tmp_path: Path, options: tupl
 
 
 def test_times_that_are_not_in_order_are_put_behind(tmp_path: Path) -> None:
-    """Messages that were stored by commit time and are out of order are lifted to later positions in a new database."""
+    """An import into a new database moves messages that were stored out of order to later positions."""
     with ts.open(tmp_path / "db") as db:
         db.store([ts.Message("a", b"%d" % n, "c", timestamp=FIRST - n) for n in range(100)])
         db.add_generation()
@@ -187,7 +187,7 @@ def test_a_dropped_generation_comes_back_behind_what_is_there(tmp_path: Path) ->
         db.store(numbered(100, 50))
     run("export", tmp_path / "db", tmp_path / "export")
     told = CliRunner().invoke(cli, ["import", str(tmp_path / "db"), str(tmp_path / "export")])
-    assert (2, True) == (told.exit_code, "has generation 1 itself" in told.stderr)  # the error follows a note
+    assert (2, True) == (told.exit_code, "has generation 1 itself" in told.stderr)  # the error is printed after a note
     run("generations", "drop", tmp_path / "db", 1, "--yes")
     run("import", tmp_path / "db", tmp_path / "export")
     got = everything(tmp_path / "db")[0]
@@ -197,7 +197,7 @@ def test_a_dropped_generation_comes_back_behind_what_is_there(tmp_path: Path) ->
 
 
 def test_only_what_was_dropped_comes_back_to_where_it_was(tmp_path: Path) -> None:
-    """An import into the same database restores only dropped generations, not those that are local or archived."""
+    """An import into the same database restores only dropped generations, and refuses local or archived ones."""
     with ts.open(tmp_path / "db", shards=2) as db:
         for generation in range(3):
             db.store(numbered(generation * 100, 100))
@@ -233,7 +233,7 @@ def test_limit_and_going_on(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_row_that_is_not_stored_as_exported_is_told(path: Path, tmp_path: Path) -> None:
-    """A damaged export stops the import, and an import whose rows were changed meanwhile is reported as damaged."""
+    """A damaged export stops the import. An import that finds its earlier rows changed in the database reports it."""
     run("export", path, tmp_path / "export")
     part = tmp_path / "export" / "shard=0001" / "generation=0002" / "part-00000.parquet"
     whole = part.read_bytes()
@@ -288,6 +288,6 @@ def test_a_killed_import_goes_on(tmp_path: Path, run_until: Callable[..., object
             resumed.append(db.info().messages)
     assert 0 < resumed[1] < resumed[2] < resumed[3] < 2_000
     told = document("import", tmp_path / "new", tmp_path / "export")
-    # Fewer rows are skipped than stored if only some shards have stored their part of a batch.
+    # If only some shards have stored their part of a batch, fewer rows are skipped than are stored.
     assert 0 < sum(one["resumed"] for one in told["sources"]) <= resumed[-1]
     assert everything(tmp_path / "new") == everything(tmp_path / "db")

@@ -88,7 +88,7 @@ def test_json_lines_keep_messages(rows: list[ts.Message]) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from([None, 1]), st.sampled_from(["", "\n", "\r\n", " ", "\n \n"])), max_size=4))
 def test_a_line_is_one_object(objects: list[tuple[int | None, str]]) -> None:
-    """Two objects in a line, and one object in several lines, are refused."""
+    """Two objects in one line, and one object in several lines, are refused."""
     row = {"topic": "a", "payload": "}{", "properties": {}}
     text = "".join(json.dumps(row, indent=indent) + end for indent, end in objects).encode()
     try:
@@ -105,7 +105,7 @@ FIELDS = {"topic": "é", "payload": 'a, "b": 1', "qos": 1, "client_id": "", "pro
 
 @given(st.sampled_from([None, *FIELDS, "content_type"]), st.permutations(list(FIELDS)), st.booleans(), st.booleans())
 def test_a_name_twice_is_an_error(twice: str | None, names: list[str], escaped: bool, mapped: bool) -> None:
-    """A repeated name in a message or its properties is an error in every form, because one value would be lost."""
+    """A repeated name in a message or its properties is an error in every format, because one value would be lost."""
     written = {name: json.dumps(FIELDS[name], ensure_ascii=escaped) for name in names}
     if twice == "content_type":
         written["properties"] = '{"content_type": "a", "content_type": "b"}'

@@ -33,7 +33,7 @@ def test_replays_cross_generations_of_other_layouts(rows: Sequence[ts.Message], 
 
 
 def test_options_of_generations(db: Path) -> None:
-    """Options are shown with defaults; a generation without options gets the last ones of its layout."""
+    """Options are shown with defaults; a generation without options gets the options last used for its layout."""
     run("generations", "add", db, "--option", "level=5", "--option", "compression=zstd")
     run("generations", "add", db)
     run("generations", "add", db, "--layout", "reference")

@@ -70,7 +70,7 @@ def test_it_creates_the_database_by_the_messages_own_times(db: Path, file: Path)
 
 
 def test_limits_add_up(db: Path, file: Path) -> None:
-    """Imports with limits add up to the whole file, whatever the batch size."""
+    """Several imports with limits together import the whole file, whatever the batch size."""
     seen = 0
     for limit in (1, 6, 7, 50, 0, 100, 36):
         found = imported(db, file, "--limit", limit, "--batch-size", 7, "--shards", 4)
@@ -254,7 +254,7 @@ def test_damaged_gzip(db: Path, tmp_path: Path, ending: str, damage: str) -> Non
     with contextlib.suppress(zlib.error):
         for byte in packed:
             unpacked += unpacker.decompress(bytes([byte]))
-    good = 0  # rows before the damage, which may be unpacked to other bytes
+    good = 0  # the number of rows before the damage; later rows may be unpacked to other bytes
     for good, (found, expected) in enumerate(zip(unpacked.splitlines(), text.splitlines(), strict=False), 1):
         if found != expected:
             good -= 1
@@ -286,7 +286,7 @@ def together(rows: list[dict[str, Any]]) -> str:
 
 @pytest.mark.parametrize("form", [array, indented_array, indented, together])
 def test_json_that_is_not_lines(db: Path, tmp_path: Path, form: Callable[[list[dict[str, Any]]], str]) -> None:
-    """JSON objects without line structure are rows, at which an import resumes, also in a corrected or longer file."""
+    """JSON objects that aren't one per line are imported; a later import resumes, even if the file has grown."""
     rows = [{"topic": f"t{n}", "payload": 'a "}{][" \\', "properties": {}, "timestamp": n} for n in range(30)]
     file = tmp_path / "x.json"
     for end, limit, seen in ((20, 7, 0), (20, 8, 7), (29, 10, 15)):
@@ -349,7 +349,7 @@ PIPED = {
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("file_format", list(PIPED))
 def test_rows_of_a_pipe_are_stored_while_it_is_open(file_format: str, packed: bool) -> None:
-    """Rows from a pipe are stored before a batch is full, and when the import is interrupted, but no partial row."""
+    """Rows from a pipe are stored before a batch is full and at an interruption, but partial rows aren't."""
     head, row = PIPED[file_format]
     packer = zlib.compressobj(wbits=31)
 
@@ -358,7 +358,7 @@ def test_rows_of_a_pipe_are_stored_while_it_is_open(file_format: str, packed: bo
 
     @contextlib.contextmanager
     def interrupted() -> Iterator[None]:
-        """Wait while the pipe has data, and raise `KeyboardInterrupt` otherwise."""
+        """Wait while the pipe has unread data, and raise `KeyboardInterrupt` otherwise."""
         if not select.select([begin], [], [], 0)[0]:
             raise KeyboardInterrupt
         yield
@@ -396,9 +396,9 @@ def test_a_file_that_grew(db: Path, tmp_path: Path, name: tuple[str, ...]) -> No
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
 def test_another_file_under_the_name_of_a_source(db: Path, tmp_path: Path, ending: str) -> None:
-    """Another file under the name of a source, such as a rotated log, is read from its first row, with a note.
+    """Another file with the name of an earlier source, such as a rotated log, is read from its first row, with a note.
 
-    After a file without rows there is no note.
+    If the earlier file had no rows, there is no note.
     """
     file = tmp_path / f"log.{ending}"
     stored_rows: list[ts.Message] = []
@@ -415,7 +415,7 @@ def test_another_file_under_the_name_of_a_source(db: Path, tmp_path: Path, endin
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
 def test_another_stream_under_the_name_of_a_source(db: Path, tmp_path: Path, ending: str) -> None:
-    """Another stream under the name of a source is refused, because rows that it skips could not be read again."""
+    """If another stream has the name of an earlier one, it is refused, because skipped rows couldn't be read again."""
     file = tmp_path / f"log.{ending}"
     how = ("--format", ending, "--source", "log")
     write(file, ROWS[:20])
@@ -466,7 +466,10 @@ def write(path: Path, rows: list[ts.Message]) -> None:
 def test_a_file_that_differs_in_its_middle_is_another(
     db: Path, tmp_path: Path, ending: str, limit: tuple[str, ...]
 ) -> None:
-    """Files of equal size and ends that differ in the middle are different, after a whole or a partial import."""
+    """A file that differs from an imported one only in the middle counts as another file.
+
+    That holds after a whole or a partial import of a file with equal size, beginning and end.
+    """
     first, second = tmp_path / f"first.{ending}", tmp_path / f"second.{ending}"
     write(first, MANY)
     write(second, [*MANY[:6_000], msgspec.structs.replace(MANY[6_000], payload=b"x" * 256), *MANY[6_001:]])
@@ -481,7 +484,7 @@ def test_a_file_that_differs_in_its_middle_is_another(
 
 
 def test_a_last_line_that_became_longer_is_another_row(db: Path, tmp_path: Path) -> None:
-    """A last line that has become longer is another row, unless only its line end was missing."""
+    """A last line that has become longer counts as a new row, unless only its line end was missing."""
     file = tmp_path / "x.csv"
     for text, new in (("t,1\nt,2", 2), ("t,1\nt,2\n", 0), ("t,1\nt,2\nt,3", 1), ("t,1\nt,2\nt,34", 1)):
         file.write_text(f"topic,payload\n{text}")
@@ -500,7 +503,7 @@ def test_blank_lines_are_rows_without_messages(db: Path, tmp_path: Path) -> None
 
 
 def test_standard_input(db: Path) -> None:
-    """Standard input resumes after stored rows if it has a name, and is imported as a whole otherwise."""
+    """Standard input with a source name resumes after the stored rows; without a name, all of it is imported."""
     assert imported(db, stdin=encode_lines(ROWS[:50]))["messages"] == 50
     assert imported(db, "-", "--source", "feed", stdin=encode_lines(ROWS[50:100]))["messages"] == 50
     assert imported(db, "-", "--source", "feed", stdin=encode_lines(ROWS[50:]))["messages"] == 100
@@ -571,7 +574,7 @@ def test_times_that_are_no_numbers_are_what_they_say(db: Path, tmp_path: Path) -
 
 
 def test_an_import_that_fails_at_first_leaves_no_database(db: Path, file: Path, tmp_path: Path) -> None:
-    """An import that fails before it stores a row removes the database if it has created it."""
+    """An import that creates a database and fails before it stores a row removes the database again."""
     bad = tmp_path / "bad.jsonl"
     bad.write_bytes(b"{}\n")
     run("import", db, bad, code=2)

@@ -87,7 +87,7 @@ class Import:
         self._answer_to.close()
 
     def reports(self) -> Iterator[int]:
-        """Yield the reported numbers of stored rows."""
+        """Yield the numbers of stored rows that the process reports."""
         return (int(line) for line in self._reports if line.endswith(b"\n"))
 
     def let_on(self) -> None:
@@ -117,7 +117,7 @@ def rows(db: Path) -> list[list[ts.Message]]:
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory: pytest.TempPathFactory, file: Path) -> dict[int, list[list[ts.Message]]]:
-    """Return the messages by shard that an uninterrupted import stores, for each number of shards."""
+    """Return, for each number of shards, the messages by shard that an uninterrupted import stores."""
     found = {}
     for shards in SHARDS:
         path = tmp_path_factory.mktemp("clean") / "db"
@@ -168,7 +168,7 @@ def test_killed_again_and_again_it_ends_like_one_that_was_not(
 def test_interrupted_it_ends_cleanly_and_says_how_to_go_on(
     tmp_path: Path, file: Path, clean: dict[int, list[list[ts.Message]]], number: int
 ) -> None:
-    """An interrupted import prints the number of stored rows: those it reported, and at most one batch more."""
+    """An interrupted import prints the number of stored rows: the reported ones, and at most one further batch."""
     with Import(tmp_path / "db", file, "--shards", "4") as child:
         for safe in child.reports():
             child.let_on()
@@ -215,7 +215,7 @@ def test_interrupted_while_it_waits_for_more(tmp_path: Path, file: Path) -> None
         child.process.stdin.writelines(file.read_text().splitlines(keepends=True)[:25])
         child.process.stdin.flush()
         reports = child.reports()
-        for safe in (10, 20, 25):  # the last five, though no batch is full
+        for safe in (10, 20, 25):  # at 25, the last five rows are stored although their batch isn't full
             assert safe == next(reports)
             child.let_on()
         child.process.send_signal(signal.SIGINT)

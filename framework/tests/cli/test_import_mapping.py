@@ -1,4 +1,4 @@
-"""Imports of devices' files: other names of the time, payloads that are objects, and mapped columns."""
+"""Imports of devices' files: other names for the column of times, payloads that are objects, and mapped columns."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_number_that_tells_no_unit_is_refused(tmp_path: Path, target: Path, ti
 
 
 def test_the_unit_may_be_said(write: Write, target: Path) -> None:
-    """With `--time-unit` any time is taken in that unit, without the check of plausible years."""
+    """With `--time-unit` any number is taken in that unit, without the check of plausible years."""
     file = write(
         [
             {"topic": "a", "payload": "x", "timestamp": 1_700_000_000},
@@ -143,7 +143,7 @@ def test_digits_of_a_time_are_not_cut_in_silence(
     row = {"topic": "a", "payload": "x", name: time}
     text = json.dumps(row)
     if ending == "jsonl" and str(time)[:2] == "17":
-        text = text.replace(f'"{time}"', f"{time}")  # a number with more digits than a float
+        text = text.replace(f'"{time}"', f"{time}")  # a number with more digits than a float can hold
     csv_text = ",".join(row) + "\n" + ",".join(f'"{value}"' for value in row.values())
     file.write_text(text if ending == "jsonl" else csv_text)
     assert bool(unit) == ("were rounded down" in run("import", target, file).stderr)
@@ -168,7 +168,7 @@ def test_two_names_of_the_time_are_one_too_many(write: Write, target: Path) -> N
 def test_times_of_arrow_are_what_they_are(
     tmp_path: Path, target: Path, name: str, how: tuple[str, ...], says: str
 ) -> None:
-    """Arrow times between two microseconds are refused with their row, unless a unit is given, under any name."""
+    """Arrow times with a fraction of a microsecond are refused with their row, unless a unit is given."""
     times = pa.array([1_000, TIME * 1_000 + 1], pa.timestamp("ns"))
     pq.write_table(pa.table({"topic": ["a", "a"], "payload": ["x", "y"], name: times}), tmp_path / "x.parquet")
     arguments = ("import", target, tmp_path / "x.parquet", *how)
@@ -275,7 +275,7 @@ def test_utf16_is_told(tmp_path: Path, target: Path, ending: str, encoding: str)
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
 @pytest.mark.parametrize("quoted", [False, True])
 def test_separators_of_csv(tmp_path: Path, target: Path, separator: str, quoted: bool) -> None:
-    """The header tells the separator of a CSV file, also with quoted separators, and a resumed import uses the same."""
+    """The header determines the separator of a CSV file, even if fields contain others; a resumed import keeps it."""
     with (tmp_path / "x.csv").open("w", newline="", encoding="utf-8-sig") as file:
         file.write("\n\n")
         writer = csv.writer(file, delimiter=separator, quoting=csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL)
@@ -466,7 +466,7 @@ def retained(path: Path) -> dict[str, bytes]:
 
 
 def test_retained_messages_are_kept_if_it_is_asked_for(write: Write, target: Path, tmp_path: Path) -> None:
-    """Retained messages are set only with `--retain`; otherwise the import reports how many were not."""
+    """Retained messages are set only with `--retain`; otherwise the import reports how many it didn't set."""
     file = write(RETAINED)
     told = run("import", tmp_path / "other", file).stdout
     assert "20 messages with the retain flag did not become retained messages; --retain does that" in told
@@ -515,7 +515,7 @@ cli(["import", *map(str, arguments)])
 def test_killed_with_a_mapping_it_ends_like_one_that_was_not(
     tmp_path: Path, write: Write, target: Path, run_until: Callable[..., object]
 ) -> None:
-    """After kills at any write, messages and retained messages are those of an uninterrupted import."""
+    """After kills at any write, messages and retained messages equal those of an uninterrupted import."""
     rows = [
         {"site": f"s{n % 7}", "id": n % 11, "data": f"{n}", "ts": 1_700_000_000 + n, "retain": n % 3 == 0}
         for n in range(600)

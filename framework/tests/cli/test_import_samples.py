@@ -28,7 +28,7 @@ def run(*arguments: object) -> bytes:
 @pytest.mark.parametrize("name", [pytest.param("bus", marks=pytest.mark.slow), "home"])
 @pytest.mark.parametrize("ending", ["-sample.jsonl.gz", ".parquet"])
 def test_row_for_row(tmp_path: Path, name: str, ending: str) -> None:
-    """A replay returns the file's messages in the file's order."""
+    """A replay returns the sample file's messages in the file's order."""
     file = sample(name + ending)
     run("import", tmp_path / "db", file)
     with open_source(file) as source, ts.open(tmp_path / "db", mode="r+") as db:

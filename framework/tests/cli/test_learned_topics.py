@@ -53,7 +53,7 @@ def paths(nodes: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def test_every_learned_node_is_there_once(path: Path) -> None:
-    """Nodes with the same path in several shards and generations are merged, with the streams of all."""
+    """Nodes with the same path in several shards and generations are merged, and list all their streams."""
     with ts.open(path, mode="r+") as db:
         learned = db.learned_topics()
     found = document(path)
@@ -70,7 +70,7 @@ def test_every_learned_node_is_there_once(path: Path) -> None:
 
 
 def test_streams_within_a_node_are_its_own_and_those_below(path: Path) -> None:
-    """`streams_within` counts a node's own streams and those below; parents come before children."""
+    """`streams_within` counts a node's own streams and those of the nodes below; parents come before children."""
     nodes = document(path)["nodes"]
     own = {tuple(node["path"]): len(node["streams"]) for node in nodes}
     for node in nodes:
@@ -124,7 +124,7 @@ def test_text_is_indented(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("topics", "shown"), [(5, 5), (6, 6), (7, 5), (300, 5)])
 def test_wide_nodes_are_abbreviated(tmp_path: Path, topics: int, shown: int) -> None:
-    """A node with many children shows the first and the wildcard; at least two are abbreviated. JSON has all."""
+    """A node with many children shows only the first one and the wildcard, if that hides at least two; JSON has all."""
     with ts.open(tmp_path / "db", mode="x", options={"block": {"thresholds": [9, 200]}}) as db:
         store(db, [f"a/{number:03}" for number in range(topics)])
     own = min(topics, 200)
@@ -138,7 +138,7 @@ def test_wide_nodes_are_abbreviated(tmp_path: Path, topics: int, shown: int) -> 
 
 
 def test_layouts_that_learn_nothing(tmp_path: Path) -> None:
-    """Generations whose layout learns nothing, or that hold no messages, are named."""
+    """The command names generations whose layout learns nothing, or that hold no messages."""
     with ts.open(tmp_path / "db", mode="x", layout="reference") as db:
         store(db, ["a", "b"])
         db.add_generation("block")

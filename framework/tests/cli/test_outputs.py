@@ -76,7 +76,7 @@ def _shape(value: Any) -> Any:
 
 
 def outputs(path: Path) -> str:
-    """Run the commands of the file in order; earlier commands affect the output of later ones."""
+    """Run the commands of the file in order, because earlier commands affect the output of later ones."""
     fill(path)
     commands = re.findall(r"^\$ topicstore (.*)$", FROZEN.read_text(encoding="utf-8"), re.MULTILINE)
     with contextlib.chdir(path):

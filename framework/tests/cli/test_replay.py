@@ -19,7 +19,7 @@ from .conftest import run
 def test_a_replay_of_nothing(
     db: Path, tmp_path: Path, on_a_terminal: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If no message matches, a terminal shows the time of the newest one; a script gets no output."""
+    """If no message matches, a terminal shows the time of the newest stored message; a script gets no output."""
     newest = "no messages match; the newest of the database is of 1970-01-01T00:00:59Z\r\n"
     assert newest == on_a_terminal("stderr", "replay", db, "nosuch")
     assert newest == on_a_terminal("stderr", "replay", db, "--start", "-2h", "--format", "jsonl")

@@ -65,7 +65,7 @@ def test_limits_that_are_none(path: Path, arguments: list[str]) -> None:
 
 
 def test_a_run_says_what_went(tmp_path: Path) -> None:
-    """`retention run` prints what it dropped, or that nothing was to be done."""
+    """`retention run` prints what it dropped, or that there was nothing to do."""
     path = tmp_path / "db"
     with ts.open(path, clock=Clock(START)) as db:
         db.store([ts.Message("a", b"x")] * 3)
@@ -78,7 +78,7 @@ def test_a_run_says_what_went(tmp_path: Path) -> None:
 
 
 def test_filters_are_changed_one_by_one(path: Path) -> None:
-    """`--filter` changes only the given filters, of which ``none`` removes one; a filter may contain "="."""
+    """`--filter` changes only the given filters, and ``none`` removes a filter; a filter may contain "="."""
     run("retention", "set", path, "--filter", "debug/#=1h", "--filter", "alarms/#=forever", "--filter", "a=b/+=90")
     assert {"debug/#": 3600, "alarms/#": None, "a=b/+": 90} == document("retention", path)["filters"]
     changed = document("retention", "set", path, "--filter", "debug/#=2h", "--filter", "a=b/+=none")

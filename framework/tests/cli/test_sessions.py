@@ -12,7 +12,7 @@ DAY = 86_400
 
 
 def test_what_is_behind_is_told_by_filter(path: Path) -> None:
-    """`sessions` shows the lag by filter, in messages and seconds, and its sum in the list."""
+    """`sessions` shows the lag of each filter in messages and seconds, and the sum for each session in the list."""
     with ts.open(path) as db:
         session = db.sessions.open("display", expiry_interval=None)
         for topic_filter in ("a/#", "a/b", "b"):

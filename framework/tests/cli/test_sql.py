@@ -37,7 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def path(tmp_path: Path, made: Path) -> Path:
-    """A copy of `made`."""
+    """A copy of the database that `made` returns."""
     return shutil.copytree(made, tmp_path / "db")
 
 
@@ -52,7 +52,7 @@ def test_rows_of_all_shards_as_a_table(path: Path) -> None:
 
 
 def test_both_times_of_a_message(path: Path) -> None:
-    """The view has a message's own timestamp, which finds late messages, and the time of its position."""
+    """The SQL view has a message's own timestamp, which finds late messages, and the time of its position."""
     moment = 1_748_779_200_000_000
     with ts.open(path) as db:
         db.store([Message("late", b"", timestamp=moment + n) for n in (-1, 0, 3_600_000_000)])
@@ -150,7 +150,7 @@ def ts_sql(path: Path, statement: str) -> list[object]:
 
 
 def test_other_layouts_have_no_rows(path: Path, tmp_path: Path) -> None:
-    """SQL is refused without a generation of the layout `table`; other generations are left out with a warning."""
+    """SQL is refused without a generation of the layout `table`; other generations are omitted with a warning."""
     with ts.open(tmp_path / "block", backend="duckdb", layout="block") as db, pytest.raises(ts.UnsupportedError):
         db.sql("SELECT 1")
     with ts.open(tmp_path / "memory", backend="memory") as db, pytest.raises(ts.UnsupportedError, match="memory"):

@@ -29,7 +29,10 @@ def test_they_are_sorted(path: Path, command: str, sort: str) -> None:
 def test_a_table_of_many_rows_is_printed_as_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], width: str
 ) -> None:
-    """Many rows that fit into their lines are passed to rich as one, for speed; the output is the same."""
+    """A table in which every row fits into one line is passed to rich as a single row, for speed.
+
+    The output is the same as if each row was passed.
+    """
     monkeypatch.setenv("COLUMNS", width)
     rows = [(f"plant/{n}", n * 1_000, None) for n in range(50)]
     table = display.make_table("topic~", "messages>", "more", rows=rows)

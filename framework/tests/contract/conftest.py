@@ -17,5 +17,5 @@ lists = st.lists(messages, max_size=8) | alike | st.builds(lambda one, other: on
 
 
 def exactly(messages: list[Message]) -> list[list[tuple[type, Any]]]:
-    """Return the messages' values with their types, so that True and 1 differ."""
+    """Return the messages' values together with their types, so that True and 1 differ."""
     return [[(type(value), value) for value in msgspec.structs.astuple(message)] for message in messages]

@@ -154,7 +154,7 @@ def test_any_form_of_column_goes_out(rows: int) -> None:
 
 
 def test_times_that_a_layout_keeps_in_an_object_array() -> None:
-    """None in an object array of times becomes null."""
+    """None in a NumPy array of times with dtype object becomes null."""
     batch = MessageBatch.from_messages(SOME)
     batch.timestamps = np.array([5, None, MAX_TIME], dtype=object)
     assert MessageBatch.from_messages(SOME).to_arrow().equals(batch.to_arrow())
@@ -227,7 +227,7 @@ def test_a_null_is_refused_by_its_row(name: str) -> None:
 
 
 def test_times_and_properties_may_be_null() -> None:
-    """A null time or properties become None, also in a column of the null type."""
+    """Null times and null properties become None, also in a column of the null type."""
     for nulls in (pa.nulls(2), pa.nulls(2, pa.timestamp("ns"))):
         assert read("timestamp", nulls) == [None, None]
     for nulls in (pa.nulls(2), pa.nulls(2, PROPERTIES)):
@@ -355,7 +355,7 @@ def test_properties_as_other_programs_infer_them() -> None:
 
 
 def test_the_order_of_the_fields_of_properties_does_not_matter() -> None:
-    """Fields of properties are found by name in any order, also in slices and below a null."""
+    """Fields of properties are found by name in any order, even in slices and in rows whose properties are null."""
     shuffled = pa.struct(sorted(PROPERTIES, key=lambda field: field.name))
     values = [PLAIN, None, {"content_type": "t"}, {}, None]
     expected = [FULL, None, Properties(content_type="t"), Properties(), None]

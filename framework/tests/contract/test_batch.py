@@ -33,7 +33,7 @@ def changed(field: str, value: Any) -> Message:
 
 
 def stored(rows: list[Message]) -> MessageBatch:
-    """Return a batch in the form that a shard returns."""
+    """Return a batch in the form in which a shard returns batches."""
     return formed(rows, "stored")
 
 
@@ -59,7 +59,7 @@ def test_any_iterable_of_messages_will_do(kind: Any) -> None:
 
 
 def test_an_error_inside_a_generator_stays_what_it_is() -> None:
-    """An AttributeError of the caller's own is not mistaken for a bad message."""
+    """An AttributeError that the caller's generator raises is not mistaken for a bad message."""
 
     def rows() -> Any:
         yield GOOD
@@ -182,7 +182,7 @@ def test_bad_properties_are_refused_by_name(case: tuple[str, Any, str]) -> None:
 
 
 def test_equal_values_of_another_type_are_refused() -> None:
-    """Values that are equal but of another type, such as True and 1, are refused also after a valid equal value."""
+    """Values that equal a valid value but have another type, such as True for 1, are refused even after that value."""
     for field, goods in (("qos", (0, 1)), ("retain", (False, True)), ("timestamp", (0, 1))):
         for good, bad in itertools.product(goods, (0, 1, False, True, 0.0, -0.0, 1.0)):
             if good == bad and type(good) is not type(bad):
@@ -237,7 +237,7 @@ def test_what_is_no_iterable_is_a_type_error(rows: Any) -> None:
 
 
 def test_the_first_bad_field_is_named_before_the_first_bad_row() -> None:
-    """Fields are validated one after another in the order of `Message`, so the first bad field is reported."""
+    """Fields are validated one after another, so an error in an earlier field precedes one in an earlier row."""
     rows = [changed("qos", 3), changed("topic", "#")]
     assert refused(rows, "wildcard").index == 1
 
@@ -246,9 +246,9 @@ def test_the_first_bad_field_is_named_before_the_first_bad_row() -> None:
 
 
 def test_a_bad_topic_is_refused_however_many_good_ones_came_before() -> None:
-    """A bad topic is refused even after many good ones were remembered as valid.
+    """A bad topic is refused even after many good ones were cached as valid.
 
-    Topics and client ids are remembered separately, and a refused batch is not remembered.
+    Topics and client ids are cached separately, and a refused batch is not cached.
     """
     good = Message("known/topic", b"", "known client")
     for _ in range(3):
@@ -266,7 +266,7 @@ def test_a_bad_topic_is_refused_however_many_good_ones_came_before() -> None:
 
 
 def test_the_memory_of_texts_is_bounded_in_number() -> None:
-    """At most 65,536 valid topics are remembered, and bad ones are refused afterwards."""
+    """At most 65,536 valid topics are cached, and bad topics are still refused when the cache is full."""
     known = validation._Known(validation._check_topic, "\0+#")
     for start in range(0, 200_000, 7_000):
         known.check([f"t/{number}" for number in range(start, start + 7_000)])
@@ -279,7 +279,7 @@ def test_the_memory_of_texts_is_bounded_in_number() -> None:
 
 
 def test_the_memory_of_texts_is_bounded_in_size() -> None:
-    """Remembered topics have at most 16 Mi characters in all."""
+    """Cached topics have at most 16 Mi characters in all."""
     known = validation._Known(validation._check_topic, "\0+#")
     for number in range(600):
         known.check([f"{number}/".ljust(65_000, "x"), "t"])
@@ -309,7 +309,7 @@ def test_threads_share_the_memory_of_texts() -> None:
 
 
 def test_texts_that_another_thread_has_checked_meanwhile() -> None:
-    """Texts that another thread validates between the two lookups are accepted."""
+    """Texts that another thread validates between the two cache lookups are accepted."""
 
     class Shared(set[str]):
         def issuperset(self, texts: Iterable[Any]) -> bool:
@@ -352,7 +352,7 @@ def formed(rows: list[Message], form: str, first: int = 2**63, shard: int = 3) -
 
 @given(st.lists(lists, min_size=1, max_size=4), st.booleans(), st.data())
 def test_parts_and_joins_are_those_of_the_messages(parts: list[list[Message]], new: bool, data: st.DataObject) -> None:
-    """Slicing, taking rows and concatenation of batches equal those of lists, in all forms of columns."""
+    """Slicing, taking rows and concatenating work on batches as on lists of messages, in all forms of columns."""
     forms = ["new"] if new else data.draw(st.lists(st.sampled_from(["stored", "numpy", "arrow"]), min_size=1))
     batches = [
         formed(rows, forms[number % len(forms)], 2**63 + 1_000 * number, number % 2)
@@ -395,7 +395,7 @@ def test_a_whole_slice_is_the_batch_itself() -> None:
 
 
 def test_nothing_joins_to_nothing() -> None:
-    """Empty batches concatenate to an empty batch, and leave a batch beside them unchanged."""
+    """Empty batches concatenate to an empty batch, and add nothing to other batches."""
     batch = stored([GOOD])
     assert len(MessageBatch.concat([])) == 0
     assert len(MessageBatch.concat([MessageBatch.empty(), MessageBatch.empty()])) == 0
@@ -483,7 +483,7 @@ def test_stored_and_other_messages_dont_join() -> None:
 
 
 def test_an_empty_batch_is_empty() -> None:
-    """An empty batch has no rows, messages or bytes, and neither has a slice of it."""
+    """An empty batch has no rows, messages or bytes, nor has any slice of it."""
     batch = MessageBatch.empty()
     assert (len(batch), batch.to_messages(), batch.payload_bytes()) == (0, [], 0)
     assert (batch.ids(), batch.positions.tolist()) == ([], [])

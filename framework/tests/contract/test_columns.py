@@ -67,7 +67,7 @@ def test_a_window_is_a_slice(both: tuple[Any, list[int]], rows: slice) -> None:
 
 @given(columns(min_size=1), st.data())
 def test_take_takes_rows_in_any_order(both: tuple[Any, list[int]], data: st.DataObject) -> None:
-    """`take` returns the rows at the given indices, with repetitions, or none."""
+    """`take` returns the rows at the given indices, even if indices are repeated or there are none."""
     column, expected = both
     indices = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=20))
     actual = take(column, np.array(indices, dtype=np.intp))
@@ -161,7 +161,7 @@ def test_a_constant_shows_itself() -> None:
 
 @given(st.lists(st.sampled_from("abcdef"), max_size=20), st.sampled_from([0, 1, 100]))
 def test_each_text_of_a_column_is_mapped_once(rows: list[str], more: int) -> None:
-    """`mapped` calls its function once for each distinct text of the column, not for other texts of the list."""
+    """`mapped` calls its function once for each distinct text that the column uses, and not for unused texts."""
     known = [*(f"other {number}" for number in range(more)), *"abcdef", *("" for _ in range(more))]
     column = Coded(np.array([known.index(text) for text in rows], np.uint32), Texts.of(known))
     asked: list[str] = []

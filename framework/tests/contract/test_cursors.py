@@ -33,13 +33,13 @@ def packed(*fields: Any) -> bytes:
 def test_an_cursor_comes_back_from_its_bytes(
     database: bytes, shard: int, generation: int, stream: int, topic_filter: str, place: bytes
 ) -> None:
-    """All fields are the same after conversion to bytes and back."""
+    """All fields of a cursor are the same after conversion to bytes and back."""
     one = Cursor(database, shard, generation, stream, topic_filter, place)
     assert one == Cursor.from_bytes(one.to_bytes())
 
 
 def test_the_stored_form_is_frozen() -> None:
-    """The bytes of version 1 don't change."""
+    """The encoding of cursors in version 1 doesn't change."""
     expected = bytes.fromhex("0139d9ea36087716e696c404646174610302cc80a3612f2bc40200ff")
     one = Cursor(b"data", 3, 2, 128, "a/+", b"\x00\xff")
     assert expected == one.to_bytes()
@@ -48,7 +48,7 @@ def test_the_stored_form_is_frozen() -> None:
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_any_kind_of_bytes_will_do(kind: type) -> None:
-    """Bytes, bytearray and memoryview are accepted, and are copied."""
+    """Cursors can be read from bytes, bytearray and memoryview, which are copied."""
     one = Cursor.from_bytes(kind(ONE.to_bytes()))
     assert one == ONE
     assert (bytes, bytes) == (type(one.database), type(one.place))
@@ -62,7 +62,7 @@ def test_an_cursor_cannot_be_changed() -> None:
 
 
 def test_every_damaged_byte_is_noticed() -> None:
-    """A change of any single byte is detected."""
+    """A change of any single byte of a cursor is detected."""
     good = ONE.to_bytes()
     for place in range(len(good)):
         for change in range(1, 256):
@@ -81,7 +81,7 @@ def test_every_truncation_and_extension_is_noticed() -> None:
             Cursor.from_bytes(good + good[: size + 1])
     body, short = good[9:], [packed(*FIELDS[:size]) for size in range(1, 6)]
     cut = [framed(each) for each in (body + b"\xc0", body + body, *(body[:cut] for cut in range(len(body))))]
-    for bad in (*short, *cut):  # with a good checksum
+    for bad in (*short, *cut):  # with a correct checksum
         with pytest.raises(InvalidCursorError):
             Cursor.from_bytes(bad)
 
@@ -105,7 +105,7 @@ def test_other_versions_are_refused(version: int) -> None:
 @pytest.mark.parametrize("field", range(6))
 @pytest.mark.parametrize("value", [None, True, 1.0, -1, "text+", b"\xff", [1], {"a": 1}], ids=repr)
 def test_fields_of_the_wrong_type_are_refused(field: int, value: Any) -> None:
-    """A field of a wrong type or a negative number is refused, even with a valid checksum."""
+    """A field of a wrong type, or a negative number, is refused, even with a valid checksum."""
     if field in (0, 5) and isinstance(value, bytes):
         return
     with pytest.raises(InvalidCursorError):
@@ -166,7 +166,7 @@ def test_random_bytes_are_refused(data: bytes) -> None:
 @settings(max_examples=500)
 @given(st.integers(0, len(ONE.to_bytes()) - 10), st.binary(min_size=1, max_size=4))
 def test_garbled_bodies_with_a_good_checksum_are_read_or_refused(place: int, change: bytes) -> None:
-    """Changed bytes with a valid checksum are decoded or refused with `InvalidCursorError`."""
+    """Changed bytes with a correct checksum are decoded or refused with `InvalidCursorError`."""
     body = ONE.to_bytes()[9:]
     try:
         one = Cursor.from_bytes(framed(body[:place] + change + body[place + len(change) :]))

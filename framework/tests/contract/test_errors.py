@@ -23,7 +23,7 @@ def test_every_error_is_published() -> None:
 
 @pytest.mark.parametrize("error", ALL, ids=lambda error: error.__name__)
 def test_every_error(error: type[Exception]) -> None:
-    """Each error is documented, recoverable or not, keeps its text, and can be pickled for Spark's workers."""
+    """Each error class is documented, belongs to one family, keeps its text, and can be pickled for Spark's workers."""
     assert error.__doc__ is not None
     assert error.__doc__.rstrip().endswith(".")
     assert error.__name__.endswith("Error")
@@ -59,7 +59,7 @@ def test_a_message_error_names_the_message() -> None:
 
 
 def test_corruption_names_its_place() -> None:
-    """The place comes first in the error's text; text and place survive pickling."""
+    """The error's text begins with the location of the corruption; text and location survive pickling."""
     for one in (
         errors.CorruptionError("bad checksum", "block 7"),
         pickle.loads(pickle.dumps(errors.CorruptionError("bad checksum", "block 7"))),

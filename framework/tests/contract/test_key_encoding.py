@@ -80,7 +80,7 @@ def test_bytes_are_ordered_as_keys_are(drawn: tuple[Keyspace, list[Any]], prefix
     ],
 )
 def test_other_keys_are_refused(keyspace: Keyspace, key: Any, prefix: bytes) -> None:
-    """Keys of a wrong type, length or range are refused by name, also among valid keys."""
+    """Keys of a wrong type, length or range are refused with an error that names them, even among valid keys."""
     encoding = KeyEncoding(keyspace, prefix)
     good = b"key" if keyspace.shape is None else (1, 2, 3)
     with pytest.raises(InvalidArgumentError, match="is not a key of keyspace") as alone:

@@ -69,5 +69,5 @@ def test_ids_are_ordered_by_shard_then_position() -> None:
 
 
 def test_the_largest_payload_is_what_a_packet_carries() -> None:
-    """The largest payload is the largest number that MQTT's variable byte integer encodes: four times seven bits."""
+    """The largest payload in bytes is the largest number that MQTT's variable byte integer encodes, in 28 bits."""
     assert MAX_PAYLOAD == 2**28 - 1

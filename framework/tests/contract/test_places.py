@@ -16,7 +16,7 @@ positions = st.dictionaries(st.integers(0, 20), st.integers(0, (1 << 64) - 1), m
 
 @given(databases, positions)
 def test_a_place_is_read_back_from_its_text(database: bytes, by_shard: dict[int, int]) -> None:
-    """A parsed place has position 0 for missing shards; copies keep the database's id."""
+    """A parsed place has position 0 for shards that the text omits; copies keep the database's id."""
     place = ts.Place(database, by_shard)
     found = ts.Place.parse(str(place))
     assert (database, {shard: by_shard.get(shard, 0) for shard in range(max(by_shard) + 1)}) == (found.database, found)

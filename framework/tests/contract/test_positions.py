@@ -60,7 +60,7 @@ def test_commit_positions_equal_the_model(last: int, now: int, rows: int) -> Non
 @example(-1, [0, 0, MAX_TIME, 0, MAX_TIME])
 @example((MAX_TIME + 1) << COUNTER_BITS, [0, MAX_TIME])
 def test_message_positions_equal_the_model(last: int, times: list[int]) -> None:
-    """Each message gets max(previous + 1, its time), whatever the order of times."""
+    """Each message gets the position max(previous + 1, its time), even if times aren't in order."""
     actual = message_positions(last, as_times(times))
     assert np.uint64 == actual.dtype
     assert one_by_one(last, times) == actual.tolist()
@@ -159,7 +159,7 @@ def test_to_microseconds_of_any_zone_is_that_of_utc(time: datetime) -> None:
 
 
 class Nowhere(tzinfo):
-    """A zone without an offset, in which Python considers a datetime naive."""
+    """A time zone without an offset, in which Python considers a datetime naive."""
 
     def utcoffset(self, _: datetime | None) -> timedelta | None:
         return None

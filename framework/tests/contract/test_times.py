@@ -94,7 +94,7 @@ def test_whatever_is_written_it_is_a_time_or_refused_by_one_error(text: str) -> 
 
 @pytest.mark.parametrize("text", ["1700000000", "1700000000000", "99999999999999", "123456789"])
 def test_numbers_that_are_hardly_microseconds(text: str) -> None:
-    """A number that is probably seconds or milliseconds is refused from a person, and accepted from a file."""
+    """A number that is probably seconds or milliseconds is refused from a command line, and accepted from a file."""
     with pytest.raises(ValueError, match=r"is not a time: as microseconds it lies in 197[0-3]; seconds have an @"):
         parse_when(text, NOW)
     assert parse_timestamp(text) == int(text)
@@ -182,7 +182,7 @@ def test_a_time_to_read_from_is_written_in_many_ways() -> None:
     ],
 )
 def test_what_is_hardly_meant_is_refused(when: object, told: str) -> None:
-    """An implausible time is refused, with the unit that it seems to have, or what to write instead."""
+    """An implausible time is refused; the error names the likely unit, or an accepted form."""
     with pytest.raises(InvalidArgumentError, match=told):
         moment(when)
 

@@ -36,7 +36,7 @@ def obviously_matches(levels: list[str], topic: list[str]) -> bool:
     return levels[0] in ("+", topic[0]) and obviously_matches(levels[1:], topic[1:])
 
 
-# A small alphabet, so that filters often match topics.
+# a small alphabet, so that filters often match topics
 level = st.text("ab$ é", max_size=2)
 topics = st.lists(level, min_size=1, max_size=6).map("/".join).filter(bool)
 filters = st.builds(
@@ -95,7 +95,7 @@ def test_matching_equals_the_standard(text: str, topic: str) -> None:
 @settings(max_examples=500)
 @given(st.text(st.sampled_from("ab+#/$\0\ud800é"), max_size=6))
 def test_a_filter_without_wildcards_is_valid_where_the_topic_is(text: str) -> None:
-    """Topics and filters obey the same rules except for wildcards; a filter without wildcards is literal."""
+    """Topics and filters obey the same rules except for wildcards: every valid topic is a literal filter."""
     try:
         check_topic(text)
     except InvalidTopicError:

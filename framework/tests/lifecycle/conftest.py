@@ -1,4 +1,4 @@
-"""Limits that make small exports have several files and row groups, and databases to export."""
+"""Limits so small that small exports have several files and row groups, and databases to export."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def keys(shard: Shard) -> Iterator[object]:
 
 
 def test_killed_between_shards_it_is_whole_and_goes_on(path: Path, tmp_path: Path) -> None:
-    """A generation that only some shards have archived is readable, and the next archiving completes it."""
+    """If only some shards have archived a generation, it is readable, and the next archiving completes it."""
     target = tmp_path / "export"
     with ts.open(path, mode="r+") as db:
         before = list(db.replay("#", order="time"))

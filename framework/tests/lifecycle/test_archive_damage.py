@@ -1,4 +1,4 @@
-"""Damaged exports: replays of the damaged generation raise an error that names the place, and others work."""
+"""Damaged exports: replays of the damaged generation raise an error that says where, and other replays work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Fill = Callable[..., None]
 
 @pytest.fixture
 def target(db: ts.Database, tmp_path: Path) -> Path:
-    """An export to which both generations were archived, and of which nothing was read."""
+    """An export to which both sealed generations were archived, and whose files no replay has read."""
     db.archives.archive(tmp_path / "export")
     return tmp_path / "export"
 
@@ -60,7 +60,7 @@ def test_every_byte_counts(tmp_path: Path, fill: Fill) -> None:
 
 
 def test_a_bit_that_flips_in_any_file_is_told(db: ts.Database, target: Path) -> None:
-    """`verify` reports a flipped bit in any file, also if reading messages doesn't need it or happened before."""
+    """`verify` reports a flipped bit in any file of an export, even if replays don't need or have read the file."""
     assert list(db.replay("#"))
     assert db.verify().ok
     chance, files = random.Random(13), sorted(file for file in target.rglob("*") if file.is_file())
@@ -76,7 +76,7 @@ def test_a_bit_that_flips_in_any_file_is_told(db: ts.Database, target: Path) -> 
 
 
 def damage(kind: str, slab: Path) -> None:
-    """Damage a slab's directory; `kind` is one of `KINDS`."""
+    """Damage a slab's directory in the way that `kind`, one of `KINDS`, names."""
     part, contents = slab / "part-00000.parquet", slab / "_topicstore_slab.json"
     match kind:
         case "truncated":
@@ -130,7 +130,7 @@ def test_it_is_named_and_the_rest_is_there(db: ts.Database, target: Path, kind: 
 
 
 def test_a_generation_comes_back_with_its_files(db: ts.Database, tmp_path: Path) -> None:
-    """Archived messages are readable again as soon as their files are back, without reopening."""
+    """Archived messages are readable again as soon as their files are back, without reopening the database."""
     target, before = tmp_path / "export", list(db.replay("#", order="time"))
     db.archives.archive(target)
     target.rename(tmp_path / "elsewhere")
@@ -166,7 +166,7 @@ def test_a_volume_that_is_not_mounted_is_no_archive(
     assert ((), (), True) == (report.archived, report.dropped, "lacks the archived generations 1" in report.why[0])
     clock.now += 3_600_000_000
     with pytest.raises(ts.ManifestMismatchError, match="lacks the archived generations 1"):
-        db.retention._work(False)  # the background's failure
+        db.retention._work(False)  # the failure of the background thread
     assert below == sorted(cold.rglob("*"))
     assert [1] == [one.generation for one in db.archives]
     assert before == list(db.replay("#", order="time", start=db.generations()[1].created))
@@ -204,11 +204,11 @@ def test_another_databases_export_does_not_pass_for_its_own(db: ts.Database, tar
 
 
 def test_a_row_that_differs_keeps_its_generation_local(db: ts.Database, tmp_path: Path) -> None:
-    """An earlier export is compared with the stored messages before these are removed."""
+    """Before stored messages are removed, an earlier export is compared with them."""
     db.archives.export(tmp_path / "export")
     clock = Clock()
     with ts.open(tmp_path / "twin", backend="memory", shards=2, clock=clock) as twin:
-        twin.storage.manifest = db.manifest  # like a copy with other messages at the same positions
+        twin.storage.manifest = db.manifest  # like a copy of the database with other messages at the same positions
         for number in range(200):
             clock.now += 1_000
             twin.store([ts.Message("a", b"", f"c{number % 5}")])

@@ -66,7 +66,7 @@ def test_only_local_bytes_count(db: ts.Database, tmp_path: Path, fill: Fill) -> 
 
 
 def test_archived_ones_are_not_dropped_for_room(db: ts.Database, tmp_path: Path, fill: Fill) -> None:
-    """Archived generations are not dropped for `max_bytes`; `max_age` drops them if retention doesn't archive."""
+    """Archived generations are not dropped for `max_bytes`; `max_age` drops them only if retention doesn't archive."""
     for _ in range(4):
         fill(db, 50)
         db.add_generation()

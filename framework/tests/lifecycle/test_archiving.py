@@ -36,7 +36,7 @@ FILTERS = ("#", "fleet/+/speed", "fleet/bus-1/#", "$SYS/#", "no/such/topic")
 
 
 def everything(db: ts.Database) -> list[list[ts.Message]]:
-    """Return the replays of all filters in order of time."""
+    """Return the replays of all test filters in order of time."""
     return [list(db.replay(text, order="time")) for text in FILTERS]
 
 
@@ -52,7 +52,7 @@ def by_publisher(messages: Iterator[ts.Message]) -> dict[tuple[str, str], list[t
 
 @attrs.frozen
 class History:
-    """Batches of messages by generation, the layouts of generations, those to archive, and replays to compare."""
+    """Batches by generation, the generations' layouts, the generations to archive, and replays to compare."""
 
     generations: list[tuple[str, list[list[ts.Message]]]]
     archived: set[int]
@@ -83,7 +83,7 @@ PAIRS = [
 @pytest.mark.parametrize(("backend", "layouts", "examples"), PAIRS)
 @SMALL
 def test_archived_generations_replay_as_they_did(backend: str, layouts: tuple[str, ...], examples: int) -> None:
-    """Replays are the same before and after archiving, in all layouts, also after reopening."""
+    """Replays before and after archiving are the same, in all layouts, even after the database is opened again."""
     learns = not {"reference", "table"} & set(layouts)
 
     @settings(COSTLY, max_examples=examples)
@@ -148,7 +148,7 @@ def test_each_stream_is_in_order_of_positions_and_ends(db: ts.Database, tmp_path
 
 @SMALL
 def test_batches_keep_to_their_limits(db: ts.Database, tmp_path: Path) -> None:
-    """Reads of an archive keep limits of rows, bytes and positions; a passed deadline still returns some rows."""
+    """Reads of an archive respect limits of rows, bytes and positions; after its deadline a read returns some rows."""
     db.archives.archive(tmp_path / "export")
     stream = next(one for one in db.streams("#") if one.generation == 1)
     cursor = db.cursor(stream, "#")
@@ -209,7 +209,7 @@ def test_a_generation_without_a_matching_topic_is_not_read(db: ts.Database, tmp_
 
 
 def test_the_memory_of_row_groups_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Decoded row groups are kept up to a limit over all databases, also if one is larger."""
+    """Decoded row groups are cached up to a limit for all databases, even if one row group exceeds the limit."""
     monkeypatch.setattr(exporting, "_GROUP_BYTES", 300_000)
     monkeypatch.setattr(exporting, "_BATCH", 10)
     monkeypatch.setattr(archive, "_KEPT_BYTES", 1_000_000)
@@ -269,7 +269,7 @@ def test_nothing_is_deleted_from_an_export_nor_elsewhere_by_the_same_call(db: ts
 
 
 def test_the_error_says_from_when_on_something_can_be_deleted(db: ts.Database, tmp_path: Path) -> None:
-    """The error says from which time on messages can be deleted: after all archived generations."""
+    """The error says from which time on messages can be deleted, namely after the last archived generation."""
     db.archives.archive(tmp_path / "export")
     with pytest.raises(ts.GenerationError, match=r"generation 1, 2 lies .*begin at \d+ \(") as refused:
         db.delete("fleet/#")
@@ -378,7 +378,7 @@ def test_a_checkpoint_that_looks_elsewhere_for_exports_says_so(
 
 @SMALL
 def test_an_archived_one_can_be_archived_elsewhere(db: ts.Database, tmp_path: Path) -> None:
-    """Archiving to another place copies from the old export, which isn't needed afterwards."""
+    """Archiving to another directory copies from the old export, which can then be removed."""
     before = everything(db)
     db.archives.archive(tmp_path / "old")
     assert db.archives.archive(tmp_path / "new").slabs == 0

@@ -41,7 +41,7 @@ def craft(file: Path, data: dict[str, Any]) -> None:
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield each container within a value, with each of its keys."""
+    """Yield each container within a value, with each of its keys or indexes."""
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         yield value, key
         yield from places(inner)
@@ -51,7 +51,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
     "name", ["../x.parquet", "../../../x.parquet", "/x.parquet", "sub/part-00000.parquet", "part-00000.parquet\n"]
 )
 def test_a_part_is_a_file_of_the_export(target: Path, tmp_path: Path, name: str) -> None:
-    """A part whose name leads outside its slab is refused, because the export must not read other files."""
+    """A part whose name leads outside its slab's directory is refused, because an import must not read other files."""
     data = load(target / SLAB)
     part = target / "shard=0000/generation=0001" / data["parts"][0]["name"]
     moved = (tmp_path / "root" if name.startswith("/") else part.parent) / name.removeprefix("/")

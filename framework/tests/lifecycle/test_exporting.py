@@ -35,7 +35,7 @@ def files(target: Path) -> dict[str, bytes]:
 
 
 def test_an_export_tells_its_parts_and_ends_where_that_raises(db: ts.Database, tmp_path: Path) -> None:
-    """An export reports its progress by part, and ends if the callback raises; the next writes the missing parts."""
+    """An export reports progress by part, and ends if the callback raises; the next export writes the missing parts."""
     told: list[tuple[int, int]] = []
 
     def end(done: int, parts: int) -> None:
@@ -206,7 +206,7 @@ def test_a_target_inside_the_database_is_refused(db: ts.Database, inside: str) -
 def test_it_goes_on_when_its_generation_is_archived(
     db: ts.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An export whose generation is archived meanwhile reads the same rows from the archive."""
+    """An export whose generation is archived meanwhile reads the remaining rows from the archive."""
     compare, archived = exporting._compare, []
 
     def archive_and_compare(*arguments: object) -> None:
@@ -222,7 +222,7 @@ def test_it_goes_on_when_its_generation_is_archived(
 
 
 def test_the_export_of_a_copy_that_went_its_own_way_is_told_apart(tmp_path: Path) -> None:
-    """The export of a copy of the database with other messages is refused, though the copy has the same id."""
+    """A database refuses to continue the export of a copy that has other messages, although both have the same id."""
     with ts.open(tmp_path / "db") as db:
         db.checkpoint(tmp_path / "copy")
         with ts.open(tmp_path / "copy") as copy:

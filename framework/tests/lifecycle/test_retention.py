@@ -67,7 +67,7 @@ def live_bytes(db: ts.Database) -> int:
 def test_what_is_set_while_it_is_first_read_holds(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Settings that change while they are read for the first time are not replaced by the old ones."""
+    """If settings change while they are read for the first time, the old values don't replace the new ones."""
     with ts.open(tmp_path / "db", clock=clock) as db:
         db.retention.set(max_age=1.0)
     with ts.open(tmp_path / "db", clock=clock) as db:
@@ -77,7 +77,7 @@ def test_what_is_set_while_it_is_first_read_holds(
             """Decode the stored settings, while another thread sets others."""
             older = whole(key, stored)
             setting.append(begin(lambda: db.retention.set(max_age=2.0)))
-            if not owned(db.retention._running):  # nothing blocks the other thread
+            if not owned(db.retention._running):  # the other thread isn't blocked
                 setting[0].result(PATIENCE)
             return older
 
@@ -146,7 +146,7 @@ def test_damaged_settings_are_an_error(db: ts.Database) -> None:
 
 
 def test_messages_go_by_age_never_early_and_not_much_late(quiet: ts.Database, clock: Clock) -> None:
-    """A message stays for its age, and at most as much longer as a generation and the pause between runs last."""
+    """A message stays for `max_age`, and longer at most by a generation's length and the pause between runs."""
     db = quiet
     db.retention.set(max_age=100, rotate_every=20)
     times: dict[str, int] = {}
@@ -173,7 +173,7 @@ def test_an_empty_generation_is_used_on(quiet: ts.Database, clock: Clock) -> Non
 
 
 def test_a_given_time_counts(quiet: ts.Database, clock: Clock) -> None:
-    """A run with `now` acts as at that time."""
+    """A retention run with `now` acts as if that were the current time."""
     db = quiet
     db.retention.set(max_age=100)
     db.store([message("1")])
@@ -184,7 +184,7 @@ def test_a_given_time_counts(quiet: ts.Database, clock: Clock) -> None:
 
 @pytest.mark.parametrize("how", ["run", "outlook"])
 def test_a_given_time_is_written_as_everywhere(quiet: ts.Database, how: str) -> None:
-    """`now` can be microseconds, a datetime with a time zone, or text; seconds are refused."""
+    """`now` can be microseconds, a datetime with a time zone, or text; a number of seconds is refused."""
     call = getattr(quiet.retention, how)
     assert call("2030-01-01") == call(datetime(2030, 1, 1, tzinfo=UTC)) == call(1_893_456_000_000_000)
     with pytest.raises(ts.InvalidArgumentError, match="seems to be seconds"):
@@ -192,7 +192,7 @@ def test_a_given_time_is_written_as_everywhere(quiet: ts.Database, how: str) -> 
 
 
 def test_imported_history_goes_by_its_own_times(tmp_path: Path, clock: Clock) -> None:
-    """With positions from the messages' own times, imported messages are dropped by these times."""
+    """With positions from the messages' own times, the age of imported messages counts from these times."""
     with ts.open(tmp_path / "db", timestamps="message", clock=clock) as db:
         db.retention.stop()
         db.retention.set(max_age=100)
@@ -204,7 +204,7 @@ def test_imported_history_goes_by_its_own_times(tmp_path: Path, clock: Clock) ->
 
 
 def test_a_clock_that_was_ahead_does_not_keep_messages_for_ever(quiet: ts.Database, clock: Clock) -> None:
-    """Messages stored while the clock was ahead are dropped an age after their generation was sealed."""
+    """Messages stored while the clock was ahead are dropped `max_age` after their generation was sealed."""
     db = quiet
     db.retention.set(max_age=100, rotate_every=10)
     clock.jump(10**15)
@@ -222,7 +222,7 @@ def test_a_clock_that_was_ahead_does_not_keep_messages_for_ever(quiet: ts.Databa
 
 
 def test_a_clock_that_was_behind_drops_nothing_early(quiet: ts.Database, clock: Clock) -> None:
-    """A clock that was set to 1970 and back drops no message before its age."""
+    """If the clock was set to 1970 and back, no message is dropped before its age."""
     db = quiet
     db.retention.set(max_age=100, rotate_every=10)
     db.store([message("1")])
@@ -249,7 +249,7 @@ def test_a_clock_that_was_behind_drops_nothing_early(quiet: ts.Database, clock: 
 def test_what_is_stored_while_the_clock_is_set_back_stays_for_its_age(
     quiet: ts.Database, clock: Clock, settings: dict[str, Any], seen: bool
 ) -> None:
-    """Messages stored while the clock was behind stay for their age after its correction, even if no run noticed."""
+    """Messages stored while the clock was behind stay for `max_age` after its correction, even if no run noticed."""
     db = quiet
     db.retention.set(rotate_every=1, **settings)
     clock.jump(-DAY)
@@ -268,7 +268,7 @@ def test_what_is_stored_while_the_clock_is_set_back_stays_for_its_age(
 
 
 def test_a_clock_that_was_set_back_still_rotates(quiet: ts.Database, clock: Clock) -> None:
-    """Generations begun with the clock slightly ahead are rotated on time, and those begun far ahead at once."""
+    """Generations begun with the clock slightly ahead are rotated on time; far ahead, they are rotated at once."""
     db = quiet
     db.retention.set(rotate_every=10)
     for ahead, waits in ((5, True), (15, False)):
@@ -311,7 +311,7 @@ def test_a_clock_that_jumps_forward_drops_nothing_early(quiet: ts.Database, cloc
 
 
 def test_a_clock_that_was_set_right_counts_after_the_age(quiet: ts.Database, clock: Clock) -> None:
-    """A corrected clock is trusted after the age has passed, so that messages from 1970 are dropped at last."""
+    """A corrected clock is trusted after `max_age` has passed, so that messages from 1970 are dropped at last."""
     db = quiet
     db.retention.set(max_age=100, rotate_every=10)
     db.store([message("before")])
@@ -331,7 +331,7 @@ def test_a_clock_that_was_set_right_counts_after_the_age(quiet: ts.Database, clo
 
 
 def test_a_second_jump_begins_its_own_time(quiet: ts.Database, clock: Clock) -> None:
-    """After a second jump, the age must pass again before the clock is trusted."""
+    """After a second jump, `max_age` must pass again before the clock is trusted."""
     db = quiet
     db.retention.set(max_age=100)
     db.store([message("1")])
@@ -346,7 +346,7 @@ def test_a_second_jump_begins_its_own_time(quiet: ts.Database, clock: Clock) -> 
 
 
 def test_the_clock_that_a_run_is_given_or_that_is_found_at_opening_is_trusted(tmp_path: Path, clock: Clock) -> None:
-    """The clock at opening, and a time that is passed to `run`, are trusted."""
+    """The clock's time at opening, and a time that is passed to `run`, are trusted."""
     with ts.open(tmp_path / "db", clock=clock, monotonic=clock.monotonic) as db:
         db.retention.stop()
         db.retention.set(max_age=7 * DAY // SECOND)
@@ -404,7 +404,7 @@ def test_deleting_makes_room(db: ts.Database) -> None:
 
 
 def test_a_full_database_drops_the_oldest(quiet: ts.Database) -> None:
-    """After each run the newest messages are there, within the limit and near it."""
+    """After each run the newest messages remain, within `max_bytes` and above half of it."""
     db = quiet
     db.retention.set(max_bytes=40_000, when_full="drop")
     for number in range(200):
@@ -426,7 +426,7 @@ def test_a_full_database_drops_the_oldest(quiet: ts.Database) -> None:
 def test_whatever_is_set_a_suffix_stays(
     max_age: int | None, rotate_every: int | None, max_bytes: int | None, steps: list[tuple[int, int]]
 ) -> None:
-    """Runs keep the newest messages; young ones stay if the bytes allow it, and a second run does nothing."""
+    """Runs remove only the oldest messages. Young ones stay if `max_bytes` allows it, and a second run does nothing."""
     clock = Clock()
     with ts.open("nowhere", backend="memory", layout="reference", clock=clock) as db:
         db.retention.stop()
@@ -539,7 +539,7 @@ db.retention.run()
 
 @pytest.mark.parametrize("where", ["while rotating", "before dropping", "between shards", "before removing"])
 def test_a_run_that_was_killed_is_made_up_for(tmp_path: Path, run_until: Callable[..., object], where: str) -> None:
-    """The next run completes a run that was killed, and no other message is lost."""
+    """If a run was killed, the next run completes it, and no other message is lost."""
     run_until((1, "before"), KILLED, tmp_path / "db", where)
     with ts.open(tmp_path / "db", clock=Clock(START + 240 * SECOND)) as db:
         db.retention.run()
@@ -556,17 +556,17 @@ def test_a_run_that_was_killed_is_made_up_for(tmp_path: Path, run_until: Callabl
 def test_the_limit_on_bytes_holds_however_far_the_background_is_behind(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch, behind: str
 ) -> None:
-    """However far the background lags, the database exceeds `max_bytes` by at most half of it and a batch."""
+    """However far the background lags, the database exceeds `max_bytes` by at most half of `max_bytes` and a batch."""
 
     def held() -> int:
         live = sum(record.live_bytes for shard in db.storage.shards for record in shard.generations.listed())
         return live + removing_bytes(db.storage.shards)
 
     limit, batch = 100_000, [ts.Message("a/b", random.Random(3).randbytes(5_000), "me")]
-    if behind == "dropping":  # the thread isn't woken, and reclaiming disk space only ends with the database
+    if behind == "dropping":  # the thread isn't woken, and space is reclaimed only when the database is closed
         monkeypatch.setattr(db.retention._task, "wake", lambda: None)
         monkeypatch.setattr(retention, "reclaim_removed", lambda _: db.retention._reclaiming.stopping.wait(PATIENCE))
-    else:  # nothing is removed before a store waits for it
+    else:  # dropped messages are removed only once a store waits for space
 
         def remove_dropped(storage: Storage) -> None:
             wait_until(
@@ -581,6 +581,7 @@ def test_the_limit_on_bytes_holds_however_far_the_background_is_behind(
     done: list[int] = []
     for _ in range(100):
         db.store(batch)
-        done.append(db.storage.locked(held))  # consistent, because a drop moves bytes from one count to the other
+        # read under the lock, because a drop moves bytes from one count to the other
+        done.append(db.storage.locked(held))
     assert max(done) <= limit + limit // 2 + 2 * sum(len(one.payload) for one in batch)
     assert db.retention.failure is None

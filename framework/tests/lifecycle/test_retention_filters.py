@@ -51,7 +51,7 @@ def put(db: ts.Database, *topics: str) -> None:
 
 
 def test_filters_are_stored_and_changed_as_a_whole(tmp_path: Path) -> None:
-    """Filters are changed as a whole; omitted they stay, and None removes them."""
+    """The filters are replaced as a whole: they stay if the argument is omitted, and None removes them."""
     with ts.open(tmp_path / "db") as db:
         wanted = db.retention.set(max_age=100, filters={"debug/#": timedelta(hours=1), "alarms/#": None})
         assert wanted.filters == {"debug/#": 3_600, "alarms/#": None}
@@ -93,7 +93,7 @@ def test_what_matches_goes_earlier_or_later(db: ts.Database, clock: Clock) -> No
 
 
 def test_a_generation_of_which_nothing_is_left_goes(db: ts.Database, clock: Clock) -> None:
-    """A generation is dropped once all its messages were deleted, and kept while a filter keeps one."""
+    """A generation is dropped once all its messages were deleted, and stays as long as a filter keeps one."""
     db.retention.set(max_age=100, rotate_every=10, filters={"alarms/#": None})
     for number in range(4):
         put(db, "plain/a", *(["alarms/a"] if number == 1 else []))
@@ -106,7 +106,7 @@ def test_a_generation_of_which_nothing_is_left_goes(db: ts.Database, clock: Cloc
 
 
 def test_where_all_ages_end_a_generation_goes_as_a_whole(db: ts.Database, clock: Clock) -> None:
-    """A generation is dropped as a whole after the longest age, without deleting the messages with that age."""
+    """A generation is dropped as a whole after the longest age; messages with that age aren't deleted before."""
     db.retention.set(max_age=100, rotate_every=10, filters={"long/#": 200})
     put(db, "plain", "long/a")
     clock.now += 101 * SECOND
@@ -142,7 +142,7 @@ def test_what_is_archived_is_left_alone(db: ts.Database, clock: Clock, tmp_path:
 
 
 def test_what_a_clock_ahead_stored_goes_by_the_time_it_was_sealed(db: ts.Database, clock: Clock) -> None:
-    """Messages stored while the clock was ahead are deleted an age after their generation was sealed."""
+    """Messages stored while the clock was ahead are deleted once their age has passed since the sealing."""
     db.retention.set(rotate_every=10, filters={"debug/#": 100})
     clock.jump(10**15)
     put(db, "debug/future")
@@ -192,7 +192,7 @@ def test_by_itself_it_waits_until_it_is_worth_the_work(db: ts.Database, clock: C
 
 
 def test_it_works_by_itself_when_something_is_stored(tmp_path: Path, clock: Clock) -> None:
-    """In the background, a store triggers a run once the age and a quarter have passed."""
+    """In the background, a store triggers a run once one and a quarter times the age has passed."""
     with ts.open(tmp_path / "db", clock=clock, monotonic=clock.monotonic) as db:
         db.retention.set(filters={"debug/#": 100})
         put(db, "debug/a")
@@ -205,7 +205,7 @@ def test_it_works_by_itself_when_something_is_stored(tmp_path: Path, clock: Cloc
 def test_damage_in_one_shard_keeps_no_other_from_its_work(
     db: ts.Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error in one shard is raised after the other shards were processed, and the next run makes up for it."""
+    """An error in one shard is raised after the other shards were processed, and the next run repeats that shard."""
     db.retention.set(filters={"debug/#": 10})
     db.store([ts.Message("debug/a", b"%d" % n, f"client {n}") for n in range(20)])
     mine = [n for n in range(20) if db.shard_of(f"client {n}") == 0]
@@ -226,7 +226,7 @@ def test_damage_in_one_shard_keeps_no_other_from_its_work(
 
 
 def test_a_run_says_why_the_rest_stays(db: ts.Database, clock: Clock) -> None:
-    """`why` gives the reason for what stays: no limit, no messages, the current generation, its age, or a filter."""
+    """`why` says why something stays: no limit, no messages, the current generation, a generation's age, a filter."""
     assert db.retention.run().why == ("no limit is set, so nothing goes",)
     db.retention.set(max_bytes=10**9)
     assert "messages are refused" in db.retention.run().why[0]
@@ -279,7 +279,7 @@ class Model:
         return None if None in found else max(length for length in found if length is not None)
 
     def must_stay(self, now: int) -> set[str]:
-        """Return the payloads of messages that are younger than their age."""
+        """Return the payloads of messages whose topic's age limit hasn't passed."""
         return {text for text, (topic, time) in self.times.items() if not self._old(topic, time, now)}
 
     def must_go(self, now: int) -> set[str]:
@@ -386,7 +386,7 @@ def test_exactly_what_is_too_old_goes(
                 assert not there & model.must_go(clock.now)
                 again = db.retention.run()
                 assert (None, (), {}) == (again.rotated, again.dropped, again.deleted)
-            # filters that were set later might have kept a message that is gone
+            # filters that were set later might have kept the deleted message
             there = stored(db)
             assert model.must_stay(clock.now) <= there or what == "set"
             model.times = {text: row for text, row in model.times.items() if text in there}

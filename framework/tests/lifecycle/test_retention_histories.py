@@ -82,14 +82,14 @@ class Row:
 
 
 class RetentionHistories(RuleBasedStateMachine):
-    """Random histories; every message that must be there is read once, and no other."""
+    """Random histories; reads return every message that must be there exactly once, and no other message."""
 
     backend, layouts = "memory", ["block", "skipstream", "reference"]
     options: ClassVar[dict[str, Any]] = {}
 
     @initialize(shards=st.sampled_from([1, 2, 3]), jumps=st.booleans(), first=SETTINGS)
     def begin(self, shards: int, jumps: bool, first: dict[str, Any]) -> None:
-        """Begin a history; without clock jumps, what is due must go at once."""
+        """Begin a history; without clock jumps, everything whose age has passed must be removed at once."""
         self.jumps = jumps
         self.small = patch.multiple(exporting, **SMALL)
         self.small.start()
@@ -144,7 +144,7 @@ class RetentionHistories(RuleBasedStateMachine):
     @precondition(lambda self: self.jumps)
     @rule(seconds=st.sampled_from([100, 3_600, DAY]), back=st.booleans())
     def jump(self, seconds: int, back: bool) -> None:
-        """Set the clock."""
+        """Set the wall clock to another time."""
         by = (-seconds if back else seconds) * SECOND
         self.clock.jump(by)
         self.jumped += by
@@ -152,7 +152,7 @@ class RetentionHistories(RuleBasedStateMachine):
     @precondition(lambda self: self.jumps)
     @rule(drawn=MESSAGES, seconds=st.sampled_from([100, DAY]))
     def store_while_set_back(self, drawn: list[tuple[str, str, int]], seconds: int) -> None:
-        """Store while the clock is behind, and correct it before a run."""
+        """Store while the clock is behind, and correct the clock before a run."""
         self.jump(seconds, back=True)
         self.store(drawn)
         self.jump(seconds, back=False)
@@ -185,7 +185,7 @@ class RetentionHistories(RuleBasedStateMachine):
         self.check_due()
         again = self.db.retention.run()
         idle = (None, (), (), {}) == (again.rotated, again.dropped, again.archived, again.deleted)
-        assert idle or self.jumps  # unless the second run trusts a clock of which the first has warned
+        assert idle or self.jumps  # a second run may trust the clock of which the first has warned
         self.adopt()
 
     def limit(self, row: Row) -> float | None:
@@ -236,7 +236,7 @@ class RetentionHistories(RuleBasedStateMachine):
         assert set(before) & set(generations) <= set(self.archived)
 
     def check_due(self) -> None:
-        """Check that all that was due is gone, unless the clock was set."""
+        """Check that everything that was due is gone, unless the clock was set."""
         oldest = 0 if self.whole is None else self.clock.now - self.whole * SECOND
         for number in self.generations[:-1] if not self.jumps else ():
             stored = [row for row in self.rows.values() if row.generation == number]
@@ -245,7 +245,8 @@ class RetentionHistories(RuleBasedStateMachine):
                 limit = self.limit(row)
                 late = limit is not None and row.time < self.clock.now - limit * SECOND
                 assert not (late and self.goes_by_filter(row))
-            if rows and max(row.time for row in stored) < oldest:  # its age is that of its newest message ever
+            # the newest message ever stored in a generation determines its age
+            if rows and max(row.time for row in stored) < oldest:
                 assert number in self.archived
                 assert self.settings.archive_to is not None
         if self.settings.max_bytes is not None:
@@ -261,7 +262,7 @@ class RetentionHistories(RuleBasedStateMachine):
     @precondition(lambda self: len(self.generations) > 1)
     @rule(which=st.integers(0, 9), fault=FAULTS)
     def drop(self, which: int, fault: Fault | None) -> None:
-        """Drop a generation, local or archived; in the end it is dropped in all shards."""
+        """Drop a local or archived generation; after an interruption, the drop is completed in all shards."""
         number = self.generations[which % (len(self.generations) - 1)]
         dropped = self.call(fault, lambda: self.db.drop_generation(number))
         assert dropped or fault is not None
@@ -437,7 +438,7 @@ def number_of(message: ts.Message) -> int:
 
 
 class RetentionHistoriesOnDisk(RetentionHistories):
-    """The same histories on disk, with restarts and kills."""
+    """`RetentionHistories` on disk, with restarts and kills."""
 
     backend, layouts = "rocksdb", ["block", "skipstream"]
 

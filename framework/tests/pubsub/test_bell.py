@@ -9,9 +9,9 @@ from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
 
 def test_a_ring_before_the_wait_counts_once() -> None:
-    """Rings after a listener registered end one wait, however many there are; earlier rings end none."""
+    """Notifications after a listener registered end one wait, however many there are; earlier ones end none."""
     bell = Bell()
-    bell.ring()  # before any listener
+    bell.ring()  # before any listener is registered
     with ListeningThread(bell, 0) as listening:
         assert not listening.wait()
         bell.ring()
@@ -22,7 +22,7 @@ def test_a_ring_before_the_wait_counts_once() -> None:
 
 
 def test_one_ring_wakes_all_threads() -> None:
-    """One ring wakes all waiting threads, even if one of them listens again before another has woken."""
+    """One notification wakes all waiting threads, even if one of them listens again before another has woken."""
     bell = Bell()
 
     def wait() -> bool:
@@ -39,7 +39,7 @@ def test_one_ring_wakes_all_threads() -> None:
 
 
 def test_a_task_is_woken_from_a_thread() -> None:
-    """A task is woken by each ring from a thread; without a ring its wait ends at the timeout."""
+    """A task is woken by each notification from a thread; without one its wait ends at the timeout."""
 
     async def listen(bell: Bell) -> list[bool]:
         loop = asyncio.get_running_loop()

@@ -175,7 +175,7 @@ class PublishingMachine(RuleBasedStateMachine):
         fault=faults(3),
     )
     def publish(self, rows: list[ts.Message], arrow: bool, value: int | None, step: int, fault: Fault | None) -> None:
-        """Publish, in some calls with a state write, which is committed even if no message is stored."""
+        """Publish messages, in some calls with a state write, which is committed even if no message is stored."""
         self.clock.now += step
         if not self.persistent:
             fault = None

@@ -93,7 +93,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(rows=_rows)
     def route(self, rows: list[tuple[str, int]]) -> None:
-        """Publish messages that aren't stored: each present follower receives them once."""
+        """Publish messages that aren't stored: each follower that exists receives them once."""
         messages = self._messages(rows)
         assert 0 == self.db.publish(messages).stored
         for follower in self.followers:
@@ -181,7 +181,7 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: self.followers)
     @rule(number=st.integers(0, 5))
     def fail_to_fetch(self, number: int) -> None:
-        """Let a read fail: the error is raised, and the next fetch continues at the same place."""
+        """Let a read fail: the error is raised, and the next fetch continues at the same position."""
         subscription = self.followers[number % len(self.followers)].subscription
         before = subscription.status()
 
@@ -242,7 +242,7 @@ class Histories(RuleBasedStateMachine):
         for follower in self.followers:
             follower.subscription.close()
             follower.live.clear()
-            follower.may = {*range(1, self.generations[-1])}  # a place doesn't record when its subscription began
+            follower.may = {*range(1, self.generations[-1])}  # a place doesn't record when its subscription was created
         self.db.close()
         if killed is not None:
             shutil.rmtree(self.path / "db")

@@ -49,7 +49,7 @@ def numbered(first: int, count: int, clients: int = 3) -> list[ts.Message]:
 
 
 def take(subscription: Subscription, count: int, limit: int | None = None) -> list[int]:
-    """Fetch until this many messages have arrived, acknowledging each batch."""
+    """Fetch until this many messages have arrived, and acknowledge each batch."""
     taken: list[int] = []
     while len(taken) < count:
         batch = subscription.fetch(limit, timeout=PATIENCE)
@@ -60,7 +60,7 @@ def take(subscription: Subscription, count: int, limit: int | None = None) -> li
 
 
 def blocked(bell: Bell) -> int:
-    """Return the number of threads that are waiting for this bell."""
+    """Return the number of threads that are waiting for a notification by this bell."""
     return sum(one._bell is bell for one in running(ListeningThread.wait))
 
 
@@ -244,7 +244,7 @@ def test_a_start_in_the_future_is_from_now_on(tmp_path: Path) -> None:
 
 
 def test_who_stands_at_the_same_place_shares_a_scan(plain: ts.Database) -> None:
-    """A thousand subscribers to one filter at the same place cost as many engine reads as one."""
+    """A thousand subscribers to one filter at the same position cost as many engine reads as one subscriber."""
     for first in range(0, 2_000, 200):
         plain.store(numbered(first, 200))
     before = reads(plain)
@@ -327,7 +327,7 @@ def test_what_is_no_way_to_tell_of_dropped_generations_is_refused(plain: ts.Data
 
 
 def test_a_generation_that_was_read_is_not_missed(plain: ts.Database) -> None:
-    """Dropping a generation whose matching messages were all read is not reported."""
+    """If all matching messages of a generation were read before it is dropped, the drop is not reported."""
     plain.store([*numbered(0, 20), ts.Message("other", b"x")])
     with plain.subscribe("a/+", 0) as subscription:
         take(subscription, 20)
@@ -371,7 +371,7 @@ def test_closing_the_database_is_told(tmp_path: Path) -> None:
 
 
 def test_one_that_was_forgotten_warns_and_is_not_told(plain: ts.Database) -> None:
-    """A subscription that is garbage-collected unclosed emits a `ResourceWarning`; the database keeps none alive."""
+    """A subscription that is garbage-collected unclosed emits a `ResourceWarning`, and the database drops it."""
     held = [plain.subscribe("#")]
     with pytest.warns(ResourceWarning, match="was not closed"):
         held.clear()
@@ -436,7 +436,7 @@ def test_async_fetch_times_out_and_ends(plain: ts.Database) -> None:
 
 
 def test_threads_share_one_subscription(plain: ts.Database) -> None:
-    """Several threads that fetch from one subscription get different batches, and together everything."""
+    """Several threads that fetch from one subscription get different batches, which together have every message."""
     plain.store(numbered(0, 5_000))
     with plain.subscribe("#", 0, batch_size=50) as subscription:
         taken: list[int] = []
@@ -485,7 +485,7 @@ def test_large_messages_are_not_all_kept(plain: ts.Database) -> None:
 
 
 def test_its_status_is_of_one_moment(plain: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The status is consistent although an acknowledgement arrives while `fetch` fills the window.
+    """The status of a subscription is consistent even if an acknowledgement arrives while `fetch` fills the window.
 
     Afterwards nothing is unacknowledged, and the subscription isn't stuck.
     """
@@ -497,7 +497,7 @@ def test_its_status_is_of_one_moment(plain: ts.Database, monkeypatch: pytest.Mon
             """Acknowledge while `fetch` records that the window is full."""
             if not acknowledging:
                 acknowledging.append(begin(lambda: subscription.acknowledge(1)))
-                if not owned(lock):  # the acknowledgement doesn't have to wait for the lock
+                if not owned(lock):  # the acknowledgement doesn't wait for the lock
                     acknowledging[0].result(PATIENCE)
             return time.monotonic()
 
@@ -537,7 +537,7 @@ def test_a_wait_takes_a_timedelta(plain: ts.Database) -> None:
 
 @pytest.mark.parametrize("window", [None, 100])
 def test_what_a_cancelled_fetch_took_was_not_fetched(plain: ts.Database, window: int | None) -> None:
-    """A cancelled fetch takes nothing: the place and the lag are unchanged, and the next fetch returns the batch."""
+    """A cancelled fetch takes nothing: the read position and the lag stay, and the next fetch returns the batch."""
     db = plain
     db.store([ts.Message("a", b"%d" % number) for number in range(10)])
     gate = threading.Event()

@@ -34,7 +34,7 @@ def watcher(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Visibi
 
 @contextmanager
 def together(watcher: VisibilityWatcher) -> Iterator[None]:
-    """Let the watcher start only after everything in the block was added."""
+    """Let the watcher start only after all waiters in the ``with`` block were added."""
     with patch.object(watcher._task, "wake"):
         yield
     watcher._task.wake()
@@ -60,7 +60,7 @@ class Fails:
 def test_who_waits_is_woken_though_waiting_failed(
     db: ts.Database, watcher: VisibilityWatcher, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """A waiter is woken even if waiting for its shard fails once: the failure is reported, and the wait is retried.
+    """A waiter is woken even if waiting for its shard fails once; the failure is reported, and the wait is retried.
 
     Waiters of other shards are woken meanwhile.
     """
@@ -77,7 +77,7 @@ def test_who_waits_is_woken_though_waiting_failed(
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_who_waits_is_woken_though_waking_another_failed(watcher: VisibilityWatcher, error: BaseException) -> None:
-    """If waking one waiter fails, the others are woken without delay, once each, and that waiter is woken later."""
+    """If waking one waiter fails, other waiters are woken without delay, once each, and the first is woken later."""
     woken: list[str] = []
     fails = Fails(watcher, error, lambda _: woken.append("fails"))
     names = [str(number) for number in range(8)]

@@ -17,7 +17,7 @@ NAMES = ["one", "two/three"]
 
 
 def make(path: Path, backend: str) -> None:
-    """Make a database with two queues, of which some messages were committed."""
+    """Create a database with two queues, from which some messages were committed."""
     with ts.open(path, backend=backend, auto_compact=False) as db:
         for name in NAMES:
             queue = db.queues.open(name)
@@ -64,7 +64,7 @@ def test_a_flipped_bit_is_told_or_harmless(tmp_path: Path, backend: str) -> None
 
 @pytest.mark.parametrize("how", ["whole", "read-only", "not yet made"])
 def test_what_is_not_damaged_is_not_told(tmp_path: Path, how: str) -> None:
-    """`verify` reports no damage for whole queues, changes nothing, and ignores a queue that is only half made."""
+    """`verify` reports no damage for intact queues, changes nothing, and ignores a queue that is partly created."""
     make(tmp_path / "db", "rocksdb")
     if how == "not yet made":
         (tmp_path / "db" / "queues" / "new").mkdir()
@@ -76,7 +76,7 @@ def test_what_is_not_damaged_is_not_told(tmp_path: Path, how: str) -> None:
 
 
 def test_queues_that_are_open_are_looked_at(tmp_path: Path) -> None:
-    """`verify` checks open queues, too, with their own record."""
+    """`verify` also checks queues that are open, including the record in their own database."""
     make(tmp_path / "db", "rocksdb")
     with ts.open(tmp_path / "db", auto_compact=False) as db:
         queue = db.queues.open("one")

@@ -45,7 +45,7 @@ SHARE = st.sampled_from([0, 0.2, 0.5, 0.8, 1, 1])
 
 
 def size_of(message: ts.Message) -> int:
-    """Return the bytes that a short message counts for in `max_bytes`."""
+    """Return the number of bytes by which a short message counts towards `max_bytes`."""
     return 5 + len(message.topic.encode()) + len(message.client_id.encode()) + len(message.payload)
 
 
@@ -67,7 +67,7 @@ class Model:
         return len(self.held) > (most or 10**9) or self.bytes > (most_bytes or 10**9)
 
     def append(self, messages: Sequence[ts.Message]) -> Model | None:
-        """Return the queue after an append, with None as ids of the new messages, or None if it refuses."""
+        """Return the queue after an append, with None as ids of new messages; None if the queue refuses the append."""
         found, overflow = self, self.bounds["overflow"]
         for message in messages:
             more = attrs.evolve(found, held=(*found.held, (None, message)))
@@ -82,7 +82,7 @@ class Model:
         return attrs.evolve(found, dropped=self.dropped + len(self.held) + len(messages) - len(found.held))
 
     def with_ids(self, ids: Sequence[int]) -> Model:
-        """Return the queue with ids for its last messages, which have none yet."""
+        """Return the queue after assigning ids to its last messages, which have none yet."""
         known = [pair for pair in self.held if pair[0] is not None]
         assert len(ids) == len(self.held) - len(known)
         new = [message for _, message in self.held[len(known) :]]
@@ -229,7 +229,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 8), anew=st.sampled_from([False, False, False, True]))
     def read(self, limit: int, *, anew: bool) -> None:
-        """Read from where the last read ended, or from the head; at least one message is returned if there are any."""
+        """Read from the end of the last read, or from the head; a read returns a message if there is any."""
         if anew:
             self.queue.rewind()
             self.read_upto = 0
@@ -242,7 +242,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(share=SHARE, limit=st.integers(1, 8))
     def peek(self, share: float, limit: int) -> None:
-        """Peek at the messages after an id, or after the head if it is larger."""
+        """Peek at the messages after an id, or from the head if the id is lower."""
         row = int(len(self.model.held) * share)
         after = (self.model.held[row - 1][0] or 0) if row else 0
         assert list(self.model.held[row:]) == self._all(after, limit)
@@ -251,7 +251,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Reopen the database; reads begin at the first message that was not committed."""
+        """Reopen the database; reads begin at the first message that wasn't committed."""
         self.db.close()
         self._open()
         assert self._is(self.model)
@@ -267,7 +267,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def figures(self) -> None:
-        """The counts equal the model's, and the database has none of the queue's messages."""
+        """Check that the counts equal the model's, and that the database itself has none of the queue's messages."""
         if not hasattr(self, "db"):
             return
         model, queue = self.model, self.queue

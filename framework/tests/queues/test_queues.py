@@ -31,7 +31,7 @@ def numbers(batch: queues.QueueBatch) -> list[int]:
 
 
 def test_a_checkpoint_has_all_queues(tmp_path: Path) -> None:
-    """A checkpoint contains open queues, with committed messages removed, and closed ones, but none half made."""
+    """A checkpoint contains open queues, without committed messages, and closed queues, but no partly created one."""
     with ts.open(tmp_path / "db") as db:
         db.queues.open("closed", max_messages=7).append(numbered(1, 2))
     with ts.open(tmp_path / "db") as db:
@@ -68,7 +68,7 @@ def test_listing_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_much_that_is_not_committed_is_copied_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading a queue in small parts copies no more than a few times its size."""
+    """Recording the ids of uncommitted messages in many small parts copies at most four times their total number."""
     copied: list[int] = []
 
     def concatenate(arrays: Sequence[Any], _concatenate: Any = np.concatenate) -> Any:
@@ -124,7 +124,8 @@ def test_any_text_is_a_name(tmp_path: Path, backend: str) -> None:
             assert sorted(NAMES) == [info.name for info in db.queues]
             assert len(NAMES) == len(db.queues)
             one_by_one = [attrs.evolve(db.queues[name], disk_bytes=0) for name in sorted(NAMES)]
-            assert one_by_one == [attrs.evolve(info, disk_bytes=0) for info in db.queues]  # the engine's log grows
+            # disk sizes are left out, because the engine's log grows
+            assert one_by_one == [attrs.evolve(info, disk_bytes=0) for info in db.queues]
             with pytest.raises(ts.InvalidArgumentError, match="no queue 'another'"):
                 db.queues["another"]
             for name in NAMES:
@@ -204,7 +205,7 @@ def test_plugins_see_what_is_queued(tmp_path: Path, reversing: str) -> None:
 
 
 def test_files_of_operating_systems_are_no_queues(tmp_path: Path) -> None:
-    """Files that operating systems create are neither listed nor reported as damage; a queue without its files is."""
+    """Files of operating systems are neither listed nor reported as damage, but a queue without its files is."""
     with ts.open(tmp_path / "db") as db:
         for name in ("a", "x" * 300, "lost+found"):
             db.queues.open(name).append([ts.Message("t", b"1")])

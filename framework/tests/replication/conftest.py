@@ -1,4 +1,4 @@
-"""A log store whose answers are lost, repeated and delayed on command."""
+"""A log store whose answers are lost, repeated and delayed as the test commands."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Objects(LogStore):
 
 
 class Gate:
-    """A point at which a PUT waits until the test opens it; ``then`` is the PUT's command."""
+    """A point at which a PUT waits until the test opens the gate; then the command ``then`` applies to the PUT."""
 
     def __init__(self, then: str = "") -> None:
         self.then = then
@@ -70,10 +70,10 @@ class Gate:
 
 
 class Line(Objects):
-    """A site's connection to the store, with a command for each PUT; without one, the PUT succeeds.
+    """A site's connection to the store, with a command for each PUT; without a command, the PUT succeeds.
 
-    ``drop``: the request is lost. ``lose``: the answer is lost. ``late``: the request arrives at each call of `arrive`.
-    ``refuse``: the store answers that the name exists though it doesn't. `Gate`: the request waits.
+    ``drop``: the request is lost. ``lose``: the answer is lost. ``late``: the request is delayed, and arrives at each
+    call of `arrive`. ``refuse``: the store answers that the name exists, which is false. `Gate`: the request waits.
     """
 
     def __init__(self, store: LogStore, *commands: str | Gate) -> None:
@@ -98,7 +98,7 @@ class Line(Objects):
             raise StorageUnavailableError("no answer")
 
     def arrive(self) -> None:
-        """Send the late requests to the store."""
+        """Send the delayed requests to the store."""
         for name, data in self._late:
             try:
                 self._store.create(name, data)

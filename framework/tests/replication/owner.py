@@ -13,7 +13,7 @@ from topicstore.replication.reading import LocalWrite
 
 
 class Nowhere:
-    """A copy of the shard that only keeps its progress."""
+    """A copy of the shard that stores only its progress."""
 
     def __init__(self) -> None:
         self.progress = BEGINNING

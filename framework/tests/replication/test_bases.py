@@ -16,7 +16,7 @@ from .test_log import SHARD, Site, entries
 
 
 class Breaking(Line):
-    """A connection that fails for good after a number of changes."""
+    """A connection to the store that fails permanently after a number of changes."""
 
     def __init__(self, store: Objects, changes: int) -> None:
         super().__init__(store)
@@ -78,7 +78,7 @@ def counts(store: Objects) -> dict[str, int]:
 
 
 def test_two_sites_that_write_one_base_use_the_first() -> None:
-    """If two sites write the same base, the first counts, and the second's parts are deleted after a newer base."""
+    """If two sites write the same base, the first one counts; a later base deletes the parts of the second."""
     store = Objects()
     at = Progress(4, 1, b"x", 9)
     first = write_base(store, SHARD, "a", at, 4, [b"a", b"b"])

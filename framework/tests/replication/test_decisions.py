@@ -39,7 +39,7 @@ def test_an_entry_is_applied_in_one_write_with_its_index() -> None:
 
 
 def test_changes_without_messages_give_no_position() -> None:
-    """Changes without messages, such as a new generation, count as changes but have no positions."""
+    """Changes without messages, such as a new generation, count as changes but are given no positions."""
     (write,) = reading.apply(AT, head(first_position=0, last_position=0))
     assert (True, Progress(6, 3, b"own", 10)) == (write.changes, write.progress)
 
@@ -131,7 +131,7 @@ def test_one_put_is_in_flight_and_releasing_comes_last() -> None:
 
 
 def test_a_silent_owner_is_suspected_and_one_that_has_released_at_once() -> None:
-    """A site may take over from a silent owner after the timeout, and at once after a release in the current epoch."""
+    """A site may take over from a silent owner after the timeout, or at once if the owner has released the shard."""
     released = head(kind=Kind.RELEASED)
     assert taking_over.may_suspect(None, 3, 5.0, 5.0)
     assert not taking_over.may_suspect(head(), 3, 4.9, 5.0)
@@ -158,5 +158,5 @@ def test_only_what_lies_below_the_cut_goes_and_no_fence(kind: Kind, index: int, 
 
 
 def test_progress_is_stored_as_an_array() -> None:
-    """Progress is stored in bases and with every local write as an array."""
+    """Progress is encoded as an array, both in bases and with every local write."""
     assert AT == msgspec.msgpack.decode(msgspec.msgpack.encode(AT), type=Progress)

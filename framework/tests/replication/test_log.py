@@ -110,7 +110,7 @@ def test_what_is_acknowledged_is_in_the_log_and_at_every_follower(site: Any) -> 
 
 
 def test_what_is_queued_while_a_put_is_in_flight_becomes_one_entry(site: Any, store: Objects) -> None:
-    """Changes that are proposed while a PUT is in flight become one entry, in their order."""
+    """Changes that are proposed while a PUT is in flight become one entry, in the order of their proposal."""
     gate = Gate()
     a = site("a", "", gate, epoch=1)
     first = a.log.propose(b"0", 1, 1)
@@ -152,7 +152,7 @@ def test_whatever_answers_are_lost_each_change_is_stored_once(commands: list[str
 
 
 def test_a_paused_owner_is_fenced_and_what_it_has_not_written_fails(site: Any) -> None:
-    """A paused owner is fenced, its pending changes fail, and it can follow the new owner."""
+    """A paused owner is fenced: its pending changes fail, and the same site can follow the new owner."""
     gate = Gate()
     a, b = site("a", "", "", gate, epoch=1), site("b")
     a.propose(b"1")
@@ -209,7 +209,7 @@ def test_an_entry_that_was_written_and_truncated_before_its_answer_is_acknowledg
 
 
 def test_a_fence_in_an_emptied_place_does_not_make_an_owner(site: Any, store: Objects) -> None:
-    """A fence in the place of a deleted entry doesn't count: the site reads the base and fences again."""
+    """A fence with the number of a deleted entry doesn't count: the site reads the base and fences again."""
     gate = Gate()
     a, b, late = site("a", epoch=1), site("b", gate), site("late")
     taken: list[bool] = []
@@ -226,7 +226,7 @@ def test_a_fence_in_an_emptied_place_does_not_make_an_owner(site: Any, store: Ob
     with pytest.raises(ShardMovedError):
         a.propose(b"5")
     assert [b"1", b"2", b"3", b"4"] == b.copy.changes == a.follow() == late.follow()
-    # Entry 2 is the fence that was written into the place of a deleted entry.
+    # Entry 2 is the fence that was written with the number of a deleted entry.
     assert [0, 2, 4, 5] == [entry.head.index for entry in entries(store)]
 
 
@@ -241,7 +241,7 @@ def test_a_replica_that_is_behind_a_base_reads_on_unless_the_log_was_cut(site: A
 
 
 def test_a_site_with_a_lower_epoch_stops(site: Any) -> None:
-    """A site can't take over with an epoch that is lower than one in the log, whether it has read that or not."""
+    """A site can't take over with an epoch lower than one in the log, whether or not it has read that entry."""
     a, b = site("a", epoch=2), site("b")
     assert not b.log.take_over(1)
     b.follow()
@@ -251,7 +251,7 @@ def test_a_site_with_a_lower_epoch_stops(site: Any) -> None:
 
 
 def test_a_late_fence_of_a_lower_epoch_is_passed(site: Any) -> None:
-    """A late fence with a lower epoch is void, and the owner continues after it."""
+    """A delayed fence with a lower epoch is void, and the owner continues after it."""
     a, b = site("a"), site("b", "late")
     b.line.commands.append(gate := Gate())
     thread = threading.Thread(target=b.log.take_over, args=(1,))

@@ -13,7 +13,7 @@ from .conftest import Objects
 
 
 class Overwriting(Objects):
-    """A store that ignores the condition of a PUT, as those of rclone and s3rver do."""
+    """A store that ignores the condition of a PUT, like the servers of rclone and s3rver."""
 
     place = "s3://careless"
 

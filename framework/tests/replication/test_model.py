@@ -36,7 +36,7 @@ MOST = 4_000_000
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("name", [*QUICK_SCOPES, *(FULL_SCOPES if FULL else ())])
 def test_every_interleaving_keeps_what_must_hold(name: str) -> None:
-    """No state of a scope violates an invariant."""
+    """In each bounded configuration, no reachable state of the protocol violates an invariant."""
     report = check((QUICK_SCOPES | FULL_SCOPES)[name], most=MOST)
     assert report.finding is None, str(report.finding)
     assert report.whole

@@ -82,7 +82,7 @@ def test_every_record_comes_back(what: str, data: st.DataObject) -> None:
 @KINDS
 @given(data=st.data())
 def test_damage_of_any_kind_is_told_with_the_name_of_the_object(what: str, data: st.DataObject) -> None:
-    """Damage is reported with the object's name: a flipped bit, truncation, extra bytes, or another's contents."""
+    """Damage is reported with the object's name: a flipped bit, truncation, extra bytes, or other contents."""
     codec, name, records = RECORDS[what]
     stored = codec.encode(name, data.draw(records))
     check_damage(data, stored, lambda bad: codec.decode(name, bad, "s3://b"), f"s3://b: {what} {name}: ")
@@ -103,7 +103,7 @@ def test_damage_of_an_entry_is_told_with_its_name(head: Head, changes: tuple[byt
     _, stored = objects.encode_entry(5, head, changes)
     place = f"s3://b: log entry shards/5/log/{head.index:020}: "
     check_damage(data, stored, lambda bad: objects.decode_entry(5, head.index, bad, "s3://b"), place)
-    for shard, index in ((6, head.index), (5, head.index ^ 1)):  # an entry under another's name
+    for shard, index in ((6, head.index), (5, head.index ^ 1)):  # an entry under the name of another entry
         with pytest.raises(CorruptionError, match="checksum"):
             objects.decode_entry(shard, index, stored, "s3://b")
 
@@ -121,7 +121,7 @@ def check_damage(data: st.DataObject, stored: bytes, decode: Callable[[bytes], o
 @settings(max_examples=300)
 @given(st.binary(max_size=80), st.sampled_from(sorted(RECORDS)))
 def test_whatever_has_a_right_checksum_is_read_or_refused(body: bytes, what: str) -> None:
-    """Arbitrary bytes with a valid checksum are decoded or refused with an error that names the object."""
+    """Arbitrary bytes with a correct checksum are decoded or refused with an error that names the object."""
     codec, name, _ = RECORDS[what]
     for decode, at in (
         (lambda data: codec.decode(name, data, "s3://b"), name),
@@ -147,7 +147,7 @@ def test_whatever_has_a_right_checksum_is_read_or_refused(body: bytes, what: str
     ],
 )
 def test_changes_that_do_not_unpack_are_told(size: int, changes: bytes, reason: str) -> None:
-    """Changes that don't unpack to the size in their entry are refused, without unpacking more or allocating it."""
+    """Changes that don't unpack to the size in their entry are refused, without unpacking or allocating more."""
     name = names.entry(1, 1)
     stored = objects._StoredEntry(
         kind=Kind.CHANGES,

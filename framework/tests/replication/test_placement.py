@@ -78,7 +78,7 @@ def test_owners_are_replicas_and_stay(shards: int, sites: list[str], count: int)
 def test_of_an_owner_that_goes_only_its_shards_get_another(
     shards: int, sites: list[str], count: int, which: int
 ) -> None:
-    """If an owner is removed, its shards get new owners; others move only from a site above an even share."""
+    """If an owner is removed, its shards get new owners; other shards move only from a site above an even share."""
     replicas = placed(shards, sites, count)
     owners = choose_owners([""] * shards, replicas)
     gone = sites[which % len(sites)]
@@ -92,7 +92,7 @@ def test_of_an_owner_that_goes_only_its_shards_get_another(
 
 @pytest.mark.parametrize(("sites", "shards"), [(2, 8), (3, 16), (5, 64)])
 def test_owners_are_spread(sites: int, shards: int) -> None:
-    """Every site owns a shard, and none more than one and a half times an even share."""
+    """Every site owns a shard, and no site owns more than one and a half times an even share."""
     replicas = placed(shards, [f"site-{number}" for number in range(sites)], 3)
     owned = Counter(choose_owners([""] * shards, replicas))
     assert sites == len(owned)

@@ -26,7 +26,7 @@ def owner(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def said(owner: subprocess.Popen[str], lines: int) -> list[bytes]:
-    """Return the next acknowledged changes of the owner."""
+    """Return the changes that the owner reports as acknowledged next."""
     assert owner.stdout is not None
     return [owner.stdout.readline().strip().encode() for _ in range(lines)]
 
@@ -35,7 +35,7 @@ def said(owner: subprocess.Popen[str], lines: int) -> list[bytes]:
 def test_what_a_killed_owner_has_acknowledged_is_there(
     owner: subprocess.Popen[str], lines: int, tmp_path: Path
 ) -> None:
-    """All changes that a killed owner acknowledged are in the log, and at most the one in flight after them."""
+    """All changes that a killed owner acknowledged are in the log, and after them at most the change in flight."""
     said(owner, lines)
     owner.kill()
     rest, _ = owner.communicate()
@@ -56,7 +56,8 @@ def test_an_owner_that_was_stopped_and_goes_on_acknowledges_nothing_that_is_not_
     """A stopped owner that continues after a takeover and truncation acknowledges only changes that are in the log."""
     said(owner, 20)
     owner.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, owner.pid, os.WSTOPPED)  # one of its threads may be in a call that can't be interrupted
+    # one of the process's threads may be in a call that can't be interrupted
+    os.waitid(os.P_PID, owner.pid, os.WSTOPPED)
     heir = Site(open_log_store(tmp_path.as_uri()), "heir")
     assert heir.log.take_over(2)
     heir.propose(b"next")

@@ -53,7 +53,7 @@ def test_whoever_takes_over_owns_with_the_number_of_the_document_as_its_epoch() 
     ("answer", "found", "highest", "expected"),
     [
         (Answer.CREATED, None, 5, Named.COUNTS),
-        (Answer.CREATED, None, 6, Named.LOST),  # the number was used before, and its document deleted
+        (Answer.CREATED, None, 6, Named.LOST),  # a deleted document had this number before
         (Answer.CREATED, None, None, Named.LOST),
         (Answer.EXISTS, b"mine", 5, Named.COUNTS),
         (Answer.EXISTS, b"mine", 7, Named.LOST),

@@ -10,7 +10,10 @@ from topicstore.replication.watching import BeatCame, Silences, after_beat, pati
 
 
 def test_a_site_is_silent_since_its_beat_was_first_seen() -> None:
-    """A site is silent since its current beat was first seen, even if its number is lower; gone sites are forgotten."""
+    """A site's silence counts from the time its current heartbeat number was first read, even if the number decreased.
+
+    A site without a heartbeat is forgotten.
+    """
     silences = Silences()
     assert {"a": 0.0, "b": 0.0} == silences.look({"a": 7, "b": 1}, 100.0)
     assert {"a": 5.0, "b": 0.0} == silences.look({"a": 7, "b": 2}, 105.0)

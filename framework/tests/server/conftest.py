@@ -1,4 +1,4 @@
-"""A shared server for tests that need none of their own, and clients of it."""
+"""A server that many tests share, and clients of the server."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def db(tmp_path: Path) -> Iterator[ts.Database]:
 
 @pytest.fixture
 def embedded(db: ts.Database) -> Iterator[Embedded]:
-    """A server of that database within the test's own process, with default settings."""
+    """A server of the database from the fixture `db`, in the test's own process and with default settings."""
     with Embedded(db) as embedded:
         yield embedded
 
@@ -50,7 +50,7 @@ def embedded(db: ts.Database) -> Iterator[Embedded]:
 def mqtt() -> Iterator[Serving]:
     """A server over TCP and WebSocket that all tests of the session share.
 
-    They use topics and client ids made from the fixture `name`.
+    Tests use topics and client ids made from the fixture `name`.
     """
     need("rocksdb")
     with quick_directory() as directory, serving(Path(directory) / "db", "--listen", "ws://127.0.0.1:0/mqtt") as server:

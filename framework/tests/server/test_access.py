@@ -1,4 +1,4 @@
-"""Authentication by each of the supported ways, and the questions that plugins are asked."""
+"""Authentication by each supported method, and the questions that the server asks plugins."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ async def test_the_first_plugin_that_knows_a_client_says_who_it_is(password_file
 
 
 async def test_clients_that_come_while_a_plugin_is_asked_go_with_the_next_call() -> None:
-    """All clients that connect while a plugin is being asked are asked about in one following call."""
+    """Clients that connect while a plugin is being asked are all asked about in the next call."""
     plugin = Names({})
     plugin.gate.clear()
     access = made(None, plugin)
@@ -200,7 +200,7 @@ async def test_a_plugin_that_fails_lets_nobody_in(answers: object, caplog: pytes
 
 
 class Topics:
-    """A plugin that knows some topics, and records its questions."""
+    """A plugin that knows the permissions of some topics, and records its questions."""
 
     def __init__(self, known: dict[str, bool]) -> None:
         self.known, self.asked = known, list[tuple[str, str]]()
@@ -242,7 +242,7 @@ async def test_plugins_are_asked_before_the_list_and_once_a_connection() -> None
 
 
 async def test_answers_about_messages_are_kept_until_all_are_there() -> None:
-    """Topics too long to be remembered are asked about once, even if their answers arrive in several calls."""
+    """The plugin is asked once about each topic too long to be cached, even if its answers arrive in several calls."""
     topics = [f"a/{number}/{'x' * 60_000}" for number in range(12)]
     plugin = Topics(dict.fromkeys(topics, True))
     access = made(LISTED, plugin)
@@ -283,7 +283,7 @@ def test_a_plugin_that_has_not_the_hook_is_refused() -> None:
 
 
 async def test_a_question_whose_asker_has_gone_is_not_asked() -> None:
-    """A question whose client has disconnected is not asked."""
+    """A plugin isn't asked the question of a client that disconnected while the question waited."""
     begun, gate, asked = threading.Event(), threading.Event(), list[int]()
 
     def answer(questions: Sequence[int]) -> Sequence[int]:
@@ -306,7 +306,7 @@ async def test_a_question_whose_asker_has_gone_is_not_asked() -> None:
 
 
 async def test_questions_that_wait_are_bounded_and_cancelled_at_the_end() -> None:
-    """The number of waiting questions is limited, and closing cancels them."""
+    """The number of questions that wait for a plugin is limited, and closing cancels them."""
     begun, gate = threading.Event(), threading.Event()
 
     def answer(questions: Sequence[int]) -> Sequence[int]:

@@ -45,9 +45,10 @@ def may_subscribe(found: ClientRules, topic_filter: str) -> bool:
 
 
 def test_a_pattern_matches_and_covers_what_a_subscription_matches() -> None:
-    """Wildcards in rules match as in filters (MQTT 5, section 4.7), and a pattern covers every filter that it includes.
+    """Wildcards in rules match topics as wildcards in filters do (MQTT 5, section 4.7).
 
-    All filters of up to two levels are tried with all topics of up to three.
+    A pattern covers a filter exactly if it matches all topics of the filter. All filters of up to two levels are tried
+    with all topics of up to three.
     """
     matched = {text: {topic for topic in TOPICS if TopicFilter(text).matches(topic)} for text in FILTERS}
     for text, mine in matched.items():
@@ -56,14 +57,14 @@ def test_a_pattern_matches_and_covers_what_a_subscription_matches() -> None:
         for other, theirs in matched.items():
             if pattern.covers(TopicFilter(other)):
                 assert theirs <= mine, (text, other)
-            elif other not in ("#", "/#"):  # these would match an empty topic, which doesn't exist
+            elif other not in ("#", "/#"):  # these filters would match an empty topic, which doesn't exist
                 assert not theirs <= mine, (text, other)
 
 
 def test_nothing_is_allowed_without_a_rule_but_from_this_machine() -> None:
-    """Without rules, only clients on this machine may do everything.
+    """Without access rules, only clients on this machine may do everything.
 
-    As soon as there is a rule, they need permission, too.
+    As soon as there is a rule, these clients need permission, too.
     """
     assert not rules().may_publish("a")
     assert not may_subscribe(rules(), "a")
@@ -74,7 +75,7 @@ def test_nothing_is_allowed_without_a_rule_but_from_this_machine() -> None:
 
 
 def test_what_is_unlisted_can_be_settled() -> None:
-    """The setting ``unlisted`` decides for all clients, wherever they are, what no rule mentions."""
+    """The setting ``unlisted`` decides what no rule mentions, for clients on any machine."""
     for unlisted in ("allow", "deny"):
         settled = AccessList(AuthorizationSettings(unlisted=unlisted))  # type: ignore[arg-type]
         for loopback in (True, False):
@@ -177,7 +178,7 @@ def test_a_filter_that_is_denied_in_part_is_granted_and_the_part_kept_back() -> 
 
 
 def test_messages_need_no_look_where_all_subscriptions_are_allowed() -> None:
-    """If all subscriptions are allowed, messages are not checked; rules about publishing don't matter."""
+    """Deliveries aren't checked if the rules allow every subscription; rules for publishing have no influence."""
     assert rules(allow("a/#"), deny("b", action="publish"), unlisted="allow").reads_everything
     assert not rules(allow("#")).reads_everything
 
@@ -185,7 +186,7 @@ def test_messages_need_no_look_where_all_subscriptions_are_allowed() -> None:
 def test_messages_of_topics_that_no_rule_speaks_of_are_as_all_that_is_unlisted() -> None:
     """Whether a message may be received depends on its topic alone, not on the filter that matched it.
 
-    The filter may belong to another client or to earlier rules. Unlisted topics follow the setting ``unlisted``.
+    Topics without a rule follow the setting ``unlisted``.
     """
     assert not rules(allow("public/#")).may_receive("secret/x")
     assert rules(deny("public/#"), unlisted="allow").may_receive("secret/x")

@@ -27,7 +27,7 @@ QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
 
 def slowly_matches(text: str, name: str) -> bool:
-    """Return whether a pattern matches, by trying each length for each ``*``."""
+    """Return whether a pattern matches, by trying every possible length for each ``*``."""
     if not text:
         return not name
     if text[0] == "*":
@@ -36,7 +36,7 @@ def slowly_matches(text: str, name: str) -> bool:
 
 
 def test_a_pattern_matches_what_its_texts_in_order_make() -> None:
-    """A pattern matches as by exhaustive search, for all patterns and names of a few characters.
+    """A pattern gives the same result as exhaustive search, for all patterns and names of a few characters.
 
     The names may contain ``*``.
     """
@@ -160,7 +160,7 @@ def test_nobody_ends_the_session_of_another_user(serve: Callable[..., Embedded],
 
 
 def test_a_client_id_that_the_server_chooses_is_anybodys(serve: Callable[..., Embedded]) -> None:
-    """A client id assigned by the server may be used by anybody, as may one of a pattern without %u."""
+    """A client id assigned by the server may be used by any user, and so may an id that a pattern without %u allows."""
     with serve(["%u", "%u-*", "free-*"]) as embedded:
         assert [0, 0, 0] == [reason(embedded, "", "ann"), reason(embedded, "", None), reason(embedded, "free-1", None)]
         assert [0, 0] == [reason(embedded, one, "ann") for one in ("ann", "ann-b-1")]
@@ -173,7 +173,7 @@ def test_any_client_id_is_allowed_by_default(serve: Callable[..., Embedded]) -> 
 
 
 def test_rules_speak_of_the_client_ids_of_a_user(serve: Callable[..., Embedded]) -> None:
-    """A rule with %u in client ids allows only unambiguous names, and denies all that match."""
+    """An allowing rule with %u in client ids holds only for unambiguous user names; a denying one holds for all."""
     allowed = Rule(permission="allow", topics=("a",), clients=("%u-*",))
     with serve("any", rules=(allowed,), unlisted="deny") as embedded:
         for client_id, user, granted in (("ann-1", "ann", 0), ("bob-1", "ann", 0x87), ("ann-b-1", "ann-b", 0x87)):

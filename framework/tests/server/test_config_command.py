@@ -78,7 +78,7 @@ def test_the_default_file_explains_every_setting() -> None:
 
 
 def test_check_says_what_a_start_does(run: Run, tmp_path: Path) -> None:
-    """`check` lists what a start would change: create the database, begin a generation, add rules, set limits."""
+    """`check` lists what a start would do: create the database, begin a generation, add rules, set limits."""
     (tmp_path / "server.toml").write_text(
         '[durable_storage.messages]\nlayout = { type = "skipstream" }\nquota = "1GB"\n'
         '[durable_sessions]\nmessage_retention_period = "2d"\n'
@@ -98,7 +98,7 @@ def test_check_says_what_a_start_does(run: Run, tmp_path: Path) -> None:
 
 
 def test_check_looks_at_further_storages(run: Run, tmp_path: Path) -> None:
-    """`check` includes further storages: those to create, changed layouts, conflicts and shared directories."""
+    """`check` includes additional storages: storages to create, changed layouts, conflicts and shared directories."""
     file = tmp_path / "server.toml"
     file.write_text('[durable_storage.extra]\ndata_dir = "extra"\nlayout = { type = "skipstream" }\n')
     made = ["a start creates the database topicstore-data", "a start creates the database extra"]
@@ -151,7 +151,7 @@ def test_check_says_what_is_wrong(text: str, said: str, run: Run, tmp_path: Path
 
 
 def test_check_says_what_cannot_be_created(run: Run, tmp_path: Path) -> None:
-    """`check` reports a backend and a settings file that don't exist."""
+    """`check` reports a backend that doesn't exist and a settings file that doesn't exist."""
     told = run("check", code=2, TOPICSTORE__DURABLE_STORAGE__MESSAGES__BACKEND="x").stderr
     assert "durable_storage.messages.backend: there is no backend 'x'; there are: duckdb, leveldb, memory" in told
     assert not (tmp_path / "topicstore-data").exists()

@@ -104,7 +104,7 @@ def test_clients_above_the_bound_are_refused_with_a_reason(tmp_path: Path) -> No
             try:
                 client.send(wire.connect(f"client {number}"))
                 reasons.append(client.expect("CONNACK").reason)
-            except (AssertionError, OSError):  # the server had no descriptor for it, and closed it
+            except (AssertionError, OSError):  # the server closed this connection for lack of descriptors
                 break
         assert reasons[0] == 0
         assert len(reasons) > 20
@@ -133,9 +133,9 @@ def test_writing_goes_on_when_descriptors_come_back(tmp_path: Path) -> None:
     ("wanted", "levels"), [("", ["info"]), ("connections = 9_000", ["warning"]), ("connections = 9", [])]
 )
 def test_the_log_says_what_the_descriptors_are_enough_for(tmp_path: Path, wanted: str, levels: list[str]) -> None:
-    """The log warns if the limit on connections in the settings exceeds the descriptors.
+    """The log warns if the limit on connections in the settings exceeds the available descriptors.
 
-    A lower limit is not mentioned, and the default is only reported.
+    The log doesn't mention a lower limit, and states the default limit without a warning.
     """
     (tmp_path / "settings.toml").write_text(f"[limits]\n{wanted}\n")
     limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (4_000, 4_000))

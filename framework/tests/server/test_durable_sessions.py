@@ -1,4 +1,4 @@
-"""The effects of settings of durable sessions on MQTT clients, in general and by zone."""
+"""The effects of durable session settings on MQTT clients: general settings, and those of a listener's zone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def settings(**values: Any) -> ServerSettings:
 def test_sessions_that_are_not_durable_end_with_the_connection(db: ts.Database, version: int) -> None:
     """With durable sessions disabled, a session ends with its connection and isn't stored.
 
-    The CONNACK says so to an MQTT 5 client.
+    The CONNACK tells an MQTT 5 client that its session expires at once.
     """
     with Embedded(db, settings(enable=False)) as embedded:
         with embedded.client(version=version) as client:
@@ -66,7 +66,7 @@ def test_what_was_kept_ends_when_the_client_comes_to_sessions_that_are_not_durab
 
 
 def test_a_zone_has_settings_of_its_own(db: ts.Database) -> None:
-    """A listener's zone has its own settings; the general ones apply to everything that the zone doesn't set."""
+    """A listener may name a zone, a table of settings; the general settings apply to all that this table omits."""
     with Embedded(db, settings(batch_size=50)) as embedded:
         own = ZoneSessionsSettings(enable=False, batch_size=3)
         before = embedded.server.settings

@@ -33,9 +33,9 @@ def test_what_the_program_publishes_comes_to_clients_and_the_other_way_round(
 def test_a_client_that_was_away_for_too_long_is_told(
     db: ts.Database, caplog: pytest.LogCaptureFixture, topic_filter: str
 ) -> None:
-    """An absent client whose unread messages retention removed gets one MQTT 5 reason string that says so.
+    """An absent client whose unread messages were removed by retention gets one MQTT 5 reason string about that.
 
-    The log and the session's record say so for each client.
+    The log and the session's record mention each such client.
     """
     clients = (("new", 5), ("old", 4))
     with Embedded(db) as embedded:
@@ -56,7 +56,7 @@ def test_a_client_that_was_away_for_too_long_is_told(
                 assert packet.payload == b"there"
                 session = db.sessions.connected(name)
                 assert session is not None
-                # the generation may have had messages of either filter
+                # the generation may have contained messages that match either filter
                 assert {one.dropped for one in session.status().subscriptions} == {(1,)}
                 client.acknowledge(packet)
                 client.leave()
@@ -175,7 +175,7 @@ def test_many_may_wait_for_the_server_and_one_that_gives_up_is_nobody_elses_conc
     async def wait_and_drain() -> None:
         impatient = asyncio.ensure_future(embedded.server.wait())
         patient = asyncio.ensure_future(embedded.server.wait())
-        await asyncio.sleep(0)  # now both wait
+        await asyncio.sleep(0)  # both tasks wait from here on
         impatient.cancel()
         await asyncio.wait((impatient,))
         assert impatient.cancelled()

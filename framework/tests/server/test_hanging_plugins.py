@@ -1,4 +1,4 @@
-"""A plugin that doesn't answer delays its client only, not other clients or the server's end."""
+"""A plugin that doesn't answer delays only the client concerned, not other clients or the server's end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def access(plugin: Hanging) -> Iterator[Access]:
 
 
 async def end(plugin: Hanging, access: Access) -> None:
-    """Let the plugin answer, and end the `Access` in the event loop that uses it."""
+    """Let the plugin answer, and close the `Access` in the event loop that uses it."""
     plugin.may_answer.set()
     access.end()
 
@@ -81,7 +81,7 @@ def test_a_client_of_which_nobody_says_who_it_is_does_not_wait_for_ever(
     with Embedded(db, ServerSettings(limits=Limits(connect_timeout=Duration(1))), access=access) as embedded:
         try:
             refused = None
-            while refused is None:  # on a slow machine the CONNECT itself may be late
+            while refused is None:  # on a slow machine the CONNECT itself may arrive late
                 with embedded.client() as client:
                     client.send(wire.connect("me"))
                     refused = client.farewell()
@@ -99,7 +99,8 @@ def test_the_event_loop_goes_on_while_a_plugin_is_waited_for_at_the_end(
     Otherwise a second signal, which ends the program at once, would not be handled.
     """
     with Embedded(db, access=access) as embedded:
-        embedded.server._access = access  # as if created from settings, which name installed plugins
+        # as if the server had created this object; settings can only name installed plugins
+        embedded.server._access = access
         went_on = threading.Event()
 
         async def later() -> None:

@@ -1,4 +1,4 @@
-"""Hostile clients over real sockets: the server survives, others notice nothing, and its resources are released.
+"""Hostile clients over real sockets: the server survives, other clients are served, and resources are released.
 
 The tests count sockets of the server's process, and compare its memory after rounds of the same load.
 """
@@ -56,7 +56,7 @@ def mqtt() -> Iterator[Serving]:
 
 
 def accepted(server: Serving, client_id: str, version: int, clients: ExitStack) -> RawClient:
-    """Return a client that has a CONNACK; retry if the server cut it off."""
+    """Connect a client until a CONNACK arrives, and return it; retry if the server cuts the connection off."""
     while True:
         client = clients.enter_context(server.client(version=version))
         client.send(wire.connect(client_id, version=version))
@@ -118,7 +118,7 @@ def rounds(server: Serving, work: Callable[[], None], most: int = 24 * MB) -> No
 
 def ended(client: RawClient) -> None:
     """Close the sending side, and read until the server closes the connection."""
-    with contextlib.suppress(OSError):  # the server closed it first
+    with contextlib.suppress(OSError):  # the server closed the connection first
         client.socket.shutdown(socket.SHUT_WR)
     drain(client)
 
@@ -146,7 +146,7 @@ def test_changed_packets(mqtt: Serving, noticing: Callable[[], None], version: i
 
 
 def later(version: int) -> list[bytes]:
-    """Return packets of all types that a connected client sends."""
+    """Return packets of all types that a client may send after its CONNECT."""
     return [one for one in samples(version) if one[0] not in (0x10, 0xE0)]
 
 
@@ -166,7 +166,7 @@ def test_garbage(mqtt: Serving, noticing: Callable[[], None]) -> None:
     source = random.Random(1)
     garbage = [
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        bytes.fromhex("16030100c8010000c40303"),  # the beginning of TLS
+        bytes.fromhex("16030100c8010000c40303"),  # the beginning of a TLS handshake
         b"SSH-2.0-OpenSSH_9.2\r\n",
         b"\xff" * 1_000,
         b"\0" * 1_000,
@@ -284,7 +284,7 @@ def test_long_topics(mqtt: Serving, noticing: Callable[[], None]) -> None:
 
 
 def test_connect_storms(mqtt: Serving, noticing: Callable[[], None]) -> None:
-    """Many clients that connect and disconnect, properly or not, leave no sockets behind, and memory doesn't grow."""
+    """Many clients that connect and disconnect, properly or not, leave no sockets, and memory doesn't grow."""
     each = tries(quick=400, full=2_500)
 
     def storm() -> None:
@@ -304,7 +304,7 @@ def test_connect_storms(mqtt: Serving, noticing: Callable[[], None]) -> None:
 
 
 def test_take_over_storms(mqtt: Serving, noticing: Callable[[], None], name: str) -> None:
-    """If many connections use one client id, the last one keeps the session."""
+    """If many connections use one client id in turn, the last connection keeps the session."""
     with ExitStack() as clients:
         many = [clients.enter_context(mqtt.client()) for _ in range(100)]
         for client in many:
@@ -336,7 +336,7 @@ def test_subscribe_storms(mqtt: Serving, noticing: Callable[[], None], name: str
 
 
 def test_a_publisher_that_does_not_read_its_answers(mqtt: Serving, noticing: Callable[[], None], name: str) -> None:
-    """A publisher that doesn't read its answers is no longer read from; other clients are served."""
+    """The server stops reading from a publisher that doesn't read its answers; other clients are served."""
     with mqtt.client() as writer:
         writer.connect(name)
         writer.socket.setblocking(False)
@@ -346,7 +346,7 @@ def test_a_publisher_that_does_not_read_its_answers(mqtt: Serving, noticing: Cal
                 sent += writer.socket.send(data)
         except BlockingIOError:
             pass
-        except ConnectionError:  # the server may also end the connection
+        except ConnectionError:  # the server may also close the connection
             pass
         noticing()
         assert mqtt.alive

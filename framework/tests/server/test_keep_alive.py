@@ -1,4 +1,4 @@
-"""Clients that count as silent (MQTT 5, section 3.1.2.10)."""
+"""The conditions under which a client counts as silent (MQTT 5, section 3.1.2.10)."""
 
 from __future__ import annotations
 

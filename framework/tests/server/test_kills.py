@@ -31,7 +31,7 @@ def server() -> Iterator[Serving]:
 
 @pytest.mark.slow
 def test_kills_lose_nothing(server: Serving) -> None:
-    """As paho clients see it, kills lose no QoS 1 message and deliver each QoS 2 message once.
+    """According to paho clients, kills lose no QoS 1 message and deliver each QoS 2 message once.
 
     Each publisher's messages arrive in order within a topic.
     """
@@ -85,7 +85,7 @@ class ExactPublisher:
         """Payloads in flight by packet id; None once the PUBREC has arrived."""
 
     def resume(self, client: RawClient) -> None:
-        """Connect, and send again what is in flight."""
+        """Connect, and send all messages in flight again."""
         client.connect("writer", keep=True)
         for number, payload in self.under_way.items():
             if payload is None:
@@ -104,7 +104,7 @@ class ExactPublisher:
         client.send(wire.publish("once", payload, qos=2, packet_id=number, dup=dup, version=self._version))
 
     def answered(self, client: RawClient) -> None:
-        """Process the next answer."""
+        """Process the server's next answer."""
         packet = client.receive()
         assert packet is not None
         if packet.kind == "PUBREC":

@@ -1,4 +1,4 @@
-"""Clients that exceed a limit are refused with a reason, and other clients notice nothing."""
+"""Clients that exceed a limit are refused with a reason, and other clients are unaffected."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_one_client_too_many_is_refused(db: ts.Database, version: int) -> None:
 
 
 def test_clients_that_connect_at_once_are_counted_too(db: ts.Database) -> None:
-    """Clients that connect at the same time count before their CONNACK; a refused client frees its slot."""
+    """Clients that connect at the same time count towards the limit before their CONNACK, unless they are refused."""
     with limited(db, Limits(connections=3)) as embedded:
         for _ in range(2):
             with ExitStack() as clients:
@@ -80,7 +80,8 @@ def test_names_that_are_too_long_are_refused(db: ts.Database, version: int) -> N
 def test_one_stored_session_too_many_is_refused(db: ts.Database, limits: Limits, version: int) -> None:
     """A session above the limit on stored sessions is refused.
 
-    Stored ones can still be resumed, and sessions in memory opened; the end of a stored one makes room.
+    Stored sessions can still be resumed, and sessions in memory opened; when a stored session ends, another can be
+    opened.
     """
     kept = {"clean": False} | ({} if version == 4 else {"session_expiry_interval": 3600})
     with limited(db, limits) as embedded:
@@ -152,7 +153,7 @@ def test_a_packet_that_is_too_large_ends_its_connection(db: ts.Database, version
             wire.publish("a", b"kept", qos=1, packet_id=1, version=version),
             wire.publish("a", bytes(1_000), qos=1, packet_id=2, version=version),
         )
-        last = client.farewell()  # in MQTT 3.1.1 perhaps the PUBACK of the first packet
+        last = client.farewell()  # in MQTT 3.1.1 the server may still send the PUBACK of the first packet
         assert version == 4 or last == ("DISCONNECT", 0x95)
         wait_until(lambda: [one.payload for one in db.replay("#")] == [b"kept"], "the first message to be stored")
 
@@ -165,7 +166,7 @@ def test_an_older_client_may_have_any_number_in_flight(db: ts.Database) -> None:
 
 @both
 def test_a_client_is_sent_as_many_as_it_may_be(db: ts.Database, version: int) -> None:
-    """A client is sent only as many messages as its limit allows; the others wait in the store."""
+    """A client has at most `in_flight_out` unacknowledged messages; later messages wait in the store."""
     with limited(db, Limits(in_flight_out=2)) as embedded, embedded.client("me", version=version) as client:
         client.subscribe("a", options=1)
         db.publish([ts.Message("a", b"%d" % number, "program", 1) for number in range(5)])
@@ -191,9 +192,9 @@ def test_whoever_publishes_too_fast_is_disconnected_if_the_settings_say_so(db: t
 
 @pytest.mark.parametrize("limits", [Limits(publish_rate=50), Limits(publish_bytes=Size(5_000))])
 def test_whoever_publishes_too_fast_is_slowed_down(db: ts.Database, limits: Limits) -> None:
-    """A client that publishes too fast is slowed down; no message is lost, and others aren't slowed down.
+    """A client that publishes too fast is slowed down without losing messages; other clients aren't slowed down.
 
-    While the server holds it back, it doesn't count as silent.
+    A client that the server slows down doesn't count as silent.
     """
     with limited(db, limits) as embedded, embedded.client() as client, PahoClient(embedded.port) as other:
         client.connect("me", keep_alive=1)
@@ -248,7 +249,7 @@ def test_a_server_that_waits_for_more_waits_no_longer_than_until_a_commit_is_ful
         client.send(*[wire.publish("a", b"x", qos=1, packet_id=one) for one in range(1, 6)])
         assert [client.expect("PUBACK").packet_id for _ in range(5)] == list(range(1, 6))
         client.send(*[wire.publish("a", b"x", qos=1, packet_id=one) for one in range(1, 3)])
-        client.ping()  # these messages have arrived, and wait
+        client.ping()  # these messages have arrived, and wait in the server
         client.send(*[wire.publish("a", b"x", qos=1, packet_id=one) for one in range(3, 6)])
         assert [client.expect("PUBACK").packet_id for _ in range(5)] == list(range(1, 6))
         client.send(wire.disconnect())
@@ -259,11 +260,11 @@ def test_a_server_that_waits_for_more_waits_no_longer_than_until_a_commit_is_ful
 
 
 def test_a_second_has_so_many_messages_and_bytes() -> None:
-    """A rate limit counts messages and bytes by the second: a burst must be waited for, and None is no limit."""
+    """A rate limit counts messages and bytes per second: a burst must be waited for, and None means no limit."""
     rate = Rate(10, None)
     assert rate.take(10, 0, now=100.0) == 0.0
     assert rate.take(1, 0, now=100.5) == 0.5
-    assert rate.take(10, 0, now=101.0) == 1.0  # one of them came before it was allowed
+    assert rate.take(10, 0, now=101.0) == 1.0  # one message was taken half a second early, and delays the next ones
     assert rate.take(9, 0, now=105.0) == 0.0
     rate = Rate(None, 1_000)
     assert rate.take(1, 5_500, now=0.0) == 5.0

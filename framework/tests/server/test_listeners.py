@@ -1,4 +1,4 @@
-"""Listeners: TCP, TLS and WebSocket give protocols the same kind of connection, on either event loop."""
+"""Listeners: connections over TCP, TLS and WebSocket look the same to a protocol, with asyncio and uvloop."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ async def test_nobody_is_refused_while_certificates_are_read(echoes: Echoes, aut
 async def test_a_listener_that_is_stopped_while_certificates_are_read_accepts_no_more(
     echoes: Echoes, authority: Authority, stop_first: bool
 ) -> None:
-    """A listener stopped during a reload, or during two at the same time, leaves no open socket."""
+    """A listener that is stopped during a reload, or during two concurrent reloads, leaves no open socket."""
     port = await echoes.listen(tls=tls(authority.sign("server", "server")))
     listener = echoes.listeners[0]
     reloading = [asyncio.create_task(listener.reload()) for _ in range(2)]
@@ -333,9 +333,10 @@ async def test_a_handshake_that_fails_is_logged(
 ) -> None:
     """A failed TLS handshake is logged with listener, address and reason.
 
-    Only some of many are logged, and a later line says how many were omitted.
+    If many fail, only some are logged, and a later line says how many were omitted.
     """
-    monkeypatch.setattr(failed_handshakes, "_SECONDS", float("inf"))  # however slow this machine is
+    # the log keeps one interval open during the test, however slow this machine is
+    monkeypatch.setattr(failed_handshakes, "_SECONDS", float("inf"))
     port = await echoes.listen(name="hall", tls=tls(authority.sign("server", "server")))
     caplog.set_level(logging.INFO, "topicstore.server")
 
@@ -456,9 +457,9 @@ async def test_a_handshake_must_ask_for_mqtt(echoes: Echoes, path: str, protocol
 async def test_a_page_or_proxy_on_this_machine_does_not_count_as_this_machine(
     echoes: Echoes, headers: dict[str, str], loopback: bool
 ) -> None:
-    """A WebSocket of a foreign page or of a proxy on this machine doesn't count as one from this machine.
+    """A WebSocket of a foreign page or of a proxy doesn't count as a connection from this machine.
 
-    A page or a proxy must not pass on permissions that only this machine has.
+    A page or a proxy on this machine must not pass on permissions that only this machine has.
     """
     port = await echoes.listen(protocol="websocket")
     uri = f"ws://127.0.0.1:{port}/mqtt"
@@ -467,7 +468,7 @@ async def test_a_page_or_proxy_on_this_machine_does_not_count_as_this_machine(
 
 
 async def test_origins_can_be_settled(echoes: Echoes, caplog: pytest.LogCaptureFixture) -> None:
-    """With allowed origins set, pages of other origins are refused and logged; programs without an origin aren't."""
+    """If allowed origins are set, pages of other origins are refused and logged; programs without an origin aren't."""
     caplog.set_level(logging.INFO, "topicstore.server")
     port = await echoes.listen(protocol="websocket", origins=("https://ours.example",))
     uri = f"ws://127.0.0.1:{port}/mqtt"
@@ -504,7 +505,10 @@ async def test_a_message_larger_than_a_packet_may_be_ends_a_websocket(echoes: Ec
 
 @pytest.mark.parametrize("protocol", ["mqtt", "websocket"])
 async def test_a_slow_reader_pauses_writing_and_a_paused_connection_is_not_read(echoes: Echoes, protocol: str) -> None:
-    """A slow reader pauses writing, and a paused connection isn't read, so that memory stays limited."""
+    """If a client reads slowly, writing to it pauses; the server doesn't read from a paused connection.
+
+    So memory stays limited.
+    """
     port = await echoes.listen(protocol=protocol)
     loop = asyncio.get_running_loop()
     with socket.create_connection(("127.0.0.1", port)) as client:
@@ -555,7 +559,7 @@ def short(first: int, payload: bytes = b"") -> bytes:
 
 
 async def test_pings_of_a_client_that_does_not_read_do_not_fill_memory(echoes: Echoes) -> None:
-    """A client that sends pings and doesn't read the answers is no longer read from until it does."""
+    """The server stops reading from a client that sends pings and doesn't read the answers, until it reads them."""
     port = await echoes.listen(protocol="websocket")
     loop = asyncio.get_running_loop()
     with socket.create_connection(("127.0.0.1", port)) as client:
@@ -625,7 +629,7 @@ async def replaced(echoes: Echoes, **addresses: str) -> None:
 
 
 async def named(port: int, host: str = "127.0.0.1", data: bytes = b"hello") -> None:
-    """Connect, send data, and check that it comes back."""
+    """Connect, send data, and check that the same data come back."""
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(data)
     assert data == await reader.readexactly(len(data))
@@ -658,7 +662,7 @@ async def test_a_free_port_stays_with_its_listener(echoes: Echoes) -> None:
 async def test_a_listener_is_widened_and_narrowed(echoes: Echoes) -> None:
     """A listener can change from a loopback address to all addresses and back on the same port.
 
-    Only one of the two can be bound at a time.
+    Both addresses can't be bound at the same time.
     """
     port = await echoes.listen(name="a")
     for host, open_to in (("0.0.0.0", "127.0.0.2"), ("127.0.0.1", None), ("localhost", None), ("0.0.0.0", "127.0.0.2")):
@@ -672,7 +676,7 @@ async def test_a_listener_is_widened_and_narrowed(echoes: Echoes) -> None:
 
 
 async def test_listeners_that_cannot_be_had_leave_those_that_run(echoes: Echoes) -> None:
-    """If a listener can't be opened, the running ones stay, including one that was closed to make room.
+    """If a listener can't be opened, the running listeners stay, including one that was closed to free its address.
 
     Two listeners with the same address are refused.
     """

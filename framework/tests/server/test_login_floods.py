@@ -30,7 +30,7 @@ QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
 
 class Calls:
-    """Calls that record their order, and wait until the test lets them continue."""
+    """Calls for a pool of one thread; they record their order and wait until the test lets them continue."""
 
     def __init__(self, each: int = 10, most: int = 20) -> None:
         self.made: list[str] = []
@@ -48,7 +48,7 @@ class Calls:
         for name in names:
             address, user, _ = name.split()
             self.tasks.append(asyncio.create_task(self.threads.run(address, user, lambda name=name: self.call(name))))
-            await asyncio.sleep(0)  # let it begin to wait
+            await asyncio.sleep(0)  # let the call begin to wait
 
     def call(self, name: str) -> str:
         assert self.gate.wait(PATIENCE)
@@ -77,7 +77,7 @@ def make_calls() -> Iterator[Callable[..., Calls]]:
 
 @pytest.mark.anyio
 async def test_addresses_have_turns_and_users_of_one_address_too(make_calls: Callable[..., Calls]) -> None:
-    """Addresses take turns, and so do users of one address.
+    """Addresses take turns, and so do the users of one address.
 
     A call from an idle address waits for at most one call of each other address.
     """
@@ -93,7 +93,7 @@ async def test_addresses_have_turns_and_users_of_one_address_too(make_calls: Cal
 async def test_so_many_calls_wait_of_an_address_and_in_all(make_calls: Callable[..., Calls]) -> None:
     """The number of waiting calls is limited for each address and in total.
 
-    When all places are taken, the address with most calls gives up one for an address with fewer.
+    At the total limit, a call of an address with few calls replaces one of the address with the most.
     """
     calls = make_calls(each=3, most=5)
     await calls.ask("x x 0", *(f"a ann {n}" for n in range(4)), "b ann 1", "b ann 2", "c ann 1", "d ann 1", "b ann 3")
@@ -104,7 +104,7 @@ async def test_so_many_calls_wait_of_an_address_and_in_all(make_calls: Callable[
 
 @pytest.mark.anyio
 async def test_a_call_that_nobody_waits_for_is_not_made(make_calls: Callable[..., Calls]) -> None:
-    """A call whose waiter was cancelled is not made, unless it has begun; then it keeps its thread to the end."""
+    """A call whose waiter was cancelled is skipped, unless the call has begun; then it keeps its thread to the end."""
     calls = make_calls(each=3)
     await calls.ask("a ann 0", "a ann 1", "a bob 1", "b ann 1")
     for task in calls.tasks[:3]:
@@ -160,7 +160,7 @@ class Clock:
 
 
 def test_an_address_that_guesses_pauses_ever_longer_but_never_long() -> None:
-    """An address with many failed logins is delayed ever longer, up to a second; other addresses aren't.
+    """An address with many failed logins is delayed ever longer, up to a second; other addresses aren't delayed.
 
     The delay ends with a correct password.
     """
@@ -182,7 +182,7 @@ def test_an_address_that_guesses_pauses_ever_longer_but_never_long() -> None:
 
 
 def test_failures_are_forgotten_with_time() -> None:
-    """Failed logins are forgotten by half each minute."""
+    """The number of failed logins that counts for an address is halved each minute."""
     clock = Clock()
     failed = FailedLogins(clock)
     for _ in range(40):
@@ -193,7 +193,7 @@ def test_failures_are_forgotten_with_time() -> None:
 
 
 def test_a_user_at_whom_many_guess_pauses_where_the_address_has_failed() -> None:
-    """A user whose password many guess is delayed only from addresses that failed.
+    """A user with many failed logins is delayed only at addresses from which logins failed.
 
     Otherwise anybody could lock out the user.
     """
@@ -206,7 +206,7 @@ def test_a_user_at_whom_many_guess_pauses_where_the_address_has_failed() -> None
 
 
 def test_what_is_remembered_of_failures_is_bounded() -> None:
-    """The number of remembered failures is limited; those that failed longest ago are forgotten."""
+    """The number of addresses and users with recorded failures is limited; the oldest failures are removed."""
     failed = FailedLogins(Clock())
     for number in range(12_000):
         for _ in range(1 if number else 20):
@@ -243,7 +243,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Checks]:
 
 @pytest.fixture
 def guarded(db: ts.Database, tmp_path: Path, checks: Checks, monkeypatch: pytest.MonkeyPatch) -> Iterator[Embedded]:
-    """A server with the user ann, where a hundred logins of one address may wait."""
+    """A server with the user ann, which lets a hundred logins of one address wait."""
     monkeypatch.setattr(password_check, "_EACH", 100)
     users = PasswordFile(tmp_path / "users", QUICK)
     users.put("ann", b"secret")
@@ -274,7 +274,7 @@ def waiting(embedded: Embedded) -> int:
 
 
 def flood(embedded: Embedded, checks: Checks, clients: ExitStack, user: Callable[[int], str]) -> list[RawClient]:
-    """Connect sixty clients of one address with wrong passwords; return them once all of them wait."""
+    """Connect sixty clients of one address with wrong passwords; return the clients once their logins all wait."""
     made = [clients.enter_context(embedded.client()) for _ in range(60)]
     for number, client in enumerate(made):
         client.send(wire.connect(f"flood-{number}", user_name=user(number), password=b"wrong"))
@@ -287,10 +287,7 @@ def flood(embedded: Embedded, checks: Checks, clients: ExitStack, user: Callable
 def test_a_login_from_elsewhere_gets_through_beside_a_flood(
     guarded: Embedded, checks: Checks, user: Callable[[int], str]
 ) -> None:
-    """During a flood, a login from another address is checked within one round, also for the same user.
-
-    The checks that are running come before it.
-    """
+    """During a flood, a login from another address is checked next after the running checks, also for the same user."""
     with ExitStack() as clients:
         flood(guarded, checks, clients, user)
         good = clients.enter_context(ClientFrom(guarded.port, "127.0.0.2"))
@@ -302,7 +299,7 @@ def test_a_login_from_elsewhere_gets_through_beside_a_flood(
 
 
 def test_a_client_that_has_left_is_checked_no_more(guarded: Embedded, checks: Checks) -> None:
-    """Logins of disconnected clients are not checked, and leave their places to others at once."""
+    """Logins of disconnected clients are not checked, and free their slots for other clients at once."""
     with ExitStack() as clients:
         for client in flood(guarded, checks, clients, lambda number: f"user-{number}"):
             client.close()
@@ -314,7 +311,7 @@ def test_a_client_that_has_left_is_checked_no_more(guarded: Embedded, checks: Ch
 
 
 def test_a_flood_of_one_address_is_refused_beyond_a_bound(guarded: Embedded, checks: Checks) -> None:
-    """Logins of one address above a limit are refused with 0x88; one from another address still waits."""
+    """Logins of one address above a limit are refused with 0x88; a login from another address can still wait."""
     with ExitStack() as clients:
         flood(guarded, checks, clients, lambda _: "ann")
         more = [clients.enter_context(guarded.client()) for _ in range(60)]

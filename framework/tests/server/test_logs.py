@@ -23,7 +23,7 @@ LOG = logging.getLogger("topicstore.server.anything")
 
 
 class Ended(msgspec.Struct):
-    """The parts of a closed connection that the log needs."""
+    """A stand-in for a closed connection, with the attributes that the log reads."""
 
     client_id: str
     seconds: float
@@ -52,7 +52,7 @@ def test_a_line_is_json_with_the_events_own_fields(tmp_path: Path) -> None:
 
 
 def test_the_level_is_the_settings_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    """Logging uses the level of the settings, and leaves no handler or level behind in an embedding program."""
+    """Logging uses the level of the settings; after the server's end, an embedding program's logging is as before."""
     root, file = logging.getLogger("topicstore.server"), tmp_path / "log"
     before = root.level, root.propagate, list(root.handlers)
     with logging_to(LogSettings(level="warning", file=file)):
@@ -63,7 +63,7 @@ def test_the_level_is_the_settings_and_nothing_is_left_behind(tmp_path: Path) ->
 
 
 def test_lines_are_added_to_a_file(tmp_path: Path) -> None:
-    """Lines are appended to the log file; one that can't be written is an error before the server serves."""
+    """Lines are appended to the log file; a log file that can't be written is an error before the server serves."""
     for event in ("first", "second"):
         with logging_to(LogSettings(file=tmp_path / "log")):
             LOG.info(event)
@@ -203,7 +203,7 @@ def test_what_python_writes_to_standard_error_is_in_the_log(capfd: pytest.Captur
 
 
 def test_what_serves_http_writes_to_the_same_log() -> None:
-    """Warnings of the HTTP server go to the same log as JSON lines, and its lower levels don't."""
+    """Warnings of the HTTP server go to the same log as JSON lines; its messages of lower levels are dropped."""
     stream = io.StringIO()
     with logging_to(LogSettings(), stream):
         logging.getLogger("uvicorn.error").info("begun")

@@ -45,7 +45,7 @@ def begin(client: RawClient, size: int, of: int = 2 * MB - 64) -> None:
 
 
 def test_all_unfinished_packets_have_one_bound_and_the_largest_go_above_it(server: Embedded) -> None:
-    """All incomplete packets share one limit, above which the largest are cut off.
+    """All incomplete packets share one memory limit, above which connections with the largest packets are closed.
 
     Clients with small packets are served, also in the middle of a packet.
     """
@@ -144,7 +144,7 @@ async def test_a_websocket_without_a_whole_handshake_is_closed_soon(tmp_path: Pa
 
 
 class Held:
-    """A connection that holds memory."""
+    """A stand-in for a connection with a client's address, which records why it was closed."""
 
     def __init__(self, host: str, *, breakable: bool = True) -> None:
         self.host, self.breakable = host, breakable
@@ -156,7 +156,7 @@ class Held:
 
 
 def test_the_address_that_holds_most_gives_way_first() -> None:
-    """The address that holds the most memory is cut off first, not one client with the largest packet."""
+    """The address whose connections hold the most memory is cut off first, even if others sent larger packets."""
     budget = MemoryBudget(1_000)
     honest, others = Held("honest"), [Held("other") for _ in range(10)]
     budget.hold(honest, 400)

@@ -38,7 +38,7 @@ class Gate:
         wait_until(self._under_way, "a hop has begun")
 
     def send(self, client: RawClient, *packets: bytes, count: int) -> None:
-        """Send packets, and return when the server has received this many."""
+        """Send packets, and return when the server has received ``count`` more packets."""
         before = self._packets()
         client.send(*packets)
         wait_until(lambda: self._packets() >= before + count, "the server has taken the packets")
@@ -75,7 +75,7 @@ def test_a_subscription_holds_for_what_another_client_publishes_after_it(db: ts.
 
 @both
 def test_what_was_published_before_a_subscription_is_retained_for_it(db: ts.Database, version: int) -> None:
-    """A message published before a subscription in the same call arrives as a retained message."""
+    """If a publish and a later subscription are served in the same call, the message arrives as a retained message."""
     with clients(db, version) as (gate, (reader, writer, other)):
         gate.close(other)
         gate.send(writer, wire.publish("a", b"x", retain=True, version=version), count=1)

@@ -53,7 +53,7 @@ def test_what_is_dear_takes_a_thousandth_of_the_time(clock: Clock) -> None:
         assert paced.value() == 1
     assert paced.age == pytest.approx(19.02)
     clock.now += 1
-    assert paced.value() == 1  # a caller never waits for the renewal
+    assert paced.value() == 1  # a caller never waits until the metrics are renewed
     paced.renew()
     assert paced.value() == 2
     assert paced.age == pytest.approx(0.02)
@@ -88,7 +88,7 @@ def test_the_lag_of_many_sessions_is_counted_in_pieces(
 ) -> None:
     """The lag of many sessions is counted in portions, and totals are those of complete rounds.
 
-    Each portion takes 4 ms here, so that a call counts two portions.
+    Each portion takes 4 ms on the fake clock, so that a call counts two portions.
     """
     wanted = lagging(db, 20)
     lag, looked = SessionLag(db), []

@@ -50,7 +50,7 @@ def test_passwords_are_hashed_by_argon2id_and_only_the_owner_reads_them(users: P
 
 
 def test_a_file_without_a_hasher_uses_the_librarys_costs(tmp_path: Path) -> None:
-    """A password file without an explicit hasher uses the default cost of argon2."""
+    """A password file without a configured hasher uses argon2's default costs."""
     file = PasswordFile(tmp_path / "users")
     file.put("ann", b"secret")
     assert argon2.extract_parameters(file.read()["ann"]) == argon2.profiles.get_default_parameters()
@@ -61,7 +61,7 @@ def test_a_file_without_a_hasher_uses_the_librarys_costs(tmp_path: Path) -> None
 def test_a_file_that_an_editor_of_windows_has_saved_is_read(users: PasswordFile, mark: bytes, end: bytes) -> None:
     """A password file saved by a Windows editor is read: byte order mark and carriage returns are ignored.
 
-    A changed password still replaces the first user's line.
+    A password change still replaces the line of the file's first user, after the byte order mark.
     """
     users.put("ann", b"first")
     users.put("bob", b"second")
@@ -83,7 +83,7 @@ def test_comments_stay(users: PasswordFile) -> None:
 
 @pytest.mark.parametrize("name", ["", " ann", "ann ", "#ann", "a\nb", "a\0b", "a\tb"])
 def test_names_that_a_line_cannot_hold_are_refused(users: PasswordFile, name: str) -> None:
-    """A user name that a line can't hold is refused, and nothing is written."""
+    """A user name with a character that the file's format can't represent is refused, and nothing is written."""
     with pytest.raises(PasswordFileError, match="is no user name"):
         users.put(name, b"x")
     assert not users.path.exists()
@@ -100,7 +100,7 @@ def test_passwords_that_mqtt_cannot_carry_are_refused(users: PasswordFile, size:
 def test_a_line_that_is_no_user_is_named_and_the_file_left_alone(users: PasswordFile, line: str) -> None:
     """An invalid line is reported by its number, and the file is not changed.
 
-    A plain-text password, for example, would otherwise be stored as a hash that no password matches.
+    For example, a password in plain text would otherwise count as a hash that no password matches.
     """
     users.put("bob", b"x")
     users.path.write_text(f"{users.path.read_text()}{line}\n")
@@ -113,7 +113,7 @@ def test_a_line_that_is_no_user_is_named_and_the_file_left_alone(users: Password
 
 
 def test_two_changes_at_the_same_time_are_not_lost(users: PasswordFile) -> None:
-    """A change is refused while another one is being made, so that none is lost."""
+    """A change is refused while another process changes the file, so that no change is lost."""
     users.put("ann", b"x")
     begun = users.path.with_name("users.new")
     begun.touch()
@@ -165,7 +165,7 @@ def check(counted: Counted) -> Iterator[PasswordCheck]:
 
 @pytest.mark.anyio
 async def test_hashes_are_computed_in_threads_and_right_ones_remembered(counted: Counted, check: PasswordCheck) -> None:
-    """Hashes are computed in threads, and correct passwords are remembered; wrong ones always cost a computation."""
+    """Hashes are computed in threads, and correct passwords are cached; wrong ones always cost a computation."""
     assert await check.matches("ann", b"secret")
     assert await check.matches("ann", b"secret")
     assert 1 == len(counted.threads)
@@ -177,7 +177,7 @@ async def test_hashes_are_computed_in_threads_and_right_ones_remembered(counted:
 
 @pytest.mark.anyio
 async def test_wrong_passwords_are_noted_by_address_and_user(counted: Counted) -> None:
-    """Failed passwords are recorded by address and user, and a correct one clears the address."""
+    """Failed logins are recorded by address and user, and a correct password clears the address."""
     failed = FailedLogins()
     check = PasswordCheck(counted, failed)
     try:
@@ -195,9 +195,9 @@ async def test_wrong_passwords_are_noted_by_address_and_user(counted: Counted) -
 async def test_a_file_that_cannot_be_read_any_more_counts_as_it_was(
     counted: Counted, check: PasswordCheck, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A password file that becomes invalid keeps its last contents in force; the log says so once.
+    """A password file that becomes invalid keeps its last contents in force, and the log says so once.
 
-    A reload raises an error.
+    A reload with such a file raises an error.
     """
     before = counted.path.read_text()
     counted.path.write_text(f"{before}bob:secret\n")
@@ -224,7 +224,7 @@ async def test_the_event_loop_goes_on_while_hashes_are_computed(counted: Counted
 
 @pytest.mark.anyio
 async def test_a_changed_file_counts_from_the_next_connection_on(counted: Counted, check: PasswordCheck) -> None:
-    """A change of the file applies to the next login, also for passwords that were remembered."""
+    """A change of the file applies to the next login, also if the old password is cached."""
     assert await check.matches("ann", b"secret")
     counted.put("bob", b"b")
     assert await check.matches("bob", b"b")

@@ -1,4 +1,4 @@
-"""Forbidden actions are refused, dropped or not delivered, as the protocol version allows; others notice nothing."""
+"""Forbidden actions are refused, dropped or not delivered, as the protocol version allows; other clients are served."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_exchange_of_qos_2_ends_with_the_refusal(db: ts.Database) -> None:
 def test_a_refused_subscription_may_be_left_unexplained(db: ts.Database, version: int) -> None:
     """If settings say so, refused subscriptions get 0x80 in both versions [MQTT-3.9.3-2].
 
-    An invalid filter keeps its own code.
+    A subscription with an invalid filter still gets its own reason code.
     """
     settings = msgspec.structs.replace(
         SECRETS, authorization=msgspec.structs.replace(SECRETS.authorization, refused_subscription="unspecified")
@@ -134,7 +134,7 @@ def test_a_session_that_can_not_be_read_is_not_opened(db: ts.Database, monkeypat
 
 
 class Names:
-    """A plugin that accepts every client with the user name that it sends."""
+    """A plugin that accepts every client under the user name in its CONNECT."""
 
     @ts.hookimpl
     def topicstore_authenticate(self, request: Any) -> list[str]:
@@ -188,7 +188,7 @@ def test_messages_in_flight_are_not_resent_once_their_rule_is_gone(db: ts.Databa
 def test_rules_that_are_read_again_hold_for_messages_of_clients_that_are_connected(db: ts.Database) -> None:
     """Reloaded rules apply to connected clients: to messages waiting for them and to messages they publish.
 
-    Clients that aren't affected get all messages.
+    Clients whose permissions don't change get all messages.
     """
     everything = AuthorizationSettings(rules=(Rule(permission="allow", topics=("#",)),))
     less = AuthorizationSettings(
@@ -216,7 +216,7 @@ def test_rules_that_are_read_again_hold_for_messages_of_clients_that_are_connect
 
 
 def test_figures_of_the_server_are_sent_to_who_may_read_them(db: ts.Database) -> None:
-    """Topics of the server are checked one by one for a client with a wildcard, also when it subscribes."""
+    """A client with a wildcard subscription receives only the server topics that it may read."""
     rules = (
         Rule(permission="deny", topics=("$SYS/broker/clients/#",)),
         Rule(permission="allow", topics=("$SYS/#", "#")),
@@ -285,7 +285,7 @@ def asking(db: ts.Database, plugin: Plugin) -> Iterator[Embedded]:
 
 @both
 def test_a_client_waits_for_the_plugin_and_nobody_else_does(asking: Embedded, plugin: Plugin, version: int) -> None:
-    """A client's packets wait for the plugin's answer and keep their order; other clients don't wait."""
+    """A client's packets wait for the plugin's answer and keep their order; other clients don't have to wait."""
     with asking.client("me", version=version) as client, asking.client("other", version=version) as other:
         client.send(
             wire.publish("yes/1", b"1", qos=1, packet_id=1, version=version),
@@ -354,9 +354,9 @@ def test_a_stored_session_stays_whole_while_the_plugin_fails(asking: Embedded, p
 @both
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_plugin_is_asked_before_messages_are_sent(asking: Embedded, plugin: Plugin, version: int, qos: int) -> None:
-    """The plugin is asked before messages are delivered; allowed ones arrive in order, refused ones don't.
+    """The plugin is asked before messages are delivered; allowed messages arrive in order, refused messages don't.
 
-    No other client waits for it.
+    Other clients don't have to wait for the plugin.
     """
     plugin.may_answer.set()
     with asking.client("me", version=version) as client, asking.client("other", version=version) as other:
@@ -377,7 +377,7 @@ def test_a_plugin_is_asked_before_messages_are_sent(asking: Embedded, plugin: Pl
 def test_messages_wait_for_a_plugin_that_fails(
     asking: Embedded, plugin: Plugin, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the plugin fails, messages wait and none is lost; the log says so once for each client."""
+    """While the plugin fails, messages wait and none is lost; the log mentions this once for each client."""
     monkeypatch.setattr(rights, "_LONGEST", 0.01)
     plugin.may_answer.set()
     with asking.client("me") as client:
@@ -394,9 +394,9 @@ def test_messages_wait_for_a_plugin_that_fails(
 
 
 def test_a_plugin_is_asked_about_more_topics_than_decisions_are_kept(asking: Embedded, plugin: Plugin) -> None:
-    """If there are more topics than remembered decisions, the plugin is asked in portions, each sent before the next.
+    """If there are more topics than cached decisions, the plugin is asked in portions.
 
-    Long topics are included.
+    Allowed messages arrive in order, also with topics too long to be cached.
     """
     plugin.may_answer.set()
     topics = [f"{'no' if number % 3 == 0 else 'yes'}/{number}/{'x' * (number % 2 * 9_000)}" for number in range(1_500)]
@@ -408,7 +408,7 @@ def test_a_plugin_is_asked_about_more_topics_than_decisions_are_kept(asking: Emb
 
 
 def test_messages_in_flight_are_asked_about_again(asking: Embedded, plugin: Plugin) -> None:
-    """The plugin is asked again about messages in flight on each connection; refused ones aren't redelivered."""
+    """On each connection, the plugin is asked again about messages in flight; refused messages aren't redelivered."""
     plugin.may_answer.set()
     with asking.client("me", keep=True) as client:
         assert client.subscribe("yes/#", options=1) == (1,)

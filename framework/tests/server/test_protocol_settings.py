@@ -1,4 +1,4 @@
-"""Settings of the protocol, including those in the README for a public test suite."""
+"""Settings of the protocol, including those that the README recommends for a public test suite."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_client_of_mqtt_5_is_told_to_speak_every_minute(embedded: Embedded) ->
 
 @pytest.mark.parametrize(
     ("client_id", "asked", "told"),
-    # the last one expands to more than a string's limit
+    # with its prefix and suffix, the last topic would exceed the limit on strings
     [("a%u", 1, "answers/a%u/%a%u"), ("me", 0, None), ("x" * 65_535, 1, None)],
     ids=["asked", "not asked", "too long"],
 )

@@ -158,7 +158,7 @@ def test_mosquitto_sub_replays(mqtt: Serving, name: str, version: str) -> None:
 def test_a_bridge_of_mosquitto(mqtt: Serving, name: str, version: str, tmp_path: Path) -> None:
     """A mosquitto bridge forwards messages in both directions.
 
-    It first connects with an unknown protocol version, and needs an answer that says so.
+    It first connects with an unknown protocol version, and needs an answer that reports the version as unsupported.
     """
     broker, publish, subscribe = tool("mosquitto", "mosquitto"), tool("mosquitto_pub"), tool("mosquitto_sub")
     (tmp_path / "mosquitto.conf").write_text(f"""

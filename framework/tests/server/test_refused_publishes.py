@@ -1,4 +1,4 @@
-"""Messages that can't be stored are refused with a reason, and subscribers keep receiving."""
+"""Messages that can't be stored are refused with a reason, and subscribers still receive earlier messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_client_is_told_that_there_is_no_room(full: Embedded) -> None:
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_client_of_3_1_1_is_disconnected_instead(full: Embedded, qos: int) -> None:
-    """An MQTT 3.1.1 client is disconnected when there is no room, because no acknowledgement can say so."""
+    """An MQTT 3.1.1 client is disconnected when there is no room, because its acknowledgements can't report that."""
     with full.client("me", version=4) as client, full.client("other", version=4) as other:
         client.send(wire.publish("kept/3", b"3", qos=qos, packet_id=1, version=4))
         assert client.ended() is None
@@ -49,14 +49,14 @@ def test_a_client_of_3_1_1_is_disconnected_instead(full: Embedded, qos: int) -> 
 
 
 def test_who_was_away_gets_what_there_is(full: Embedded) -> None:
-    """At the quota, a returning client still gets its messages, which needs only small writes of packet ids."""
+    """At the quota, a returning client still gets its messages, because only small packet ids are written."""
     with PahoClient(full.port, "away", clean=False, expiry=3600) as client:
         assert client.payloads(2) == ["1", "2"]
         assert client.subscribe("more") == 1
 
 
 def test_what_need_not_be_stored_is_passed_on(full: Embedded) -> None:
-    """Messages that need no storage are routed at the quota, also beside refused ones."""
+    """At the quota, messages that needn't be stored are still routed, even beside messages that are refused."""
     with PahoClient(full.port, "live") as reader, full.client() as writer:
         reader.subscribe("live/#", 0)
         writer.connect("writer")

@@ -46,7 +46,7 @@ def test_nothing_new_changes_nothing(embedded: Embedded) -> None:
 
 
 def test_limits_hold_for_clients_that_connect(embedded: Embedded) -> None:
-    """New limits apply to clients that connect afterwards; connected ones keep theirs."""
+    """New limits apply to clients that connect afterwards; connected clients keep their limits."""
     with embedded.client() as first, embedded.client() as second:
         assert 1_000 == first.connect("first").properties["receive_maximum"]
         changed = reload(embedded, limits=Limits(in_flight=7, connections=2))
@@ -58,7 +58,7 @@ def test_limits_hold_for_clients_that_connect(embedded: Embedded) -> None:
 
 
 def test_access_rules_hold_for_all_clients(embedded: Embedded) -> None:
-    """New access rules apply to connected clients, too, which aren't authenticated again."""
+    """New access rules also apply to connected clients, without authenticating them again."""
     rules = (Rule(permission="deny", action="publish", topics=("secret",)),)
     with embedded.client("before") as before, embedded.client() as after:
         changed = reload(embedded, authorization=AuthorizationSettings(rules=rules, unlisted="allow"))
@@ -112,7 +112,7 @@ def test_a_listener_gets_another_name(embedded: Embedded) -> None:
 
 
 def test_listeners_open_change_and_close(embedded: Embedded) -> None:
-    """Listeners are added, changed and removed; one whose address stays keeps its port.
+    """Listeners are added, changed and removed; a listener whose address stays the same keeps its port.
 
     Clients of a removed listener stay connected.
     """
@@ -137,7 +137,7 @@ def test_listeners_open_change_and_close(embedded: Embedded) -> None:
 
 
 def test_a_changed_layout_begins_a_generation(embedded: Embedded) -> None:
-    """A changed layout begins a new generation; the old one keeps its messages."""
+    """A changed layout begins a new generation; the previous generation keeps its messages."""
     db = embedded.db
     db.store([ts.Message("a", b"1", "c")])
     layout = {"type": "skipstream"}
@@ -152,7 +152,7 @@ def test_a_changed_layout_begins_a_generation(embedded: Embedded) -> None:
 
 
 def test_changed_options_of_the_layout_begin_a_generation(embedded: Embedded) -> None:
-    """A changed layout option, such as `epoch_bits`, begins a new generation; the same value doesn't."""
+    """A changed layout option, such as `epoch_bits`, begins a new generation; an unchanged value doesn't."""
     for bits, count in ((18, 2), (18, 2), (19, 3)):
         layout = {"type": "wildcard_optimized", "epoch_bits": bits}
         reload(embedded, durable_storage={"messages": StorageSettings(layout=layout)})
@@ -160,9 +160,9 @@ def test_changed_options_of_the_layout_begin_a_generation(embedded: Embedded) ->
 
 
 def test_what_the_database_keeps_changes(embedded: Embedded) -> None:
-    """Retention, quota and persistence rules change; settings removed from the file keep their effect.
+    """Retention, quota and persistence rules can be changed; settings removed from the file keep their effect.
 
-    The reload reports those as kept.
+    The reload reports such settings as kept.
     """
     sessions = DurableSessionsSettings(
         message_retention_period=Period(86_400),
@@ -194,7 +194,7 @@ def test_what_the_database_keeps_changes(embedded: Embedded) -> None:
 
 
 def test_what_the_database_is_already_changes_nothing(embedded: Embedded) -> None:
-    """Naming the database's present properties, or no longer naming them, changes nothing."""
+    """Settings that repeat the database's properties, or omit them, change nothing."""
     named = StorageSettings(n_shards=1, durability="commit", layout={"type": "block", "level": 2})
     for storage, changed, kept in (
         (named, ("layout.type", "layout.level"), ("n_shards", "durability")),
@@ -209,7 +209,7 @@ def test_what_the_database_is_already_changes_nothing(embedded: Embedded) -> Non
 
 
 def test_figures_of_sessions_change(embedded: Embedded) -> None:
-    """Intervals of sessions change; the shortest interval of all zones applies."""
+    """New intervals for session work take effect; the shortest interval of all zones (tables of settings) is used."""
     sessions = DurableSessionsSettings(idle_poll_interval=Duration(0.5), heartbeat_interval=Duration(3))
     zones = {"quick": ZoneSettings(durable_sessions=ZoneSessionsSettings(renew_streams_interval=Duration(0.25)))}
     changed = ["durable_sessions.idle_poll_interval", "durable_sessions.heartbeat_interval", "zones.quick"]
@@ -221,7 +221,7 @@ def test_figures_of_sessions_change(embedded: Embedded) -> None:
 
 
 def test_what_needs_a_restart_is_said(embedded: Embedded, tmp_path: Path) -> None:
-    """Settings that need a restart are reported and stay in effect; other changes apply."""
+    """Settings that need a restart are reported and keep their old values; other changes take effect."""
     changed, restart = reload(
         embedded,
         http=HttpSettings(),

@@ -69,7 +69,7 @@ def test_owner_and_group_stay_when_root_changes_a_file(tmp_path: Path, change: C
 @as_root
 def test_whoever_can_not_keep_the_owner_changes_nothing(change: Change) -> None:
     """A change that can't keep the file's owner is refused, because the server could no longer read the file."""
-    with tempfile.TemporaryDirectory() as directory:  # users other than root can reach it
+    with tempfile.TemporaryDirectory() as directory:  # users other than root can reach the directory
         path = Path(directory, "file")
         path.parent.chmod(0o777)
         change(path, "ann")

@@ -1,4 +1,4 @@
-"""Clients request the history by a user property, or by a form of filter, which MQTT 3.1.1 clients can use."""
+"""Clients request the history by a user property, or by a special filter, which MQTT 3.1.1 clients can use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HISTORY = [f"{number}" for number in range(10)]
 
 @pytest.fixture
 def embedded(db: ts.Database) -> Iterator[Embedded]:
-    """A server whose database has a history, and stores all messages."""
+    """A server that stores all messages, and whose database has earlier messages."""
     with Embedded(db) as embedded:
         db.persistence.add("#")
         for payload in HISTORY:
@@ -121,9 +121,9 @@ def test_no_message_comes_as_a_retained_copy_and_from_the_history(embedded: Embe
 
 
 def test_a_replay_of_a_filter_that_the_client_has_begins_it_anew(embedded: Embedded) -> None:
-    """A replay with the filter of an existing subscription restarts it, and doesn't duplicate later messages.
+    """A replay with the filter of an existing subscription restarts the subscription, without duplicates later.
 
-    Unsubscribing by either name ends it.
+    Unsubscribing by either name ends the subscription.
     """
     with PahoClient(embedded.port) as client:
         assert client.subscribe("log/a") == 1

@@ -53,7 +53,7 @@ def test_a_server_that_is_ended_tells_its_clients_and_keeps_their_messages(
 ) -> None:
     """On SIGTERM the server sends DISCONNECT 0x8B and exits with 0; an absent client gets its message later.
 
-    A service manager is notified by the socket that it names; a missing socket is ignored.
+    The server notifies a service manager by a socket that the environment names; a missing socket is ignored.
     """
     path = str(tmp_path / "notify")
     environment = {**os.environ, "NOTIFY_SOCKET": path}
@@ -158,7 +158,7 @@ def test_http_is_served_on_several_addresses(tmp_path: Path) -> None:
 
 
 def test_users_and_rules(tmp_path: Path) -> None:
-    """A user added while the server runs can log in, and may do what the access rules allow."""
+    """A user added while the server runs can log in, and access rules apply to this user."""
     config = tmp_path / "server.toml"
     config.write_text(
         '[authentication]\nanonymous = "never"\npassword_file = "users"\n'
@@ -208,9 +208,9 @@ def test_users_that_cannot_be_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_the_settings_name_is_stored_though_nobody_waits_for_it(tmp_path: Path) -> None:
-    """Only messages that the persistence rules select are stored; after a kill a client can replay them.
+    """Only messages that the persistence rules select are stored, and survive a kill.
 
-    It replays over WebSocket.
+    A client then replays them over WebSocket.
     """
     (tmp_path / "server.toml").write_text(
         '[durable_storage.messages]\ndata_dir = "data"\n[[durable_sessions.persistence]]\ntopic_filter = "home/#"\n'
@@ -231,9 +231,9 @@ def test_what_the_settings_name_is_stored_though_nobody_waits_for_it(tmp_path: P
 
 
 def test_a_changed_layout_begins_a_generation_at_the_start(tmp_path: Path) -> None:
-    """A changed layout begins a generation at the next start, and the old ones stay.
+    """A changed layout begins a generation at the next start, and the earlier generations stay.
 
-    A further storage is created and held open. A changed number of shards is refused.
+    An additional storage is created and held open. A changed number of shards is refused.
     """
     config = tmp_path / "server.toml"
     config.write_text(
@@ -271,10 +271,10 @@ SMALL = f'[listeners.m]\nlisten = "{HERE[1]}"\n[log]\nfile = "log"\n[limits]\nco
 
 
 def test_sighup_while_it_starts_is_heeded_once_it_serves(tmp_path: Path, settings_to_come: Path) -> None:
-    """A SIGHUP during the start reloads settings once the server serves; one during the stop is ignored."""
+    """A SIGHUP during the start reloads settings once the server serves; a SIGHUP during the stop is ignored."""
     log = tmp_path / "log"
     with program("serve", "data", "--config", str(settings_to_come), "--print-ready", cwd=tmp_path) as process:
-        with settings_to_come.open("w") as settings:  # blocks until the server reads
+        with settings_to_come.open("w") as settings:  # opening the pipe blocks until the server reads
             process.send_signal(signal.SIGHUP)
             settings.write(SMALL % 5)
         assert process.stdout is not None
@@ -284,7 +284,7 @@ def test_sighup_while_it_starts_is_heeded_once_it_serves(tmp_path: Path, setting
         wait_until(lambda: "were read again" in log.read_text(), "the reload")
         with PahoClient(port, "first") as first, PahoClient(port, "second") as second:
             assert (0, 0x97) == (first.answer, second.answer)
-        # two signals wait at the same time
+        # two signals are pending at the same time
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGHUP, signal.SIGCONT):
             process.send_signal(number)
         while process.poll() is None:
@@ -394,7 +394,7 @@ def test_who_may_is_said_plainly() -> None:
     shutil.which("mosquitto_sub") is None, reason="needs mosquitto_sub: apt-get install mosquitto-clients"
 )
 def test_the_guides_commands_of_mosquitto_are_true(tmp_path: Path) -> None:
-    """The guide's mosquitto commands work in their order against one server."""
+    """The guide's mosquitto commands work in the guide's order against one server."""
     commands = re.findall(r"^mosquitto_.*$", GUIDE.read_text(), re.MULTILINE)
     assert len(commands) >= 4
     with serving(tmp_path / "data") as server:

@@ -37,7 +37,7 @@ def test_the_name_in_a_certificate_is_the_users_and_new_ones_are_read_by_sighup(
 ) -> None:
     """The name in a client certificate is the user name, and SIGHUP loads new server certificates.
 
-    A client stays connected meanwhile. A wrong file is logged, and changes nothing.
+    Connections stay open during SIGHUP. A wrong file is logged, and changes nothing.
     """
 
     def shown() -> str:

@@ -132,7 +132,7 @@ def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(old: str, new: str, said: str, tmp_path: Path) -> None:
-    """An error names the file, the key and what is expected, and suggests the nearest existing key."""
+    """An error names the file, the key and the expected value, and suggests the nearest existing key."""
     assert old in WHOLE
     with pytest.raises(SettingsError) as caught:
         read(WHOLE.replace(old, new, 1), tmp_path)
@@ -187,7 +187,7 @@ def test_a_mark_and_ends_of_lines_of_windows_mean_nothing(tmp_path: Path) -> Non
 def test_an_empty_file_means_defaults_only_where_that_is_said(tmp_path: Path) -> None:
     """An empty file means the defaults only at the start; a running server refuses it.
 
-    An interrupted editor may leave an empty file. A comment in it shows that it is meant.
+    An interrupted editor may leave an empty file. A comment in the file shows that its author wants the defaults.
     """
     file = tmp_path / "server.toml"
     for text in ("", "\n \n", "\ufeff"):
@@ -253,6 +253,6 @@ def test_what_is_no_address_is_refused(text: object) -> None:
 
 
 def test_which_addresses_are_of_this_machine() -> None:
-    """Loopback addresses include IPv4 ones mapped to IPv6; names are not resolved."""
+    """Loopback addresses include IPv4 loopback addresses mapped to IPv6; host names are not resolved."""
     assert all(map(is_loopback, ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost"]))
     assert not any(map(is_loopback, ["0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "localhost.example", ""]))

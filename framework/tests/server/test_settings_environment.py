@@ -49,7 +49,7 @@ def test_a_variable_counts_before_the_file(file: Path) -> None:
 
 
 def test_without_a_file_too() -> None:
-    """Without a file, variables override the defaults, which include the HTTP interface."""
+    """Without a settings file, variables override the defaults."""
     found = read_settings(None, {"TOPICSTORE__HTTP__LISTEN": "127.0.0.1:0"})
     assert found.http is not None
     assert found.http.listen.port == 0
@@ -81,7 +81,7 @@ def test_paths_are_relative_to_the_current_directory(
     ],
 )
 def test_what_is_wrong_is_said_with_the_variable(name: str, value: str, said: str, file: Path) -> None:
-    """An error names the variable, and suggests the nearest existing one."""
+    """An error names the variable, and suggests the existing variable with the nearest name."""
     with pytest.raises(SettingsError) as caught:
         read_settings(file, {f"TOPICSTORE__{name}": value})
     assert f"TOPICSTORE__{name}: " in str(caught.value)[: len(name) + 14]
@@ -89,7 +89,7 @@ def test_what_is_wrong_is_said_with_the_variable(name: str, value: str, said: st
 
 
 def test_a_variable_within_what_is_no_table(tmp_path: Path) -> None:
-    """A variable below a value that isn't a table in the file is an error."""
+    """A variable for a key below a value that isn't a table in the file is an error."""
     (tmp_path / "server.toml").write_text("limits = 3")
     with pytest.raises(SettingsError, match="the file has no table 'limits' but 3"):
         read_settings(tmp_path / "server.toml", {"TOPICSTORE__LIMITS__CONNECTIONS": "1"})

@@ -1,4 +1,4 @@
-"""The table of the standard's statements names the tests of each, and why some have none."""
+"""A table lists the tests of each statement of the standard, and the reason if a statement has no test."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_table_names_the_tests_of_each_statement() -> None:
 
 
 def test_a_statement_without_a_test_says_why() -> None:
-    """Each statement about the server has a test, and the table gives a reason for every other one."""
+    """Each statement about the server has a test, and the table gives a reason for each statement without a test."""
     rows = ROW.findall(TABLE.read_text())
     assert len(rows) == len({number for number, _ in rows})
     assert len({number for number, _ in rows} | set(PACKETS.findall(TABLE.read_text()))) == STATEMENTS

@@ -42,7 +42,7 @@ def test_a_second_connect_is_a_protocol_error(connect, name: str, version: int) 
 def test_a_connect_that_does_not_conform_is_refused(stranger, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
     """A CONNECT that violates the standard is refused, with a CONNACK where the version has a code for it.
 
-    `protocol` tests each fault.
+    The tests in `protocol` cover each violation.
     """
     malformed, unsupported = (None, 1) if version == 4 else (("CONNACK", 0x81), 0x84)
     for protocol, level, flags, answer in (
@@ -88,7 +88,7 @@ def test_clients_without_an_id_get_one_each(connect) -> None:  # type: ignore[no
     ids = [client.connack.properties["assigned_client_identifier"] for client in (first, second)]
     assert len(set(ids)) == 2
     assert all(ids)
-    named = connect(ids[0])  # so the client id is usable
+    named = connect(ids[0])  # a client may connect with an id that the server assigned
     assert "assigned_client_identifier" not in named.connack.properties
     assert first.farewell() == ("DISCONNECT", 0x8E)
 
@@ -142,7 +142,7 @@ def test_auth_without_a_method_is_a_protocol_error(connect) -> None:  # type: ig
 @statement("3.1.2-7", "3.1.2-8", "3.1.2-14", "3.1.2-15")
 @pytest.mark.parametrize("retain", [False, True])
 def test_a_will_is_published_when_the_network_fails(connect, name: str, version: int, retain: bool) -> None:  # type: ignore[no-untyped-def]
-    """A will is published when the network connection fails, and retained if the client asked for that."""
+    """A will is published when the network connection fails, as a retained message if the client asked for that."""
     watcher = connect(version=version)
     watcher.subscribe(name, options=2)
     connect(version=version, will=wire.Will(topic=name, payload=b"gone", qos=2, retain=retain)).close()
@@ -216,7 +216,7 @@ def test_a_will_keeps_its_properties(connect, name: str) -> None:  # type: ignor
 @both
 @statement("3.1.2-22", "3.2.2-22")
 def test_a_silent_client_is_disconnected(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """A silent client is disconnected, and its will is published; one without a keep alive stays."""
+    """A silent client is disconnected, and its will is published; a client without a keep alive stays connected."""
     watcher = connect(version=version)
     watcher.subscribe(name)
     client = connect(version=version, keep_alive=1, will=wire.Will(topic=name, payload=b"x"))
@@ -289,7 +289,7 @@ def test_what_must_not_be_ends_its_connection(connect, name: str, version: int, 
 
 @statement("3.2.2-8")
 def test_what_the_server_announces(connect) -> None:  # type: ignore[no-untyped-def]
-    """The CONNACK announces no limits: all QoS, retained messages and all kinds of subscriptions are available."""
+    """The CONNACK restricts nothing: all QoS, retained messages and all kinds of subscriptions are available."""
     values = connect().connack.properties
     for absent in ("maximum_qos", "authentication_method", "response_information"):
         assert absent not in values
@@ -319,7 +319,7 @@ def test_explanations_are_left_out_where_they_are_too_long(connect, stranger, na
 def test_a_client_that_can_not_be_told_what_holds_is_refused(connect, stranger, name: str) -> None:  # type: ignore[no-untyped-def]
     """A client is refused if its CONNACK would exceed its maximum packet size.
 
-    No session and no will of it remain.
+    Neither a session nor a will remains.
     """
     witness, client = connect(), stranger()
     witness.subscribe(f"{name}/#")

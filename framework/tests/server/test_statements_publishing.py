@@ -47,7 +47,7 @@ def test_the_lesser_quality_counts(connect, name: str, version: int, published: 
 @both
 @statement("3.3.1-3", "3.3.1-2", "4.3.1-1", "4.3.2-2", "4.3.3-2", "4.3.2-5")
 def test_dup_of_a_publisher_goes_no_further(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """The DUP flag of a publisher isn't passed on; a repeated QoS 1 message is a new one."""
+    """The DUP flag of a publisher isn't passed on; a repeated QoS 1 message counts as a new message."""
     reader, writer = connect(version=version), connect(version=version)
     reader.subscribe(name, options=1)
     for dup in (False, True):
@@ -129,7 +129,10 @@ def test_what_was_refused_is_not_sent_again(connect, name: str) -> None:  # type
 
 @statement("4.3.3-4")
 def test_a_pubrec_that_refuses_is_never_answered(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """A PUBREC that refuses gets no PUBREL, even with an unknown packet id or after a PUBREL; its id is free."""
+    """A PUBREC with an error code gets no PUBREL, even with an unknown packet id or after a PUBREL.
+
+    Its packet id is free again.
+    """
     reader, writer = connect(name, keep=True), connect()
     reader.subscribe(name, options=2)
     writer.publish(name, b"1", 2)
@@ -142,7 +145,7 @@ def test_a_pubrec_that_refuses_is_never_answered(connect, name: str) -> None:  #
     reader.ping()
     reader.close()
     reader = connect(name, keep=True)
-    reader.ping()  # the PUBREL is not repeated
+    reader.ping()  # the server doesn't repeat the PUBREL
     reader.send(wire.acknowledgement("PUBREC", 77))
     assert (reader.expect("PUBREL").reason) == 0x92
 
@@ -202,7 +205,7 @@ def test_messages_keep_their_order(connect, name: str, version: int, qos: int) -
 @both
 @statement("4.6.0-4")
 def test_exchanges_go_on_in_the_order_of_their_receipts(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """PUBRELs follow the order of the PUBRECs, whatever the order of the messages was."""
+    """PUBRELs are sent in the order of the PUBRECs, even if the messages were sent in another order."""
     reader, writer = connect(version=version), connect(version=version)
     reader.subscribe(name, options=2)
     for number in range(6):
@@ -271,7 +274,7 @@ def test_properties_go_on_unaltered(connect, name: str, qos: int) -> None:  # ty
 
 @statement("3.3.2-5", "3.3.2-6", "4.3.3-7", "4.3.3-13")
 def test_what_has_expired_is_not_sent(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """An expired message isn't sent, and the others carry the seconds that remain, also when redelivered.
+    """An expired message isn't sent; other messages carry the seconds that remain, also when redelivered.
 
     A QoS 2 exchange that began in time is completed.
     """
@@ -284,7 +287,7 @@ def test_what_has_expired_is_not_sent(connect, name: str) -> None:  # type: igno
     writer.publish(f"{name}/kept/short", b"x", 1, message_expiry_interval=1)
     writer.publish(f"{name}/kept/long", b"x", 1, message_expiry_interval=10_000)
     packet = None
-    while packet is None or packet.payload == b"too late":  # on a slow machine it may expire before it is sent
+    while packet is None or packet.payload == b"too late":  # on a slow machine the message may expire before it is sent
         writer.publish(f"{name}/begun", b"x", 2, message_expiry_interval=1)
         writer.publish(f"{name}/begun", b"too late", 0)
         packet = begun.expect("PUBLISH")
@@ -303,7 +306,7 @@ def test_what_has_expired_is_not_sent(connect, name: str) -> None:  # type: igno
 
 @statement("3.3.2-12", "3.3.2-7", "3.3.2-9")
 def test_topic_aliases_of_a_publisher(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """A publisher may use all topic aliases that the server allows, and set them again.
+    """A publisher may use all topic aliases that the server allows, and assign them again.
 
     Aliases end with the connection.
     """
@@ -334,7 +337,7 @@ def test_a_topic_alias_that_can_not_be(connect, name: str) -> None:  # type: ign
 @statement("3.1.2-26", "3.1.2-27", "3.3.2-10", "3.3.2-11", "3.3.2-3")
 @pytest.mark.parametrize("most", [0, 1, 5])
 def test_topic_aliases_to_a_subscriber(connect, name: str, most: int) -> None:  # type: ignore[no-untyped-def]
-    """A subscriber is sent no more topic aliases than it allows, each for the topic of its first use."""
+    """A subscriber gets no more topic aliases than it allows, and each alias keeps the topic of its first use."""
     reader, writer = connect(**({"topic_alias_maximum": most} if most else {})), connect()
     reader.subscribe(f"{name}/#")
     expected = [f"{name}/{n % 3}" for n in range(12)]
@@ -356,7 +359,7 @@ def test_topic_aliases_to_a_subscriber(connect, name: str, most: int) -> None:  
 
 @statement("3.1.2-24", "3.1.2-25")
 def test_what_is_too_large_for_a_client_is_as_if_it_was_sent(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """A message too large for a client counts as sent, and not towards its receive maximum of one."""
+    """A message too large for a client counts as delivered, and takes no room in its receive maximum of one."""
     reader, writer = connect(maximum_packet_size=100, receive_maximum=1), connect()
     reader.subscribe(name, options=1)
     for payload in (b"x" * 200, b"1", b"x" * 200, b"2"):

@@ -49,7 +49,7 @@ def test_an_answer_that_is_too_large_for_a_client_is_not_sent(connect, name: str
 @statement("4.7.1-1", "4.7.1-2", "4.7.3-1", "4.7.3-2", "3.8.3-1")
 @pytest.mark.parametrize("text", BAD_FILTERS)
 def test_a_filter_that_can_not_be(connect, name: str, version: int, text: str) -> None:  # type: ignore[no-untyped-def]
-    """An invalid filter is refused alone, or its connection ends."""
+    """An invalid filter is refused in the SUBACK, which grants the other filters, or the connection ends."""
     client = connect(version=version)
     client.send(wire.subscribe(1, [(f"{name}/a", 1), (text, 0), (f"{name}/b", 2)], version=version))
     packet = client.receive()
@@ -137,7 +137,7 @@ def test_when_retained_messages_come(connect, name: str) -> None:  # type: ignor
 
 @statement("3.8.3-3")
 def test_no_local(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """With No Local, a client doesn't receive its own messages, and other clients do."""
+    """With No Local, a client doesn't receive its own messages, but other clients receive them."""
     client, other = connect(name), connect()
     client.subscribe(name, options=NO_LOCAL)
     other.subscribe(name)
@@ -149,7 +149,7 @@ def test_no_local(connect, name: str) -> None:  # type: ignore[no-untyped-def]
 
 @statement("3.3.4-3", "3.3.4-4", "3.3.4-5", "3.3.4-2")
 def test_overlapping_subscriptions(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """A message of overlapping subscriptions comes in one packet with all identifiers, or in one for each.
+    """A message that matches several subscriptions is delivered once with all identifiers, or once per subscription.
 
     The highest QoS applies.
     """
@@ -170,7 +170,7 @@ def test_overlapping_subscriptions(connect, name: str) -> None:  # type: ignore[
 @both
 @statement("4.8.2-3", "4.8.2-1")
 def test_a_group_shares_what_comes(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """Each message of a shared subscription goes to one member, at its granted QoS.
+    """Each message of a shared subscription goes to one member, at the QoS granted to that member.
 
     A separate subscriber gets all messages.
     """
@@ -214,7 +214,7 @@ def _shared(member: RawClient, qos: int) -> list[int]:
 @both
 @statement("4.8.2-4")
 def test_a_member_gets_the_rest_of_its_message(connect, name: str, version: int) -> None:  # type: ignore[no-untyped-def]
-    """A QoS 2 message that was begun for a member is completed for it, although other members are connected."""
+    """A QoS 2 exchange that was begun with a member is completed with it, even if other members are connected."""
     first, writer = connect(f"{name}-1", version=version, keep=True), connect(version=version)
     first.subscribe(f"$share/group/{name}", options=2)
     writer.publish(name, b"x", 2)
@@ -264,7 +264,7 @@ def test_what_a_member_refuses_goes_to_nobody_else(connect, name: str) -> None: 
 @both
 @statement("3.8.4-1", "4.7.2-1")
 def test_figures_of_the_server(connect, version: int) -> None:  # type: ignore[no-untyped-def]
-    """Topics of the server are sent to clients that subscribe to them, and not to wildcard subscriptions."""
+    """Topics of the server are sent to clients that subscribe to them by name, and not to wildcard subscriptions."""
     everything, figures = connect(version=version), connect(version=version)
     everything.subscribe("#", "+/broker/#")
     figures.subscribe("$SYS/broker/clients/connected")

@@ -66,9 +66,9 @@ def test_a_fault_ends_only_the_client_whom_it_concerns(
     packet: bytes,
     logged: str,
 ) -> None:
-    """An unexpected error ends only the client concerned, with a reason code, and is logged.
+    """An unexpected error ends only the connection of the client concerned, with a reason code, and is logged.
 
-    Its session can be opened again, and other clients are served.
+    The client's session can be opened again, and other clients are served.
     """
     failing = Failing(monkeypatch, owner, step, RuntimeError("a fault"))
     with embedded.client() as client, embedded.client("other") as other:
@@ -155,7 +155,7 @@ def test_a_client_that_can_not_be_opened_is_told_why(embedded: Embedded, monkeyp
 def test_clients_are_not_told_where_the_server_keeps_its_files(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[Exception]
 ) -> None:
-    """Responses have no paths of the server's files; the log has them."""
+    """Responses don't contain paths of the server's files; the log does."""
     caplog.set_level(logging.INFO)
     opening = Failing(monkeypatch, Sessions, "open_many", error("/srv/db/shard-0000: no"))
     with embedded.client() as client:

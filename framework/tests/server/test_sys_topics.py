@@ -20,7 +20,7 @@ TOTAL = "$SYS/broker/connections/total"
 
 @pytest.fixture
 def embedded(db: ts.Database) -> Iterator[Embedded]:
-    """A server that publishes its figures as often as it checks them."""
+    """A server that publishes its ``$SYS`` topics every millisecond, and stores messages of any QoS."""
     settings = ServerSettings(protocol=ProtocolSettings(sys_interval=Duration(0.001), store_qos0=True))
     with Embedded(db, settings) as embedded:
         db.persistence.add("#")
@@ -35,14 +35,14 @@ def test_a_subscriber_gets_them_at_once_and_when_they_change(embedded: Embedded,
         assert (first.payload, first.retain, first.qos) == (b"1", True, 0)
         with PahoClient(embedded.port, "other"):
             watcher.wait(lambda: b"2" in [message.payload for message in watcher.messages], "the figure to change")
-        watcher.subscribe("$SYS/#")  # subscribes to all of them
+        watcher.subscribe("$SYS/#")  # matches all topics of the server
         names = {"version", "uptime", "clients/connected", "subscriptions/count", "bytes/received"}
         wanted = {f"$SYS/broker/{name}" for name in names}
         watcher.wait(lambda: wanted <= {message.topic for message in watcher.messages}, "the figures")
 
 
 def test_they_are_stored_nowhere(embedded: Embedded) -> None:
-    """Figures are not stored, although a persistent session subscribes at QoS 1 and QoS 0 messages are stored."""
+    """Messages of ``$SYS`` topics aren't stored, even if a persistent session receives them and QoS 0 is stored."""
     with PahoClient(embedded.port, "watcher", clean=False, expiry=3600) as watcher:
         assert watcher.subscribe("$SYS/#", 1) == 0
         for number in range(3):

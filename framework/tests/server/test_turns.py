@@ -24,7 +24,7 @@ MOST = 250
 
 @attrs.frozen
 class Turn:
-    """The requests of one call, and the number of filters that it added to connected sessions."""
+    """The requests that one call serves, and the number of filters that the call adds to connected sessions."""
 
     asked: Asked
     followed: int
@@ -32,7 +32,7 @@ class Turn:
 
 @pytest.fixture
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[Turn]:
-    """The calls of the store's thread, in order."""
+    """The calls of the store's thread, in order, as a list that grows."""
     found: list[Turn] = []
     serve = StoreHop.serve
 
@@ -52,7 +52,7 @@ def _followed(hop: StoreHop) -> int:
 
 @contextmanager
 def crowd(embedded: Embedded) -> Iterator[list[RawClient]]:
-    """Clients with persistent sessions and no subscriptions."""
+    """Clients that have persistent sessions without subscriptions."""
     with ExitStack() as stack:
         clients = [stack.enter_context(embedded.client()) for _ in range(CLIENTS)]
         for number, client in enumerate(clients):
@@ -65,7 +65,7 @@ def filters(number: int) -> list[str]:
 
 
 def storm(embedded: Embedded, clients: list[RawClient], packets: list[bytes]) -> None:
-    """Let all clients' packets wait for the same call."""
+    """Send each client's packet while the store's thread is busy, so that one call can serve all packets."""
     broker, opened = embedded.server._broker, threading.Event()
     assert broker is not None
     broker._thread.submit(opened.wait, PATIENCE)
@@ -84,7 +84,7 @@ def _waiting(asked: Asked) -> int:
 
 
 def test_a_turn_takes_a_bounded_part_of_a_storm_of_subscriptions(db: ts.Database, turns: list[Turn]) -> None:
-    """A storm of SUBSCRIBE or UNSUBSCRIBE packets is served in portions, of which each client has its part.
+    """A storm of SUBSCRIBE or UNSUBSCRIBE packets is served in portions that are limited in filters.
 
     Each packet gets one answer.
     """
@@ -115,7 +115,7 @@ def _resubscribed(asked: Asked) -> list[tuple[object, object, list[object]]]:
 def test_a_turn_resumes_and_ends_a_bounded_part_of_the_sessions(db: ts.Database, turns: list[Turn]) -> None:
     """Many sessions are resumed and ended in portions.
 
-    A client's CONNACK is sent when it has all its subscriptions again.
+    A client's CONNACK is sent when all subscriptions of its session are active again.
     """
     with Embedded(db) as embedded:
         with crowd(embedded) as clients:

@@ -46,7 +46,7 @@ def opened(sessions: Sessions, *clients: str) -> list[Session]:
 
 @contextmanager
 def counted_writes(db: ts.Database) -> Iterator[list[int]]:
-    """Count the engine's writes within the block."""
+    """Count the engine's writes within a ``with`` block."""
     engine = type(db.storage.shards[0].writer.engine)
     write, counted = engine.write, [0]
 
@@ -114,7 +114,7 @@ def test_messages_of_many_sessions_are_one_write_a_shard(
 
 @pytest.mark.usefixtures("listener")
 def test_each_row_tells_whether_somebody_wants_it(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """Each row reports a match if a stored or connected session or a database subscription matches its topic."""
+    """Each row reports whether its topic matches a subscription of a stored or connected session or of the database."""
     sessions["listener"]
     away = sessions.open("away", expiry_interval=None)
     away.subscribe("b/+", 1)
@@ -170,7 +170,7 @@ def test_only_the_rows_that_cannot_be_done_are_refused(
 
 @pytest.mark.usefixtures("listener")
 def test_without_partial_the_index_is_the_callers(db: ts.Database, sessions: Sessions) -> None:
-    """Without ``partial``, the error's index is that of the caller's row, so repetitions count.
+    """Without ``partial``, the error's index is that of the caller's row, so skipped repetitions are counted, too.
 
     The same index is reported by a call for one session and by a call for many.
     """
@@ -221,7 +221,7 @@ def test_columns_have_a_value_for_each_row(sessions: Sessions) -> None:
 def test_a_session_that_was_overtaken_is_found_and_ended(
     db: ts.Database, sessions: Sessions, crash: Callable[[], Sessions]
 ) -> None:
-    """Only the rows of sessions that were taken over are refused, although each shard commits all rows together."""
+    """If some sessions were taken over, only their rows are refused, although each shard commits all rows together."""
     told: list[tuple[str, Ended]] = []
     clients = sessions.open_many(
         [Connect(client_id=client, expiry_interval=None) for client in CLIENTS],
@@ -241,7 +241,7 @@ def test_a_session_that_was_overtaken_is_found_and_ended(
 
 @pytest.mark.usefixtures("listener")
 def test_a_shard_that_fails_takes_nothing_from_the_others(db: ts.Database, sessions: Sessions) -> None:
-    """Rows that one shard committed stay stored when another shard fails; sent again, they count as repetitions."""
+    """If one shard fails, the rows that other shards committed stay stored; sent again, they count as repetitions."""
     clients = sorted(opened(sessions), key=lambda session: db.shard_of(session.client_id))
     rows = [(client, message(client.client_id, client.client_id), 7) for client in clients]
     first = [row for row in rows if db.shard_of(row[0].client_id) == 0]
@@ -463,7 +463,7 @@ def test_those_that_are_present_are_taken_over_together(db: ts.Database, session
 
 
 def test_one_that_cannot_be_opened_holds_up_no_others(sessions: Sessions) -> None:
-    """With ``partial``, all sessions are opened except those that can't be; without ``partial`` none is opened."""
+    """With ``partial``, all sessions are opened except those that fail; without ``partial`` none is opened."""
     will = Will(ts.Message("+", b""))
     bad = [
         Connect(client_id=""),
@@ -519,7 +519,7 @@ def test_many_disconnect_by_the_same_rules(db: ts.Database, sessions: Sessions) 
 
 
 def test_an_overtaken_one_ends_without_a_commit(sessions: Sessions, crash: Callable[[], Sessions]) -> None:
-    """A session that was taken over elsewhere ends without a commit, and the other sessions' ends are committed."""
+    """A session that was taken over elsewhere ends without a commit, and the ends of other sessions are committed."""
     clients = opened(sessions)
     newer = crash().open(CLIENTS[1], expiry_interval=None)
     results = sessions.lost(clients, partial=True)

@@ -49,7 +49,7 @@ def published(db: ts.Database) -> set[str]:
 
 @attrs.define
 class Client:
-    """A client in the model: its intervals, elapsed time, and the clock changes that no process saw."""
+    """A client in the model: its intervals, the elapsed time, and the clock changes that no process observed."""
 
     interval: int
     delay: int
@@ -61,7 +61,7 @@ class Client:
     """Seconds by which the clock was set back while no process ran to see it."""
 
     def over(self, after: int) -> bool | None:
-        """Return whether so many seconds have elapsed; None if both answers are allowed after unseen clock changes."""
+        """Return whether ``after`` seconds have elapsed; None if unseen clock changes allow both answers."""
         surely = self.passed - self.less >= after
         return surely if surely or self.passed + self.more < after else None
 
@@ -77,7 +77,7 @@ class History:
         """Seconds by which the clock was set forward (negative: back) since the last tick."""
 
     def connect(self, interval: int, delay: int) -> None:
-        """Connect a client that stays connected while this process lives."""
+        """Connect a client that stays connected as long as this process lives."""
         name = f"connected-{len(self.clients)}"
         self.db.sessions.open(name, expiry_interval=interval, will=will(name, delay))
         self.clients[name] = Client(interval, delay, passed=-1)

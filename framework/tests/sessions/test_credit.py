@@ -72,7 +72,7 @@ def test_resuming_wakes_only_for_something(sessions: Sessions) -> None:
 
 
 def test_what_was_not_taken_before_a_pause_comes_after_it(sessions: Sessions, publish: Publishing) -> None:
-    """Messages and PUBRELs that exceeded a delivery's bytes before a pause are delivered after it."""
+    """Messages and PUBRELs that exceeded a delivery's limit of bytes before a pause are delivered after the pause."""
     session = subscribed(sessions, qos=2)
     publish(*"123", qos=2)
     assert ["1"] == payloads(session.deliver(max_bytes=1))
@@ -150,7 +150,7 @@ def test_large_ones_wait_within_bounds_too(sessions: Sessions, db: ts.Database, 
 
 
 def test_others_get_the_share_of_a_member_that_is_paused(sessions: Sessions, publish: Publishing, clock: Clock) -> None:
-    """A paused member of a shared subscription counts as slow: others receive its share until it is resumed."""
+    """A paused member of a shared subscription counts as slow: other members get its share until it is resumed."""
     members = [subscribed(sessions, name, topic_filter="$share/group/a/#") for name in ("one", "two")]
     members[0].pause()
     clock.now += 20 * SECOND
@@ -173,7 +173,10 @@ def test_others_get_the_share_of_a_member_that_is_paused(sessions: Sessions, pub
 def test_messages_that_wait_for_bytes_expire(
     sessions: Sessions, db: ts.Database, clock: Clock, qos: int, *, together: bool
 ) -> None:
-    """Messages that wait for bytes aren't sent after their expiry; other messages carry the seconds that remain."""
+    """Messages that wait because of a limit in bytes aren't sent after their expiry.
+
+    Other messages carry the seconds that remain.
+    """
     session = subscribed(sessions, qos=qos)
     for name, seconds in (("1", 10), ("2", 10), ("3", 100), ("4", None)):
         properties = ts.Properties(message_expiry_interval=seconds)
@@ -188,7 +191,7 @@ def test_messages_that_wait_for_bytes_expire(
 
 
 def test_few_more_messages_are_read_than_bytes_permit(sessions: Sessions, db: ts.Database) -> None:
-    """A delivery limited in bytes reads few more messages than fit, so that few unsent messages occupy the window."""
+    """A delivery with a limit in bytes reads few messages that don't fit, so that the window stays nearly free."""
     session = subscribed(sessions)
     db.publish([ts.Message("a", bytes(10_000), "publisher", 1) for _ in range(500)])
     assert 2 == len(session.deliver(max_bytes=25_000))
@@ -203,7 +206,7 @@ def small(messages: Sequence[ts.Message]) -> list[bool]:
 
 
 def test_messages_that_are_refused_get_no_packet_id(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
-    """Messages that ``allow`` refuses take no packet id and count as delivered, also after a crash."""
+    """Messages that the callback ``allow`` refuses take no packet id and count as delivered, also after a crash."""
     session = sessions.open("client", expiry_interval=None, allow=small)
     session.subscribe("a/#", 1)
     publish("1", "large", "2", "large", "3", "large")
@@ -222,7 +225,7 @@ def test_messages_that_are_refused_get_no_packet_id(sessions: Sessions, publish:
 
 @pytest.mark.parametrize("qos", [0, 2])
 def test_refusals_at_any_qos(sessions: Sessions, publish: Publishing, qos: int) -> None:
-    """``allow`` is also called for retained and unstored messages, at QoS 0 and 2."""
+    """The callback ``allow`` is also called for retained and unstored messages, at QoS 0 and 2."""
     publish("1", topic="a/1", qos=2)
     session = sessions.open("client", expiry_interval=None, allow=small)
     session.subscribe("a/#", qos)
@@ -233,7 +236,7 @@ def test_refusals_at_any_qos(sessions: Sessions, publish: Publishing, qos: int) 
 
 
 def test_retained_messages_are_refused_too(sessions: Sessions, db: ts.Database) -> None:
-    """A retained message that ``allow`` refused is not sent again after the session resumes."""
+    """A retained message that the callback ``allow`` refused is not sent again after the session resumes."""
     db.publish([ts.Message(f"a/{size}", b"x" * size, "publisher", 1, retain=True) for size in (1, 5)])
     session = sessions.open("client", expiry_interval=None, allow=small)
     session.subscribe("a/#", 1)
@@ -243,9 +246,9 @@ def test_retained_messages_are_refused_too(sessions: Sessions, db: ts.Database) 
 
 
 def test_what_is_resent_is_asked_for_again(sessions: Sessions, publish: Publishing) -> None:
-    """``allow`` of the new connection decides on redelivered messages; a refused message leaves the in-flight window.
+    """The permission callback ``allow`` of the new connection decides on redelivered messages.
 
-    Only at QoS 2 does its packet id stay in use.
+    A refused message leaves the in-flight window; only at QoS 2 does its packet id stay in use.
     """
     session = subscribed(sessions, qos=2)
     publish("1", "large")
@@ -264,7 +267,7 @@ def test_a_session_for_which_it_cannot_be_said_keeps_no_other_waiting(
 ) -> None:
     """A session whose ``allow`` raises or returns too few answers delays no other session, and loses no message.
 
-    The session reports the error as its failure, and is delivered its messages after the next tick.
+    The session reports the error as its failure, and gets its messages after the next tick.
     """
     failing = [True]
 
@@ -293,7 +296,7 @@ def test_a_session_for_which_it_cannot_be_said_keeps_no_other_waiting(
 
 
 class Deciding:
-    """A permission callback that allows short messages, and answers None for messages that it hasn't learned yet."""
+    """A permission callback that allows short messages, and answers None until `learn` has been called."""
 
     def __init__(self) -> None:
         self.known: set[str] = set()
@@ -305,7 +308,7 @@ class Deciding:
         return [len(text) < 3 if text in self.known else None for text in texts]
 
     def learn(self, session: Session) -> bool:
-        """Mark all messages that were asked about as known, and call `ask_again`; return whether any was new."""
+        """Make answers available for all messages of earlier calls, and call `ask_again`; return whether any is new."""
         new = set(self.asked) - self.known
         self.known |= new
         session.ask_again()
@@ -351,7 +354,7 @@ def test_messages_wait_until_it_is_known_whether_they_may_be_sent(
 
 
 def test_an_answer_that_comes_while_it_is_asked_is_not_missed(sessions: Sessions, publish: Publishing) -> None:
-    """A call of `ask_again` while ``allow`` runs has an effect, although the session wasn't waiting yet."""
+    """If `ask_again` is called while ``allow`` runs, ``allow`` is called again, even for a session that didn't wait."""
     asked: list[int] = []
 
     def allow(messages: Sequence[ts.Message]) -> list[bool | None]:
@@ -368,7 +371,7 @@ def test_an_answer_that_comes_while_it_is_asked_is_not_missed(sessions: Sessions
 
 
 def test_a_paused_session_stays_so_when_answers_come(sessions: Sessions, publish: Publishing) -> None:
-    """A paused session stays paused when ``allow`` can answer, and is delivered its messages after it was resumed."""
+    """A paused session stays paused when ``allow`` can answer, and gets its messages after it is resumed."""
     decide = Deciding()
     session = sessions.open("client", expiry_interval=None, allow=decide)
     session.subscribe("a/#", 1)

@@ -156,7 +156,7 @@ def test_no_more_is_in_flight_than_the_client_takes(sessions: Sessions, publish:
 
 
 def test_unknown_acknowledgements_change_nothing(sessions: Sessions, publish: Publishing) -> None:
-    """Acknowledgements with unknown packet ids, of the wrong kind, or repeated change nothing."""
+    """Acknowledgements that are repeated, of the wrong kind or with unknown packet ids change nothing."""
     session = opened(sessions, qos=2)
     publish("1", qos=1)
     publish("2", qos=2)

@@ -22,7 +22,7 @@ def opened(sessions: Sessions, client_id: str, **options: object) -> Session:
 
 
 def test_those_who_get_the_same_share_all_but_the_packet_ids(sessions: Sessions, publish: Publishing) -> None:
-    """Sessions that receive the same messages with the same options share one body; only the packet ids are their own.
+    """Sessions that receive the same messages with the same options share one body and differ only in packet ids.
 
     Sessions with other options have another body.
     """

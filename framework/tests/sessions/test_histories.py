@@ -81,7 +81,7 @@ class Store(World):
         return result
 
     def call(self, target: str, name: str, *args: Any, **kwargs: Any) -> tuple[Any, list[Outcome]]:
-        """Call a method of the database, the sessions or a client's session; return also the published messages."""
+        """Call a method of the database, the sessions or a session; return its result and the published messages."""
         self.outcomes = []
         owner: Any = {"store": self, "db": self.db, "sessions": self.db.sessions}.get(target)
         owner = self.db.sessions.connected(target) if owner is None else owner
@@ -106,7 +106,7 @@ class Store(World):
         return [result.created if isinstance(result, SubscribeResult) else None for result in results]
 
     def open_rows(self, connects: Sequence[Connect]) -> list[bool]:
-        """Open sessions; return which were present."""
+        """Open sessions for many clients; return which of the sessions were already present."""
         return [one.present for one in self.db.sessions.open_many(connects) if isinstance(one, Session)]
 
     def end_rows(self, names: Sequence[str], how: str) -> None:
@@ -140,7 +140,7 @@ class Store(World):
         return sorted(key.removeprefix(prefix).decode() for key in stored_keys(self.db) if key.startswith(prefix))
 
     def left(self) -> list[bytes]:
-        """Expire all sessions; return the keys of session records that remain."""
+        """Expire all sessions; return the keys of session records that still exist."""
         for client_id in self.db.sessions.clients():
             self.db.sessions.expire(client_id)
         return [key for key in stored_keys(self.db) if key[1:2] in b"sitg" or key.startswith(state_key(b"w"))]
@@ -502,7 +502,7 @@ class Histories(SessionsMachine):
         picked=st.lists(st.integers(0, 20), max_size=12),
     )
     def turn(self, publisher: str, drawn: list[Drawn], limit: int, picked: list[int]) -> None:
-        """Publish, deliver to all, and let every client answer in part: the most frequent sequence of calls."""
+        """Publish, deliver to all clients, and let each send a part of its answers: the most frequent sequence."""
         self.publish(publisher, drawn)
         self.deliver_all(limit)
         for which in range(len(self.live())):
@@ -566,7 +566,7 @@ class Histories(SessionsMachine):
             assert matched[row] or row in wrong or not self.wanted(message)
 
     def wanted(self, message: ts.Message) -> bool:
-        """Return whether a subscription certainly matches the message."""
+        """Return whether a subscription certainly matches the message, as opposed to possibly."""
         return any(
             subscription.topic_filter.matches(message.topic) and (client.connected or subscription.options.qos)
             for client in self.clients.values()
@@ -583,7 +583,7 @@ class Histories(SessionsMachine):
 
     def absorb(self, message: ts.Message, time: int | None, away: str = "") -> None:
         """Record a published message, and the subscriptions that must deliver it."""
-        if not message.payload:  # such a message only clears the retained one
+        if not message.payload:  # an empty payload only clears the retained message
             return
         assert message.payload not in {known.message.payload for known in self.published}
         stored = time is not None
@@ -635,7 +635,7 @@ class Histories(SessionsMachine):
         client.in_memory = True
 
     def before_opening(self, client: Client, *, clean: bool) -> tuple[bool, Will | None]:
-        """End a client's connection; return whether its session will be present, and the will that is published."""
+        """End a client's connection; return whether a new session would be present, and the will that is published."""
         expired = client.expires is not None and client.expires <= self.steady
         was_open = client.connected or client.left_open
         there = client.exists and not (clean or expired or (was_open and client.interval == 0))
@@ -658,7 +658,7 @@ class Histories(SessionsMachine):
         self.check_older(client)
 
     def check_will(self, pending: Will | None, client: Client) -> None:
-        """Check that a pending will was published, and no other."""
+        """Check that a pending will was published, and that no other will was."""
         assert (pending is None) or client.will is None
         if pending is not None:
             assert self.published[-1].message.payload == pending.message.payload
@@ -756,7 +756,7 @@ class Histories(SessionsMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Close and reopen the database; the memory backend would lose its contents, so it only crashes."""
+        """Close and reopen the database; the memory backend would lose its contents, so there only simulate a crash."""
         if self.backend == "memory":
             self.crash()
             return
@@ -1093,7 +1093,7 @@ class Histories(SessionsMachine):
                 due = subscription.before[message.payload]
             assert due is not None
             assert options == due.options
-        waited = client.bounded  # an earlier delivery may have read the message
+        waited = client.bounded  # an earlier delivery may already have read the message
         there = not due.published.gone if item.dup else due.published.readable(self.now)
         assert there or (waited and (due.published.gone or due.published.left(self.now) == 0))
         assert item.qos == due.qos
@@ -1155,7 +1155,7 @@ class Histories(SessionsMachine):
         client.outstanding.add(item.packet_id)
 
     def may_be_over(self, exchange: Exchange) -> bool:
-        """Return whether another message may use the packet id of this exchange."""
+        """Return whether another message may already use the packet id of this exchange."""
         gone = exchange.vanished or not self.there(exchange)
         return exchange.over or (exchange.again == "message" and exchange.qos == 1 and gone)
 

@@ -108,7 +108,7 @@ def test_what_is_refused_to_them(sessions: Sessions) -> None:
 
 
 def test_one_is_told_of_like_others(sessions: Sessions, publish: Publishing) -> None:
-    """A session in memory is listed, counted and described like a stored session, with its present state and lag."""
+    """A session in memory is listed, counted and described like a stored session, with its current state and lag."""
     sessions.open("a stored one", expiry_interval=None)
     session = opened(sessions)
     session.subscribe("a/#", 1)

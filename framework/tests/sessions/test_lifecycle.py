@@ -114,7 +114,7 @@ def test_openings_that_make_no_sense_are_refused(sessions: Sessions, arguments: 
 
 
 def test_an_older_owner_elsewhere_commits_nothing(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
-    """After a takeover by another process, the first write of the older owner fails and notifies it.
+    """After a takeover by another process, the first write of the previous owner fails and notifies that owner.
 
     Other sessions in the same commit are unaffected.
     """
@@ -136,7 +136,7 @@ def test_an_older_owner_elsewhere_commits_nothing(sessions: Sessions, publish: P
 def test_whatever_an_older_owner_writes_is_refused(
     sessions: Sessions, publish: Publishing, crash: Crash, act: str
 ) -> None:
-    """Every write of an owner that was taken over elsewhere is refused, and changes nothing."""
+    """Every write of an owner that another process replaced is refused, and changes nothing."""
     older = sessions.open("client", expiry_interval=None)
     older.subscribe("a/#")
     older.publish([ts.Message("x", b"", "client", 2)], [3])
@@ -176,7 +176,7 @@ def test_expired_sessions_are_removed_in_time(db: ts.Database, sessions: Session
 
 
 def test_a_session_that_came_back_is_not_reaped(sessions: Sessions, clock: Clock, crash: Crash) -> None:
-    """A session that reconnected is removed neither by an old timer nor by a process that had read its old record."""
+    """A session that reconnected isn't removed by an old timer, or by a process that had read its old record."""
     sessions.open("client", expiry_interval=10).disconnect()
     other = crash()
     found = other._states.find("client")
@@ -228,7 +228,7 @@ def test_a_removal_that_was_interrupted_is_finished(
 
 
 def test_a_silent_client_is_lost(db: ts.Database, sessions: Sessions, clock: Clock, will: Will) -> None:
-    """A client is lost after one and a half keep alives without a packet; every kind of packet counts."""
+    """A client is disconnected after one and a half keep alives without a packet; every kind of packet counts."""
     told: list[Ended] = []
     session = sessions.open("client", keep_alive=10, will=will, on_end=lambda _, why: told.append(why))
     for act in (session.alive, lambda: session.puback(1), lambda: session.subscribe("x")):
@@ -253,7 +253,7 @@ def test_a_silent_client_is_lost(db: ts.Database, sessions: Sessions, clock: Clo
 def test_connected_clients_mind_no_clock_that_is_set(
     sessions: Sessions, clock: Clock, publish: Publishing, crash: Crash, days: tuple[int, ...]
 ) -> None:
-    """Setting the wall clock changes neither when silent clients are lost nor when PUBACKs are committed."""
+    """Setting the wall clock changes neither when silent clients are disconnected nor when PUBACKs are committed."""
     talks, silent = (sessions.open(name, expiry_interval=60, keep_alive=10) for name in ("talks", "silent"))
     talks.subscribe("a/#")
     publish("1", "2")

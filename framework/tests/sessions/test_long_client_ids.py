@@ -170,7 +170,7 @@ def test_a_replacement_that_was_killed_goes_on(old: Path, monkeypatch: pytest.Mo
 
             with monkeypatch.context() as patched:
                 patched.setattr(ShardState, "write", killed)
-                patched.setattr("topicstore.sessions.long_keys._BYTES", 0)  # a write for each key
+                patched.setattr("topicstore.sessions.long_keys._BYTES", 0)  # each write replaces one key
                 try:
                     db.sessions  # noqa: B018 - replaces the keys
                 except ts.EngineError:

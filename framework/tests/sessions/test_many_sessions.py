@@ -38,13 +38,13 @@ def test_an_idle_session_takes_less_than_10_kb(db: ts.Database, sessions: Sessio
             for session, items in sessions.deliver():
                 assert len(items) == session.puback(*[item.packet_id for item in items])
         sessions.checkpoint()
-        db._hub.forget()  # drops cached reads, which all sessions share
+        db._hub.forget()  # drops cached reads, whose memory all sessions share
         gc.collect()
         return opened
 
     tracemalloc.start()
     try:
-        used(range(5))  # allocates what all sessions share
+        used(range(5))  # allocates memory that all sessions share
         before, _ = tracemalloc.get_traced_memory()
         opened = used(range(100, 150))
         after, _ = tracemalloc.get_traced_memory()
@@ -73,7 +73,7 @@ def calls(act: Callable[[], object]) -> int:
 
 
 def test_idle_sessions_are_not_looked_at(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
-    """Idle sessions add no function call, neither to ticks nor to the traffic of others."""
+    """Idle sessions cause no additional function call in ticks or in the traffic of other sessions."""
     busy = sessions.open("busy", expiry_interval=None)
     busy.subscribe("busy", 1)
     messages = [ts.Message("busy", b"%d" % number, "publisher", 1) for number in range(10)]
@@ -95,7 +95,7 @@ def test_idle_sessions_are_not_looked_at(db: ts.Database, sessions: Sessions, cl
     for numbers in (range(3), range(3, 300)):
         idle(sessions, numbers)
         traffic()
-        silence()  # commits the acknowledgements
+        silence()  # commits the pending acknowledgements
         silence()
         written = [shard.writer.counters.bytes for shard in db.storage.shards]
         reads = [shard.writer.counters.reads for shard in db.storage.shards]

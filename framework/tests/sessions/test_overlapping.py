@@ -43,7 +43,7 @@ def test_there_are_two_ways(sessions: Sessions) -> None:
 
 
 def test_retained_messages_come_for_each_subscription(db: ts.Database, sessions: Sessions) -> None:
-    """Retained messages are delivered for each subscription that asks for them, even if filters overlap.
+    """Retained messages are delivered for each subscription that requests them, even if filters overlap.
 
     See MQTT 5, section 3.8.4.
     """
@@ -175,7 +175,7 @@ FILTER = (
 
 @given(st.lists(FILTER, max_size=6), st.lists(FILTER, max_size=3), FILTER)
 def test_filters_overlap_if_a_topic_matches_both(kept: list[str], removed: list[str], other: str) -> None:
-    """Two filters overlap if some topic matches both, checked with all topics of these levels.
+    """Two filters overlap if some topic matches both, as an exhaustive search over short topics finds.
 
     The index of overlapping filters doesn't return removed filters.
     """
@@ -184,7 +184,8 @@ def test_filters_overlap_if_a_topic_matches_both(kept: list[str], removed: list[
     for one in filters.values():
         index.add(one, one)
     for text in filters.keys() - kept:
-        index.remove(ts.TopicFilter(text), ts.TopicFilter(text))  # another value with the same filter, which stays
+        # removing an equal filter under another value leaves the first value in the index
+        index.remove(ts.TopicFilter(text), ts.TopicFilter(text))
         index.remove(filters[text], filters[text])
     chosen = ts.TopicFilter(other)
     matching = [topic for topic in _topics() if _matches(chosen, topic)]

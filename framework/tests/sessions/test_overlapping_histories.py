@@ -66,7 +66,7 @@ class Overlaps(SessionsMachine):
         store_qos0=st.booleans(),
     )
     def begin(self, pool: list[int], first: list[str], store_qos0: bool) -> None:
-        """Begin with some subscriptions; a history draws QoS from a pool, which may yield unstored messages only."""
+        """Begin with some subscriptions and a pool of QoS values; some histories have only unstored messages."""
         self.world = World(**self.how)
         self.published: dict[bytes, Published] = {}
         self.subscriptions: dict[str, Subscribed] = {}
@@ -227,7 +227,8 @@ class Overlaps(SessionsMachine):
                 self.answers[packet.packet_id] = "pubcomp"
             else:
                 self.take(packet)
-        unanswered = [answer for answer in self.answers.values() if answer != "pubcomp"]  # PUBRELs take no room
+        # PUBRELs take no room in the window
+        unanswered = [answer for answer in self.answers.values() if answer != "pubcomp"]
         assert len(unanswered) <= self.session.receive_maximum
         assert sum(isinstance(packet, Publish) for packet in packets) <= limit
         return bool(packets)

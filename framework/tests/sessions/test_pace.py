@@ -70,6 +70,6 @@ def test_a_session_takes_no_more_than_its_batch_size(sessions: Sessions, publish
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.5, "3"])
 def test_a_batch_size_is_a_number(sessions: Sessions, wrong: object) -> None:
-    """A batch size must be an integer of at least 1."""
+    """A batch size that isn't an integer of at least 1 is refused."""
     with pytest.raises(ts.InvalidArgumentError, match="batch_size"):
         sessions.open("c", batch_size=wrong)  # type: ignore[arg-type]

@@ -128,7 +128,7 @@ def test_overlapping_subscriptions_get_one_of_each(sessions: Sessions, publish: 
 def test_a_message_of_many_overlapping_subscriptions_is_looked_at_once(db: ts.Database, sessions: Sessions) -> None:
     """Delivering an unstored message reads watermarks once, however many filters of the session match.
 
-    No filter is matched with the topic again.
+    The filters aren't matched with the topic again.
     """
     sessions.store_qos0 = False
     session = sessions.open("client", overlapping="once")

@@ -74,7 +74,7 @@ def test_what_was_received_is_released_in_the_order_it_was(
 
 
 def test_an_acknowledgement_may_overtake_the_repetition(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
-    """A message that is acknowledged before its redelivery is sent is not sent again."""
+    """A message that is acknowledged before its redelivery is not redelivered."""
     opened(sessions)
     publish("1", "2")
     sessions.deliver()
@@ -102,7 +102,7 @@ def test_messages_that_were_deleted_do_not_come_again(
     publish("5", "6", qos=2)
     assert [("5", 5, False)] == seen(session.deliver())
     assert (3, "acknowledgements") == (session.status().in_flight, session.status().waits_for)
-    assert session.pubrec(3)  # a late answer to the earlier sending
+    assert session.pubrec(3)  # a late PUBREC for the first delivery
     assert [PubRel(3)] == session.deliver()
     assert session.pubcomp(3)
     assert session.puback(4)

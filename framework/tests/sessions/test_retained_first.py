@@ -49,9 +49,9 @@ def test_a_newer_message_comes_after_the_retained_one(db: ts.Database, sessions:
 
 
 def test_one_that_was_replaced_meanwhile_comes_in_its_newer_form(db: ts.Database, sessions: Sessions) -> None:
-    """A retained message replaced before delivery arrives in its new form, and again as an ordinary message.
+    """If a retained message is replaced before delivery, the new one arrives, and again as an ordinary message.
 
-    A cleared retained message isn't sent, but the empty message that cleared it is.
+    If the retained message is cleared before delivery, only the empty message that cleared it arrives.
     """
     retain(db, "a/1", b"old")
     retain(db, "a/2", b"gone")
@@ -126,13 +126,13 @@ def test_a_change_of_qos_is_not_for_those_on_their_way(db: ts.Database, sessions
 def test_an_end_is_stored_before_what_comes_after_it(
     db: ts.Database, sessions: Sessions, crash: Callable[[], Sessions]
 ) -> None:
-    """The end of sending retained messages is committed before later messages are delivered.
+    """The session records that all retained messages were sent before later messages are delivered.
 
     Otherwise a retained message older than a delivered one could arrive after a crash.
     """
     retain(db, "a/1", b"gone")
     session = opened(sessions, 1)
-    retain(db, "a/1", b"")  # so nothing remains to be sent
+    retain(db, "a/1", b"")  # no retained message remains to be sent
     assert [b""] == payloads(session.deliver())
     retain(db, "a/1", b"1")
     live(db, "a/1", b"2")
@@ -163,9 +163,9 @@ def test_newer_messages_come_when_all_that_was_to_be_sent_again_has_vanished(
 def test_the_same_retained_message_is_sent_again(
     db: ts.Database, sessions: Sessions, clock: Clock, crash: Callable[[], Sessions], qos: int
 ) -> None:
-    """The same retained message is redelivered although it was replaced, cleared or has expired [MQTT-4.4.0-1].
+    """A retained message is redelivered although it was replaced, cleared or has expired [MQTT-4.4.0-1].
 
-    The same message is also sent if other messages were acknowledged.
+    The redelivered message is the same even if other messages were acknowledged before.
     """
     properties = ts.Properties(message_expiry_interval=10, content_type="text/plain")
     old = [ts.Message(f"a/{number}", b"old", "publisher", 2, True, 7, properties) for number in range(4)]

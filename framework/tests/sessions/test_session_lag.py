@@ -29,7 +29,7 @@ def published(publish: Publishing, clock: Clock, count: int, topic: str = "a/b",
 
 
 def test_each_filter_has_its_own(sessions: Sessions, publish: Publishing, clock: Clock, crash: Crash) -> None:
-    """Each filter has a lag of its own; messages handed out don't count, acknowledged or not.
+    """Each filter has its own lag; delivered messages don't count, whether acknowledged or not.
 
     The lag is the same after a disconnect and after a crash.
     """

@@ -95,7 +95,7 @@ def test_no_local_is_refused(sessions: Sessions) -> None:
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5, 64, 65])
 def test_shares_are_even_and_few_slices_move(members: int) -> None:
-    """Slices are assigned evenly: members' numbers differ by at most one, and a new member takes only its share."""
+    """Slices are assigned evenly: members' numbers of slices differ by at most one, and a new member takes few."""
     owners: list[int | None] = [None] * SLICES
     for count in range(1, members + 1):
         total = dict.fromkeys(range(count), 0)
@@ -397,7 +397,7 @@ def test_nothing_is_lost_whichever_write_fails(tmp_path: Path, what: Callable[[S
         db.close()
         with ts.open(path, clock=clock) as db:
             got = []
-            for _ in range(4):  # absent members return their messages
+            for _ in range(4):  # absent members return their messages to the group
                 clock.now += 100 * SECOND
                 db.sessions.tick()
                 if db.sessions.connected("b") is None:

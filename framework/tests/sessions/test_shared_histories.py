@@ -86,7 +86,7 @@ class Histories(SessionsMachine):
         self.world.db.publish(self.messages(rows))
 
     def messages(self, rows: list[tuple[int, int, int]]) -> list[ts.Message]:
-        """Return messages, and record them if the group has a member."""
+        """Create messages, and record them in the model if the group has a member."""
         messages = []
         for topic, publisher, qos in rows:
             key = (f"t/{topic}", f"p{publisher}")
@@ -203,7 +203,7 @@ class Histories(SessionsMachine):
             if expiry is not None:
                 self.ends[client] = self.world.clock.now + expiry * SECOND
         for client in self.away:
-            self.away[client] = self.world.clock.now  # the time away counts from here
+            self.away[client] = self.world.clock.now  # the client's time away counts from here
         self.tick()
 
     # --- faults ---

@@ -120,7 +120,7 @@ def test_a_session_that_can_not_be_read_keeps_no_other_waiting(
         with pytest.raises(ts.SessionNotFoundError):
             sessions[f"client-{number}"]
     state.write([FrameworkWrite(damaged, whole)])
-    for _ in range(2):  # the first tick only ends its connection
+    for _ in range(2):  # the first tick only ends the session's connection
         clock.now += 6 * SECOND
         assert 0 < sessions.tick()
     with pytest.raises(ts.SessionNotFoundError):

@@ -51,7 +51,7 @@ def test_waiting_ends_with_a_message_and_only_for_whom_it_is(sessions: Sessions,
 
 
 def blocked(bell: Bell) -> bool:
-    """Return whether a thread is waiting for this bell."""
+    """Return whether a thread is waiting for a notification by this bell."""
     return any(one._bell is bell for one in running(ListeningThread.wait))
 
 
@@ -63,7 +63,7 @@ def waiting(sessions: Sessions) -> Future[bool]:
 
 
 def test_a_thread_that_waits_is_woken_by_another(sessions: Sessions, publish: Publishing) -> None:
-    """A thread that waits without a timeout is woken by a message that another thread publishes."""
+    """A thread that waits without a timeout wakes when another thread publishes a message."""
     session = subscribed(sessions)
     found = waiting(sessions)
     publish("1")
@@ -87,7 +87,7 @@ def test_an_event_loop_is_woken_from_a_thread(sessions: Sessions, publish: Publi
 
 
 def test_who_asked_for_it_is_notified_when_there_may_be_something(sessions: Sessions, publish: Publishing) -> None:
-    """A `notify` callback runs after messages, and after acknowledgements only if they make room for a delivery."""
+    """A `notify` callback runs after messages arrive, and after acknowledgements that make room for a delivery."""
     session = sessions.open("narrow", receive_maximum=2)
     session.subscribe("a/#", 1)
     sessions.deliver()
@@ -165,7 +165,7 @@ def plugin() -> Failing:
 def failing(
     request: pytest.FixtureRequest, tmp_path: Path, plugin: Failing, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ts.Database]:
-    """A database with the failing plugin."""
+    """A database that is opened with the plugin `Failing`."""
     monkeypatch.setitem(registry().plugins, "failing", plugin)
     with ts.open(tmp_path / "db", backend="memory", shards=request.param, clock=clock, plugins=["failing"]) as db:
         yield db
@@ -277,7 +277,7 @@ def test_a_session_rests_while_what_came_back_to_its_group_cannot_be_read(
 ) -> None:
     """While returned messages of a shared subscription can't be read, its sessions aren't ready before the next tick.
 
-    Once the messages can be read, they are delivered before newer messages.
+    Once the returned messages can be read, they are delivered before newer messages.
     """
     first, other = (failing.sessions.open(client, expiry_interval=None) for client in ("first", "other"))
     first.subscribe("$share/group/a/#", 1)
@@ -338,7 +338,7 @@ def test_an_interruption_loses_nothing(db: ts.Database, sessions: Sessions, publ
 
 
 def test_a_checkpoint_that_fails_is_made_up_for(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
-    """After a failed checkpoint, the acknowledgements stay pending until the next one."""
+    """After a failed checkpoint, acknowledgements stay pending until the next checkpoint."""
     session = subscribed(sessions)
     publish("1")
     session.deliver()

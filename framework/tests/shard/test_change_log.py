@@ -22,7 +22,10 @@ VALUES = st.sampled_from([None, b"1", b"2"])
 
 
 class HoldingLog:
-    """Holds a shard's writes until `apply_all`, but acknowledges them before, which no real log does."""
+    """A replicated log that acknowledges a shard's writes at once, and holds them until `apply_all`.
+
+    A real log acknowledges only applied writes.
+    """
 
     def __init__(self, writer: ShardWriter) -> None:
         self.writer = writer
@@ -76,7 +79,7 @@ def stored(db: ts.Database) -> list[Any]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_writes_that_are_applied_as_one_are_stored_as_one_batch(tmp_path: Path, layout: str) -> None:
-    """The engine holds the same bytes as after one batch of all their messages."""
+    """Writes that are applied as one leave the same bytes in the engine as one batch of all their messages."""
     clock = {"clock": lambda: NOW, "auto_compact": False}
     with ts.open(tmp_path / "one", shards=2, layout=layout, **clock) as db:
         db.store([message(number) for number in range(50)])

@@ -1,6 +1,6 @@
-"""Epochs: messages of an epoch are hidden until it ends, then become visible together, and none is added later.
+"""Epochs: messages of an epoch are hidden until it ends, then all become visible, and none is added later.
 
-Long epochs end in a test only by setting its clock; short ones are cheap to wait for.
+Tests end long epochs only by setting the clock; short epochs end in real time.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def test_nothing_comes_before_what_was_seen(tmp_path: Path, durability: str) -> 
 
 
 def test_a_generation_ends_its_epoch() -> None:
-    """Sealing a generation ends its epoch, so that its messages become visible at once, and its streams end."""
+    """Sealing a generation ends its current epoch: all its messages become visible, and its streams end."""
     clock = Clock(BEGIN)
     with opened(clock) as db:
         old = db.store(some(1)).ids
@@ -115,7 +115,7 @@ def test_a_generation_ends_its_epoch() -> None:
 @both_timestamps
 @pytest.mark.parametrize("start", [0, BEGIN])
 def test_a_delete_takes_what_an_epoch_hides(timestamps: str, start: int) -> None:
-    """A delete includes hidden messages, also if their positions are later than their times after an epoch ended."""
+    """A delete includes hidden messages, even if an epoch had ended and their positions are later than their times."""
     with opened(Clock(BEGIN), bits=SHORT, timestamps=timestamps) as db:
         for number in range(2):
             db.store(some(number))
@@ -140,7 +140,7 @@ def test_short_epochs_in_real_time(timestamps: str) -> None:
 
 @both_timestamps
 def test_a_replay_waits_an_epoch_and_not_longer(timestamps: str) -> None:
-    """A replay waits for no more than one epoch, even if the clock stands still and others go on storing."""
+    """A replay waits for no more than one epoch, even if the clock stands still and other threads go on storing."""
     clock, done = Clock(BEGIN), threading.Event()
     with opened(clock, bits=SHORT, timestamps=timestamps) as db, ThreadPoolExecutor() as threads:
         stored = db.store(some(0)).ids
@@ -190,7 +190,7 @@ def test_two_replays_at_the_end_of_an_epoch(other: str) -> None:
 @pytest.mark.parametrize("first", ["store", "read"])
 @pytest.mark.parametrize("layout", ["block", EPOCHAL])
 def test_a_shard_that_takes_no_writes(tmp_path: Path, layout: str, first: str, refused: str) -> None:
-    """After a failed write, a stored message is either read or reported as unreachable; reopening returns it."""
+    """After a failed write, a message is either read or reported as unreachable; reopening shows all messages."""
     clock, hiding = Clock(BEGIN - LENGTH), layout == EPOCHAL
     with opened(clock, tmp_path / "db", layout) as db:
         stored = db.store(some(0)).ids
@@ -230,7 +230,7 @@ def test_a_shard_that_takes_no_writes(tmp_path: Path, layout: str, first: str, r
     ],
 )
 def test_a_replay_that_waits_is_let_go(what: str, told: type[Exception] | None) -> None:
-    """A replay that waits for a long epoch continues, or raises, as soon as the epoch can't go on."""
+    """A replay that waits for a long epoch returns when another call ends the epoch, or raises if it can't end."""
     clock, replaying, asked = Clock(BEGIN), set[int](), threading.Event()
 
     def now() -> int:

@@ -34,7 +34,7 @@ def payloads(db: ts.Database) -> list[bytes]:
 
 
 def test_a_flush_takes_nothing_back() -> None:
-    """Under ``commit``, what is stored while a flush runs is visible at once, and stays so when the flush ends."""
+    """With ``durability="commit"``, messages stored during a flush are visible at once, and remain visible after it."""
     with opened() as db:
         gate = gated(db)
         flush = begin(db.flush)
@@ -47,7 +47,7 @@ def test_a_flush_takes_nothing_back() -> None:
 
 
 def test_nothing_is_seen_before_it_is_on_disk() -> None:
-    """Under ``sync`` no reader sees a message, and its store does not return, while its flush is under way."""
+    """With ``sync``, no reader sees a message, and its `store` doesn't return, before the flush has ended."""
     with opened("sync") as db:
         gate = gated(db)
         store = begin(lambda: db.store([Message("a", b"2")]))
@@ -73,7 +73,7 @@ def test_flushes_are_shared() -> None:
         written = shard.writer.tail.writes
         stores += [begin(partial(db.store, [Message("a", b"%d" % number)])) for number in range(THREADS)]
         wait_until(lambda: shard.writer.tail.writes == written + THREADS, "the writes of all other stores")
-        db.generations()  # takes the lock under which the last batch is written
+        db.generations()  # waits for the lock that the last writer still holds
         turnstile.let_through()
         wait_until(lambda: turnstile.begun == 2, "the flush of the others")
         assert 1 == stores[0].result(PATIENCE).count
@@ -105,7 +105,7 @@ def test_everything_at_once_during_a_flush(durability: str) -> None:
 
 
 def test_one_of_many_wins_a_condition() -> None:
-    """Of fifty threads that set the same key if it is absent exactly one succeeds; only its messages are stored."""
+    """Of fifty threads that set the same key if absent, exactly one succeeds, and only its messages are stored."""
     with opened() as db:
         write = ts.StateWrite(b"leader", b"x", None)
 

@@ -34,7 +34,7 @@ def test_who_waits_is_next() -> None:
 
 
 def test_a_holder_may_take_it_again() -> None:
-    """Others wait until the lock was released as often as it was acquired, also by `holding` and a condition's wait."""
+    """Other threads wait until the lock was released as often as it was acquired, in whichever way."""
     lock, moved, entered = FairLock(), [], threading.Event()
     changed = threading.Condition(lock)
 
@@ -56,7 +56,7 @@ def test_a_holder_may_take_it_again() -> None:
         waiting.result(PATIENCE)
         assert moved == ["moved", "seen"]
         taken = threads.submit(lock.acquire)
-        taken.result(PATIENCE)  # it is completely released
+        taken.result(PATIENCE)  # the lock is completely released
 
 
 def test_only_its_holder_gives_it_back() -> None:
@@ -69,14 +69,14 @@ def test_only_its_holder_gives_it_back() -> None:
 
 
 class Interrupted(KeyboardInterrupt):
-    """The interruption that a test raises at a chosen step."""
+    """The exception that a test raises as an interruption at a chosen step."""
 
 
 def interrupted_at(step: int, work: Callable[[], None]) -> bool:
-    """Do work, and be interrupted at a step; return whether the step was reached.
+    """Call a function, and interrupt it at a step; return whether the step was reached.
 
-    Steps are the points where Python runs signal handlers: the beginning of a function and the return from C. Resuming
-    a generator is none, because an exception raised there would skip its ``finally``.
+    Steps are the points where Python runs signal handlers: the beginning of a function and the return from C code.
+    Resuming a generator is none, because an exception raised there would skip its ``finally``.
     """
 
     def count(frame: FrameType, event: str, _: object) -> None:

@@ -1,4 +1,4 @@
-"""Cursors and replays while the database grows: where they end."""
+"""The points at which cursors and replays end while the database grows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_an_empty_batch_is_not_the_end(db: ts.Database) -> None:
 
 
 def test_the_end_comes_with_the_last_message_or_after(db: ts.Database) -> None:
-    """In a sealed generation no end is reported while messages are left, and one is reported after them."""
+    """In a sealed generation, a cursor reports the end with the last message or after it, and not before."""
     store(db, *(b"%d" % number for number in range(10)))
     db.add_generation()
     cursor, seen, ended = cursor_of(db), [], False
@@ -68,7 +68,7 @@ def test_the_end_comes_with_the_last_message_or_after(db: ts.Database) -> None:
 
 
 def test_start_is_inclusive_and_until_exclusive(db: ts.Database, clock: Clock) -> None:
-    """A cursor that has read up to `until` is caught up there, but its stream ends only after the last message."""
+    """A cursor that has read up to `until` is caught up, but its stream ends only after the last message."""
     for number in range(5):
         clock.now = START + number
         store(db, b"%d" % number)
@@ -84,7 +84,7 @@ def test_start_is_inclusive_and_until_exclusive(db: ts.Database, clock: Clock) -
 
 
 def test_a_read_without_time_moves_on(db: ts.Database) -> None:
-    """A read with timeout 0 still advances, so that repeated reads return every message."""
+    """A read with timeout 0 still makes progress, so that repeated reads return every message."""
     for number in range(40):
         db.store([Message(f"t/{number % 2}", b"%02d" % number)])
     for topic_filter, expected in (("t/0", 20), ("no/such", 0), ("#", 40)):
@@ -124,7 +124,7 @@ def test_new_streams_appear(db: ts.Database) -> None:
 
 @pytest.mark.parametrize("how", [*({"order": order} for order in get_args(Order)), {"reverse": True}], ids=str)
 def test_a_replay_ends_at_the_watermark_of_its_call(db: ts.Database, how: dict[str, Any]) -> None:
-    """A replay contains neither messages stored while it runs, nor those stored between its call and its first item."""
+    """A replay contains no messages that were stored after its call, even before its first item is requested."""
     store(db, *(b"%d" % number for number in range(10)))
     replay, arrow = db.replay("#", batch_size=2, **how), db.replay_arrow("#", batch_size=2, **how)
     store(db, b"later")

@@ -22,7 +22,7 @@ FORMS = [
 
 
 def filled(batches: list[list[int]], form: object = FORMS[0]) -> tuple[list[ZoneRecord], list[tuple[int, int]]]:
-    """Return the zones of batches, the open one included, and the (position, timestamp) of every message."""
+    """Return the zones of batches, including the unfinished zone, and the (position, timestamp) of every message."""
     zone, full, stored = Zone(1), [], []
     for batch in batches:
         times = form(batch)  # type: ignore[operator]
@@ -69,7 +69,7 @@ def test_what_is_left_out_holds_nothing_wanted(batches: list[list[int]], a: int,
 
 
 def test_one_outlier_does_not_spoil_a_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An outlier gets a span of its own, so that times between the spans can be skipped."""
+    """An outlier gets a time span of its own, so that reads can skip the times between the spans."""
     monkeypatch.setattr(zones, "SIZE", 1_000)
     now = 2**50
     made, _ = filled([[now + n for n in range(100)] + [5], [now - 1], [now + MINUTE]])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Return a session that runs two tasks at a time, each up to three times."""
+    """Return a Spark session that runs two tasks at a time, each of them up to three times."""
     pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
     from topicstore.spark import session
 
@@ -32,7 +32,7 @@ def spark() -> Iterator[SparkSession]:
             spark_master="local[2, 3]",
             spark_driver_memory="1g",
             spark_sql_shuffle_partitions=2,
-            spark_sql_files_openCostInBytes=0,  # divides small files, too
+            spark_sql_files_openCostInBytes=0,  # makes Spark divide small files, too
         )
     yield running
     with _sockets_left_open():
@@ -72,7 +72,7 @@ def dying(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Iterab
 
 @pytest.fixture(scope="session", params=[pytest.param("bus", marks=pytest.mark.slow), "home"])
 def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Real messages in order of time: the first hundred thousand, in row groups that are divided between two tasks."""
+    """Real messages in order of time: the first hundred thousand of a data set, in row groups for two tasks."""
     need_data(f"{request.param}.parquet")
     path = datasets.folder() / f"{request.param}.parquet"
     first = tmp_path_factory.mktemp("real") / path.name

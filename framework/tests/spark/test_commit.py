@@ -73,7 +73,7 @@ def options(path: Path, **more: str) -> dict[str, str]:
 def batch(
     path: Path, write: str, parts: list[pa.RecordBatch], writer: str | None = "w", number: int = 7
 ) -> dict[str, object]:
-    """Stage each part as an attempt of one write."""
+    """Stage each list of rows as one task attempt of the same write."""
     attempts = [stage([part], path / "staging" / write, 3, MODE) for part in parts]
     return {"writer": writer, "number": number, "write": write, "shards": 3, "attempts": attempts}
 
@@ -147,7 +147,7 @@ def test_a_commit_that_is_killed_is_finished_by_the_next(
 ) -> None:
     """After a killed commit, the same rows staged in another order are stored once, with or without a writer's name.
 
-    The kill is within the first call, which stores rows of three shards, after it, or within a later call.
+    The process is killed within the first of its write calls, after that call, or within a later call.
     """
     count = 900
     staged = batch(tmp_path, "one", [rows(count // 2), rows(count // 2, count // 2)], writer)
@@ -184,7 +184,7 @@ checking whether anything is left.
 
 
 def last_before_the_end(path: Path, run_until: Callable[..., list[tuple[int]]]) -> int:
-    """Return the number of the step that completes a commit of 300 rows, after which only the ending steps follow."""
+    """Return the number of the step that completes a commit of 300 rows; only cleanup steps follow."""
     staged = batch(path, "all", [rows(300)], None)
     [(steps,)] = run_until(None, f"{COUNTED}\nsay(len(steps))", options(path), staged)
     return steps - ENDING
@@ -195,7 +195,7 @@ def last_before_the_end(path: Path, run_until: Callable[..., list[tuple[int]]]) 
 def test_wherever_a_commit_without_a_name_is_killed(
     tmp_path: Path, run_until: Callable[..., list[tuple[int]]], follows: str
 ) -> None:
-    """After a kill at any step before the end, the next commit completes it, and each row is stored once."""
+    """A commit that is killed before its completion is completed by the next one, and each row is stored once."""
     last = last_before_the_end(tmp_path / "counted", run_until)
     for number in range(1, last + 2):
         path = tmp_path / f"{number}"
@@ -205,7 +205,7 @@ def test_wherever_a_commit_without_a_name_is_killed(
             expected = list(range(300))
         else:
             commit(path, batch(path, "two", [rows(100, 300)], None if follows == "another" else "w"))
-            expected = list(range(0 if number > 1 else 300, 400))  # before the first step nothing was stored
+            expected = list(range(0 if number > 1 else 300, 400))  # before the first step, nothing is stored
         assert sorted(stored(path)) == expected, number
         with ts.open(path / "db") as db:
             assert [key for shard in range(3) for key, _ in db.state(shard).scan(b"spark-write/")] == []
@@ -216,7 +216,7 @@ def test_wherever_a_commit_without_a_name_is_killed(
 def test_a_commit_without_a_name_that_has_ended_is_not_known(
     tmp_path: Path, run_until: Callable[..., list[tuple[int]]], number: int
 ) -> None:
-    """A kill during the ending steps leaves a complete commit, whose remains the next write removes."""
+    """A kill during the cleanup steps leaves a complete commit, whose files the next write removes."""
     last = last_before_the_end(tmp_path / "counted", run_until)
     run_until((last + number, "after"), COUNTED, options(tmp_path), batch(tmp_path, "one", [rows(300)], None))
     assert sorted(stored(tmp_path)) == list(range(300))
@@ -308,13 +308,16 @@ def test_rows_that_became_late_hold_up_nobody(
     assert sorted(stored(tmp_path)) == expected
     assert [entry.name for entry in (tmp_path / "staging").iterdir()] == ["refused-one"]
     [table] = [pq.read_table(file) for file in (tmp_path / "staging" / "refused-one").iterdir()]
-    with ts.open(tmp_path / "db") as db:  # without their time these rows are not late
+    with ts.open(tmp_path / "db") as db:  # stored without a timestamp, these rows are not late
         db.store(table.drop_columns("timestamp").combine_chunks().to_batches()[0])
     assert sorted(stored(tmp_path)) == sorted([*expected, *late])
 
 
 def test_a_write_whose_own_rows_became_late_is_told(tmp_path: Path, run_until: Callable[..., object]) -> None:
-    """If a write is repeated after some of its rows became late, an error names them; afterwards all of it is late."""
+    """Repeating an interrupted write of which some rows became late raises an error that names these rows.
+
+    Later repetitions are refused as late and store nothing.
+    """
     late = interrupt(tmp_path, run_until)
     with pytest.raises(ts.InvalidMessageError, match=rf"{len(late)} rows .*LateMessageError.*staging/refused-one"):
         commit(tmp_path, batch(tmp_path, "two", [rows(900)], None))
@@ -330,9 +333,9 @@ def test_a_write_whose_own_rows_became_late_is_told(tmp_path: Path, run_until: C
 def test_a_write_that_another_has_finished_is_known_when_it_comes_again(
     tmp_path: Path, run_until: Callable[..., object], late: str, writer: str | None
 ) -> None:
-    """A write that others completed is recognized when it is repeated, even after several others, and not stored again.
+    """A write that another process completed is recognized when it is repeated, even after several other writes.
 
-    After that, the same rows are a new write.
+    It isn't stored again. After that, the same rows count as a new write.
     """
     run_until((3, "after"), COMMIT, options(tmp_path, late=late), batch(tmp_path, "one", [rows(900)], None))
     assert len(stored(tmp_path)) == 150
@@ -347,7 +350,7 @@ def test_a_write_that_another_has_finished_is_known_when_it_comes_again(
 
 
 def test_a_finished_write_is_told_what_was_put_aside(tmp_path: Path, run_until: Callable[..., object]) -> None:
-    """A repeated write that another has completed reports the rows that were put aside."""
+    """If a write was completed by another process, repeating it reports the rows that were put aside."""
     late = interrupt(tmp_path, run_until)
     with pytest.warns(RuntimeWarning, match="LateMessageError"):
         commit(tmp_path, batch(tmp_path, "two", [rows(10, 20_000)], None))
@@ -358,7 +361,7 @@ def test_a_finished_write_is_told_what_was_put_aside(tmp_path: Path, run_until: 
 
 
 def test_a_relative_staging_directory_is_one_of_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative staging directory starts at the writer's working directory, also if another process commits."""
+    """A relative staging directory is relative to the writer's working directory, also if another process commits."""
     monkeypatch.chdir(tmp_path)
     for name in ("staging", "file:staging"):
         assert WriteSettings.of({"path": "db", "staging": name}, overwrite=False).staging == str(tmp_path / "staging")
@@ -402,7 +405,7 @@ def test_whoever_dies_while_finishing(tmp_path: Path, run_until: Callable[..., o
 def test_rows_ahead_of_a_clock_that_was_put_back_hold_up_nobody(
     tmp_path: Path, run_until: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows ahead of a clock that was set back are put aside, too."""
+    """Rows that are ahead of a clock that was set back are also put aside."""
     run_until((3, "after"), COMMIT, options(tmp_path), batch(tmp_path, "one", [rows(900)], None))
     there = stored(tmp_path)
     early = functools.partial(ts.open, clock=lambda: FIRST - 3_600_000_000)
@@ -416,7 +419,7 @@ def test_rows_ahead_of_a_clock_that_was_put_back_hold_up_nobody(
 def test_the_next_batch_of_a_writer_finishes_the_one_before(
     tmp_path: Path, run_until: Callable[..., object], late: bool
 ) -> None:
-    """The next batch of a writer completes the previous one; a repetition of that is recognized."""
+    """The next batch of a writer completes the previous batch, and a repetition of the previous batch is recognized."""
     expected = list(range(900))
     if late:
         interrupt(tmp_path, run_until, "w")
@@ -433,7 +436,7 @@ def test_the_next_batch_of_a_writer_finishes_the_one_before(
 def test_staged_rows_that_can_not_be_read_hold_up_nobody(
     tmp_path: Path, run_until: Callable[..., object], fault: str
 ) -> None:
-    """Staged rows that can't be read don't prevent later writes, and are kept under another name."""
+    """Staged rows that can't be read don't prevent later writes; their directory is kept under another name."""
     run_until((3, "after"), COMMIT, options(tmp_path), batch(tmp_path, "one", [rows(900)], None))
     [attempt] = (path for path in (tmp_path / "staging" / "one").iterdir() if path.is_dir())
     if fault == "gone":
@@ -451,7 +454,7 @@ def test_staged_rows_that_can_not_be_read_hold_up_nobody(
 
 
 def test_what_the_disk_has_no_room_for_waits(tmp_path: Path, run_until: Callable[..., object]) -> None:
-    """If the disk is full, the error says whose rows wait and how to give them up; later they are stored."""
+    """If the disk is full, the error says whose rows wait and how to discard them; with free space they are stored."""
     run_until((3, "after"), COMMIT, options(tmp_path), batch(tmp_path, "one", [rows(900)], None))
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(ts.Database, "store", Mock(side_effect=ts.StorageFullError("no room")))
@@ -466,7 +469,7 @@ def test_what_the_disk_has_no_room_for_waits(tmp_path: Path, run_until: Callable
 
 
 def test_who_looks_for_the_lock_does_not_stop_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that checks the lock during another's commit doesn't make that commit fail: one waits for the other."""
+    """A write that tests the lock during another commit doesn't make that commit fail; one waits for the other."""
     commit(tmp_path, batch(tmp_path, "one", [rows(10)]))
     staged = batch(tmp_path, "two", [rows(10, 10)], number=8)
     arrived, failures = threading.Event(), []
@@ -555,7 +558,7 @@ def test_a_part_that_is_gone_is_an_error(tmp_path: Path) -> None:
 
 
 def test_what_is_refused_leaves_nothing(tmp_path: Path) -> None:
-    """Refused rows are neither stored nor left staged: late ones, a locked database, another number of shards."""
+    """Refused writes leave nothing, stored or staged: late rows, a locked database, another number of shards."""
     commit(tmp_path, batch(tmp_path, "one", [rows(100)]))
     with pytest.raises(ts.LateMessageError):
         commit(tmp_path, batch(tmp_path, "two", [rows(100)], number=8))

@@ -59,12 +59,13 @@ def test_a_connection_that_is_closed_early_is_silent(tmp_path: Path, loads: bool
         with socket.create_connection(("127.0.0.1", port), PATIENCE) as java:
             java.sendall(struct.pack("!i", 6) + b"secret")
             answer = b""
-            while len(answer) < 10:  # the worker's process id, and "ok" with its length
+            while len(answer) < 10:  # the worker's process id, then the length of "ok", then "ok"
                 answer += java.recv(10 - len(answer))
             assert answer[4:] == struct.pack("!i", 2) + b"ok"
-            java.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing discards the rest
+            # closing resets the connection, which discards unread data
+            java.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         (worker,) = struct.unpack("!i", answer[:4])
         wait_until(lambda: not runs(worker), "the worker to end")
-        daemon.stdin.close()  # this ends the daemon
+        daemon.stdin.close()  # closing its standard input ends the daemon
         told = daemon.stderr.read().decode()
     assert ("Error" in told) is not loads, told

@@ -21,7 +21,7 @@ FIRST = 1_700_000_000_000_000
 @pytest.mark.parametrize("layout", ["block", "skipstream", "wildcard_optimized"])
 @pytest.mark.parametrize("start", [0, FIRST + 450_000_000])
 def test_large_generations_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, start: int) -> None:
-    """Large generations are divided into the wanted number of ranges, unless there are too few messages."""
+    """Large generations are divided into the wanted number of ranges, or fewer if there are too few messages."""
     monkeypatch.setattr(reading, "_WORTH_CUTTING", 100)
     messages = [ts.Message(f"a/{n % 7}", b"%d" % n, timestamp=FIRST + n * 1_000_000) for n in range(1_000)]
     with ts.open(tmp_path, layout=layout, timestamps="message") as db:
@@ -73,7 +73,7 @@ def test_a_plan_that_is_kept_reads_what_comes_later(
 
 
 def test_ranges_of_time_judge_each_message_by_its_own(tmp_path: Path) -> None:
-    """With positions from the messages' own times, a range is exact, even with 5,000 messages in one microsecond."""
+    """With positions from the messages' own times, time ranges are exact, even with 5,000 messages in a microsecond."""
     path = tmp_path / "db"
     with ts.open(path, timestamps="message") as db:
         db.store([ts.Message("a", b"%d" % n, timestamp=FIRST) for n in range(5_000)])

@@ -1,4 +1,4 @@
-"""Conditions on topics: the filters made from them match every topic that meets them, for any value."""
+"""Filters made from conditions on topics match every topic that meets the conditions, for any value."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def wanted(selection: Selection, topic: str) -> bool:
 @example(LONG, "/", "#")
 @example(LONG, "xx", "#")
 def test_conditions_on_topics(value: str, more: str, topic_filter: str) -> None:
-    """A valid topic that meets a condition and matches the filter is selected; an invalid one adds no filter."""
+    """A valid topic that meets a condition is selected if it matches the filter; an invalid topic adds no filter."""
     whole, topic = Selection(filters=(topic_filter,)), value + more
     begins = whole.narrowed([StringStartsWith(("topic",), value)], MANIFEST)
     for condition in (EqualTo(("topic",), topic), In(("topic",), (topic, value))):

@@ -1,4 +1,4 @@
-"""Reading and writing with Spark in batches: every reader gets the rows that were written."""
+"""Batch writes and reads with Spark: every reader gets the rows that were written."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def by_publisher(messages: Iterable[ts.Message]) -> dict[tuple[str, str], list[t
 
 
 def by_topic(table: pa.Table) -> pa.Table:
-    """Return rows sorted by topic and publisher, and otherwise in their order."""
+    """Return rows sorted by topic and publisher, and otherwise in their original order."""
     table = table.select(ts.SCHEMA.names[:-1]).cast(pa.schema(list(ts.SCHEMA)[:-1])).combine_chunks()
     codes = [pc.rank(table[name], tiebreaker="dense").to_numpy() for name in ("client_id", "topic")]
     return table.take(np.lexsort(codes))
 
 
 def numbered(count: int, first: int = 0) -> list[ts.Message]:
-    """Return a message for each second, of ten publishers and thirty topics."""
+    """Return one message for each second, from ten publishers in turn and with thirty topics."""
     return [
         ts.Message(
             f"fleet/{'eu' if n % 2 else 'us'}/bus-{n % 10}/{n % 3}",
@@ -116,7 +116,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def pushing(spark: SparkSession) -> Iterator[str]:
-    """Return the name of a source with condition pushdown, for tests that query each data frame only once."""
+    """Return the name of a source with condition pushdown; its tests query each data frame only once."""
     from topicstore.spark.pushdown import ENABLED
     from topicstore.spark.source import PushingSource
 
@@ -184,7 +184,7 @@ def test_everybody_reads_what_spark_wrote(spark: SparkSession, real: Path, tmp_p
 
 
 def test_all_columns_survive(spark: SparkSession, tmp_path: Path) -> None:
-    """All columns survive a round trip, also empty payloads and client ids, and properties or none."""
+    """All columns survive a round trip, including empty payloads and client ids, with or without properties."""
     messages = [
         ts.Message("a/b", b"", "", 0, False, FIRST, None),
         ts.Message("ä//", b"\0\xff", "c", 2, True, FIRST + 1, PROPERTIES),
@@ -215,7 +215,7 @@ def test_an_empty_database_and_an_empty_write(spark: SparkSession, tmp_path: Pat
 
 
 def test_rows_are_stored_in_order(spark: SparkSession, tmp_path: Path) -> None:
-    """Rows are stored in order of timestamps, then partitions, then rows; those without a timestamp come last."""
+    """Rows are stored in order of timestamps, then partitions, then rows; rows without a timestamp come last."""
     same = [ts.Message("a", b"%d" % n, "c", timestamp=FIRST + n // 100) for n in range(1000)]
     untimed = [ts.Message("a", b"untimed", "c")]
     save(spark.createDataFrame(table(untimed, same[::-1])).coalesce(1), tmp_path / "db")
@@ -431,7 +431,7 @@ def test_a_worker_killed_in_the_middle_of_a_read(spark: SparkSession, tmp_path: 
 
 @pytest.mark.slow
 def test_the_same_batch_of_a_writer_is_stored_once(spark: SparkSession, tmp_path: Path) -> None:
-    """A writer's batch with a number that is stored already, or a lower one, is not stored again; a higher one is."""
+    """A writer's batch is stored only if its number is higher than the numbers of that writer's stored batches."""
     for batch in (4, 4, 3, 5):
         save(frame(spark, numbered(10, 10 * batch)), tmp_path / "db", writer="job", batch=batch, late="lift")
     save(frame(spark, numbered(10, 90)), tmp_path / "db", writer="another", batch=0)
@@ -486,7 +486,7 @@ def fails(error: str, action: Callable[[], object]) -> None:
 
 @pytest.mark.slow
 def test_refused_where_a_writer_is_open(spark: SparkSession, tmp_path: Path) -> None:
-    """A write to an open database raises `DatabaseLockedError` with the holder, and stores nothing."""
+    """A write to an open database raises `DatabaseLockedError`, which names the holder, and stores nothing."""
     with ts.open(tmp_path / "db", timestamps="message") as db:
         fails("DatabaseLockedError.*process", lambda: save(frame(spark, numbered(5)), tmp_path / "db"))
         assert list(db.replay("#")) == []

@@ -97,7 +97,7 @@ def test_the_command_line_starts_spark_and_ends_it(path: Path, tmp_path: Path) -
 def test_the_command_line_exports_what_one_process_has_open(
     spark: SparkSession, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a Spark session that is already running, its workers open the database first, and then the command does."""
+    """The command works with a running Spark session, whose workers open the database before the command does."""
     monkeypatch.setattr("topicstore.spark.session", lambda: spark)
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
     result = CliRunner().invoke(cli, flagged(path, tmp_path), catch_exceptions=False)
@@ -133,7 +133,7 @@ def test_a_task_that_is_killed_is_tried_again(
     target, export_slabs = tmp_path / "export", tiering._export
 
     def export_slowly(path: str, target: Path, slabs: Any) -> list[ExportedSlab]:
-        """Write small row groups, so that the process is killed between two."""
+        """Write small row groups, so that the process is killed between two row groups."""
         groups = exporting._tables
         with pytest.MonkeyPatch.context() as patches:  # the process may run other tasks afterwards
             patches.setattr(exporting, "_BATCH", 100)
@@ -149,7 +149,8 @@ def test_a_task_that_is_killed_is_tried_again(
     assert (report.messages, report.slabs) == (3_000, 2)
     frame = spark.read.parquet(str(target))
     assert frame.count() == frame.select("shard", "position").distinct().count() == 3_000
-    assert [file.name for file in target.glob(".unfinished-*/*")] == ["part-00000.parquet"]  # left by the killed task
+    # the killed task left this file
+    assert [file.name for file in target.glob(".unfinished-*/*")] == ["part-00000.parquet"]
     with ts.open(tmp_path / "db", mode="r+") as db:
-        assert db.archives.archive(target).slabs == 0  # compares every row
+        assert db.archives.archive(target).slabs == 0  # archiving compares every row, and writes nothing
     assert list(target.glob(".unfinished-*")) == []

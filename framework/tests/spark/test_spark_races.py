@@ -72,7 +72,7 @@ def passes(gate: Path, job: Job | None = None) -> None:
 
 @pytest.fixture
 def save(spark: SparkSession, tmp_path: Path) -> Callable[..., None]:
-    """Return a function that writes rows to the database ``db`` and calls functions in its tasks and its commit."""
+    """Return a function that writes rows to the database ``db``; given functions run in its tasks and its commit."""
     from pyspark import cloudpickle
     from topicstore.spark import TopicstoreSource
     from topicstore.spark.options import WriteSettings
@@ -119,7 +119,7 @@ def save(spark: SparkSession, tmp_path: Path) -> Callable[..., None]:
                 return GatedWriter(WriteSettings.of(self.options, overwrite=overwrite))
 
         jvm: Any = spark._jvm
-        # Spark otherwise finds no such source in this thread.
+        # otherwise Spark finds no such source in this thread
         jvm.SparkSession.setActiveSession(spark._jsparkSession)
         spark.dataSource.register(GatedSource)
         rows.write.format(GatedSource.name()).options(**options).mode("append").save(str(tmp_path / "db"))
@@ -151,7 +151,7 @@ def test_a_task_that_fails_is_tried_again(
 
 
 def test_a_task_that_another_one_has_overtaken(spark: SparkSession, tmp_path: Path, save: Callable[..., None]) -> None:
-    """If two attempts of a task have staged rows, as with Spark's speculation on several hosts, one is stored."""
+    """If two attempts of a task have staged rows, as with Spark's speculation on several hosts, only one is stored."""
     save(frame(spark, 0, 500), copied=True)
     assert numbers(tmp_path / "db") == list(range(500))
     assert not (tmp_path / ".db.staging").exists()
@@ -161,7 +161,7 @@ def test_a_task_that_another_one_has_overtaken(spark: SparkSession, tmp_path: Pa
 def test_two_jobs_at_once(
     spark: SparkSession, tmp_path: Path, save: Callable[..., None], writer: dict[str, str]
 ) -> None:
-    """A write that begins during another's commit waits, and both are stored; a repeated batch of a writer is not."""
+    """A write that begins during another write's commit waits, and both are stored; a writer's repeated batch isn't."""
     save(frame(spark, 0, 10), batch=0, writer="before")
     committing, go = tmp_path / "committing", tmp_path / "go"
 

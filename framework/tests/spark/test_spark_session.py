@@ -52,7 +52,7 @@ def run(path: Path, *before: str, **environment: str) -> str:
         check=False,
     )
     assert told.returncode == 0, told.stderr
-    # The program reports once that this version of Spark shares reads between queries.
+    # the program reports once that this version of Spark shares reads between queries
     pushes_down = "shares planned reads between the queries of a frame"
     said = [line for line in told.stderr.splitlines() if "JDK_JAVA_OPTIONS" not in line]
     assert len(said) <= 1

@@ -45,7 +45,7 @@ def numbers(path: Path) -> list[int]:
 
 
 def test_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
-    """A stream reads bounded batches beside a writer, and continues after restarts, compaction and generations."""
+    """A stream reads bounded batches beside a writer, and continues after restarts, compactions and new generations."""
     source, target = tmp_path / "source", tmp_path / "target"
     with ts.open(source, shards=3, timestamps="message") as db:
         db.store(numbered(250))
@@ -60,7 +60,7 @@ def test_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
         assert rows(second) == [200]
         assert numbers(target) == list(range(450))
         assert rows(copy(spark, source, target)) == []
-        db.drop_generation(1)  # which was read completely
+        db.drop_generation(1)  # the stream has read all messages of this generation
         db.store(numbered(50, 450))
         copy(spark, source, target)
         assert numbers(target) == list(range(500))
@@ -129,7 +129,8 @@ def test_an_offset_in_what_was_lost_is_refused(tmp_path: Path) -> None:
         reader.partitions(begin, end)
     source = TopicstoreSource({"path": str(tmp_path / "copy"), "start": "2100-01-01"})
     reader = source.streamReader(source.schema())
-    reader.partitions(reader.initialOffset(), reader.initialOffset())  # this offset is at the end
+    # this offset is at the end of the restored database
+    reader.partitions(reader.initialOffset(), reader.initialOffset())
 
 
 def test_takes_what_matches_from_where_it_is_told(spark: SparkSession, tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_takes_what_matches_from_where_it_is_told(spark: SparkSession, tmp_path:
 
 @pytest.mark.slow
 def test_by_timestamp(spark: SparkSession, tmp_path: Path) -> None:
-    """By timestamp, a stream starts at a time of the messages' own, with bounded batches; `until` is refused."""
+    """By timestamp, a stream starts at one of the messages' own times, with bounded batches; `until` is refused."""
     source, target = tmp_path / "source", tmp_path / "target"
     with ts.open(source, shards=2) as db:
         for first in (60, 0, 40):

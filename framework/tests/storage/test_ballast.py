@@ -1,4 +1,4 @@
-"""The ballast file: created without blocking stores, recreated after use, and never a reason for an error."""
+"""The ballast file is created without blocking stores, is recreated after use, and never causes an error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fail_at(patched: pytest.MonkeyPatch, where: object, name: str, error: Except
 def test_ballast_that_cant_be_made_fails_nothing(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch, call: str, error: Exception
 ) -> None:
-    """If the ballast can't be created, calls succeed, and `info` shows the failure until it can be created."""
+    """If the ballast can't be created, calls succeed, and `info` shows the failure until the ballast is created."""
     file = db.path / "ballast"
     file.unlink()
     assert db.info().ballast_failure is None
@@ -76,7 +76,8 @@ def test_nobody_waits_for_ballast(db: ts.Database, monkeypatch: pytest.MonkeyPat
     fallocate, stored = os.posix_fallocate, []
 
     def while_storing(*arguments: Any) -> None:
-        batch = [ts.Message("t", b"2", f"client-{n}") for n in range(10)]  # at least one for each shard
+        # enough clients that each shard gets a message
+        batch = [ts.Message("t", b"2", f"client-{n}") for n in range(10)]
         stored.append(begin(lambda: db.store(batch)).result(PATIENCE).count)
         fallocate(*arguments)
 

@@ -53,14 +53,17 @@ def fresh(closed: Path) -> Path:
 
 
 def lengths(size: int, *, all_of_them: bool) -> Iterator[int | None]:
-    """Yield lengths to truncate a file to; None stands for removal."""
+    """Yield lengths to which a file is truncated; None stands for removal."""
     yield from (None, 0, 1, size // 2, size - 1)
     if all_of_them:
         yield from random.Random(size).sample(range(size), min(size, tries(40, 1_000)))
 
 
 def test_no_file_goes_without_a_word(closed: Path) -> None:
-    """A removed or truncated file is reported when opening to read and to write, or no message is missing."""
+    """If a file was removed or truncated, opening the database for reading or writing reports the file.
+
+    The only exception is a file without which no message is missing.
+    """
     told = 0
     for file in sorted(path for path in closed.glob("shard-*/*") if path.stat().st_size):
         for length in lengths(file.stat().st_size, all_of_them=file.name.startswith("MANIFEST")):
@@ -81,7 +84,7 @@ def test_who_knows_of_it_goes_on(closed: Path) -> None:
     """With `recovery`, opening warns of changed files, and later openings don't."""
     (file,) = [path for path in closed.glob("shard-*/*") if path.name.startswith(("MANIFEST", "shard"))]
     with file.open("ab") as opened:
-        opened.write(b"\0")  # harmless for the engine
+        opened.write(b"\0")  # the engine ignores the additional byte
     told = CliRunner().invoke(cli, ["verify", str(closed)])
     assert (1, True) == (told.exit_code, f"shard-0000/{file.name} has" in told.stdout)
     with pytest.warns(
@@ -135,7 +138,7 @@ def test_a_checkpoint_is_a_closed_database(closed: Path) -> None:
 
 
 def test_no_list_without_an_orderly_close(tmp_path: Path) -> None:
-    """A database has no list of files after a kill or a failed write, since its files may not be durable."""
+    """After a kill or a failed write, a database has no list of files, because its files may not be durable."""
     need("rocksdb")
     program = (
         "import os, signal, sys, topicstore as ts\n"
@@ -159,7 +162,7 @@ def test_no_list_without_an_orderly_close(tmp_path: Path) -> None:
 def test_no_list_after_a_close_that_did_not_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """A close that fails or is interrupted in the engine writes no list of files, nor does the close after it."""
+    """If a close fails or is interrupted within the engine, no list of files is written, not even by a later close."""
     need("rocksdb")
     db = ts.open(tmp_path / "db", auto_compact=False)
     db.store([Message("t", b"0")])
@@ -226,7 +229,7 @@ def listing(path: Path) -> ClosedFiles:
 
 @pytest.fixture
 def listed(tmp_path: Path) -> Path:
-    """Return a directory with a list of one file."""
+    """Return a directory that has a single file and a list of files."""
     (tmp_path / "shard-0000").mkdir()
     (tmp_path / "shard-0000" / "file").write_bytes(b"12345")
     listing(tmp_path).write()

@@ -1,4 +1,4 @@
-"""Background compaction: its work, pauses, end, and reported failures."""
+"""Background compaction: what it merges, when it pauses and ends, and how failures are reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from topicstore_conformance.subjects.pairs import pair_of, small_options
 
 
 def test_a_shard_that_fails_keeps_none_from_being_compacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a shard's compaction fails, others are compacted; `info` shows the failure until a retry succeeds."""
+    """If a shard's compaction fails, other shards are compacted; `info` shows the failure until a retry succeeds."""
     monkeypatch.setattr(compaction, "QUIET", 0.001)
     monkeypatch.setattr(background, "_FIRST_RETRY", 0.001)
     with ts.open(tmp_path / "db", backend="memory", shards=3) as db:
@@ -62,7 +62,7 @@ def test_compaction_rests_while_messages_are_read_or_delivered(tmp_path: Path) -
             assert not scheduler._must_pause(shard, seen)
             assert len(rests) == 2
             db.publish([ts.Message("a/b", b"x")])
-            assert scheduler._must_pause(shard, seen)  # it waits until no messages are stored
+            assert scheduler._must_pause(shard, seen)  # a new message makes compaction pause again
 
 
 def test_compaction_ends_when_it_is_told(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def fill(db: ts.Database, count: int = ENOUGH) -> None:
 
 
 def merges(db: ts.Database) -> bool:
-    """Return whether a compaction would merge anything."""
+    """Return whether a compaction would find anything to merge."""
     return pair_of("rocksdb", "block").merges(db)
 
 
@@ -109,7 +109,7 @@ def has_compacted(db: ts.Database, count: int) -> bool:
 
 
 def test_the_background_compacts(path: Path) -> None:
-    """If background compaction is on, it compacts much stored data without a request, also that of earlier runs."""
+    """Background compaction starts on its own when much data is stored, and includes data of earlier runs."""
     with opened(path, auto_compact=False) as db:
         fill(db)
         assert 0 == db.info().total.compacted
@@ -147,7 +147,10 @@ def test_close_beside_the_background(path: Path, begun: bool) -> None:
 
 
 def test_a_failure_in_the_background_is_shown(path: Path) -> None:
-    """Background compaction that fails at a damaged message warns, `info` says why, and stores and reads go on."""
+    """A damaged message makes background compaction fail with a warning; storing and reading other messages go on.
+
+    `info` shows the failure.
+    """
     with opened(path, auto_compact=True) as db:
         db.store([ts.Message("first", b"")])
         engine = db.storage.shards[0].writer.open_engine()
@@ -156,7 +159,7 @@ def test_a_failure_in_the_background_is_shown(path: Path) -> None:
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             fill(db)
-            failed = "background compaction failed"  # counting reads the message, too, and fails
+            failed = "background compaction failed"  # counting messages reads the damaged one, too, and also warns
             wait_until(lambda: any(failed in str(one.message) for one in told), "the failure to be told")
         assert "shard 0" in str(db.info().compaction_failure)
         with pytest.raises(ts.CorruptionError):
@@ -164,5 +167,5 @@ def test_a_failure_in_the_background_is_shown(path: Path) -> None:
         later = db.store([ts.Message("later", b"1")]).ids
         assert later == [id_ for id_, _ in replayed(db, "later", later[0].position >> 11)]
         put(engine, DATA, {key: value})
-        db.compact()  # may run beside the background's compaction
+        db.compact()  # background compaction may run at the same time
         assert (ENOUGH + 2, []) == ((report := db.verify()).messages, report.damages)

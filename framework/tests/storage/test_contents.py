@@ -61,7 +61,7 @@ class Model:
         self.held |= {one: (self.generation, message) for one, message in zip(ids, messages, strict=True)}
 
     def delete(self, topic_filter: str, part: tuple[int, int]) -> None:
-        """Delete between two tenths of the time range."""
+        """Delete the messages of a time range, whose ends are given in tenths of the whole range."""
         times = sorted(time_of(one.position) for one in self.held) or [0]
         start, until = (times[(len(times) - 1) * tenth // 10] for tenth in sorted(part))
         gone = [
@@ -110,7 +110,7 @@ class Model:
             self.db = self.open()
 
     def check(self, topic_filter: str) -> None:
-        """Compare all answers with the messages held."""
+        """Compare all answers of the database with those computed from the model's messages."""
         matching = [
             (one, message) for one, (_, message) in self.held.items() if ts.matches(topic_filter, message.topic)
         ]
@@ -127,7 +127,7 @@ class Model:
 def grouped(
     rows: list[tuple[ts.MessageId, ts.Message]], key: Callable[[ts.Message], str]
 ) -> list[tuple[str, int, int, int, int]]:
-    """Return name, messages, bytes, first and last time of each group, sorted by name."""
+    """Return name, messages, bytes, first time and last time of each group, sorted by name."""
     groups: dict[str, list[tuple[ts.MessageId, ts.Message]]] = {}
     for row in rows:
         groups.setdefault(key(row[1]), []).append(row)
@@ -206,7 +206,10 @@ def messages_read(db: ts.Database) -> int:
 
 
 def test_what_was_counted_is_not_read(db: ts.Database) -> None:
-    """Messages that were counted aren't read, and of others only matching ones; last messages are read by position."""
+    """After `compact`, counting topics reads only messages that no tally table includes yet.
+
+    With a filter, only matching messages are read. The last message of each topic is read by its position.
+    """
     everything = db.topics()
     assert 20_400 == messages_read(db) == sum(topic.messages for topic in everything)
     db.compact()
@@ -253,7 +256,7 @@ def test_an_archived_generation_is_counted_too(db: ts.Database, tmp_path: Path) 
 
 
 def test_deleting_topics_makes_nothing_be_counted_again(db: ts.Database) -> None:
-    """Deleting all messages of a topic updates the tables; deleting some of a range makes it be counted again."""
+    """Deleting all messages of a topic updates the tables; deleting a part of a range causes a recount of the range."""
     db.compact()
     rest = sum(counting.backlog(shard) for shard in db.storage.shards)
     before = messages_read(db)
@@ -282,7 +285,7 @@ def test_there_are_about_as_many_tables_as_the_logarithm_of_the_messages(
 
 
 def test_a_table_may_be_of_more_topics_than_a_part_holds(tmp_path: Path) -> None:
-    """A table of many topics and client ids is divided, so that no value is large."""
+    """A table of many topics and client ids is stored in parts, so that no stored value is large."""
     with ts.open(tmp_path / "db", backend="memory", layout="block", auto_compact=False) as db:
         db.store([ts.Message(f"{'x' * 500}/{n}", b"", f"client {n}") for n in range(5_000)])
         db.add_generation()
@@ -300,7 +303,7 @@ def test_a_table_may_be_of_more_topics_than_a_part_holds(tmp_path: Path) -> None
 
 
 def test_the_last_messages_of_many_topics_are_read_together(db: ts.Database) -> None:
-    """Last messages that are close together are read together, and others one by one."""
+    """The last messages of several topics are read together if they are close together, and otherwise one by one."""
     now = db.clock()
     db.add_generation()
     db.compact()
@@ -313,7 +316,7 @@ def test_the_last_messages_of_many_topics_are_read_together(db: ts.Database) -> 
 
 
 def test_who_only_reads_sees_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader beside a writer gets the same answers, and reads no counted messages either."""
+    """A reader beside a writer gets the same counts as the writer, and doesn't read counted messages either."""
     need("rocksdb")
     monkeypatch.setattr(counting, "RANGE", 100)
     with ts.open(tmp_path / "db", backend="rocksdb", auto_compact=False) as db:
@@ -329,7 +332,7 @@ def test_who_only_reads_sees_the_same(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_what_is_stored_is_counted_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The background counts messages once there are enough, also those stored before it was running."""
+    """Background counting starts once there are enough messages, including those stored before it was running."""
     need("rocksdb")
     monkeypatch.setattr(counting, "RANGE", 1_000)
     path = tmp_path / "db"
@@ -350,7 +353,7 @@ def test_what_is_stored_is_counted_in_the_background(tmp_path: Path, monkeypatch
 
 
 def test_a_delete_beside_counting_is_not_counted(db: ts.Database) -> None:
-    """A delete between the counting of two ranges is not overlooked, even if the second was read before."""
+    """Messages that are deleted while two ranges are being counted don't appear in the counts afterwards."""
     shard = db.storage.shards[0]
     stops = itertools.count()
 
@@ -365,7 +368,7 @@ def test_a_delete_beside_counting_is_not_counted(db: ts.Database) -> None:
 
 
 def test_two_may_count_at_once(db: ts.Database) -> None:
-    """`compact` and the background can count at the same time without counting twice."""
+    """`compact` and background counting can run at the same time without counting twice."""
     everything = db.topics()
 
     def count() -> None:
@@ -378,7 +381,7 @@ def test_two_may_count_at_once(db: ts.Database) -> None:
 
 
 def test_what_is_dropped_beside_counting_leaves_nothing(db: ts.Database) -> None:
-    """Dropping a generation while it is counted raises no error, and leaves no tables."""
+    """Dropping a generation while its messages are counted raises no error, and leaves no tally tables."""
     db.add_generation()
     add = TallyTables.add
 
@@ -412,7 +415,7 @@ with ts.open(path, mode="r+", auto_compact=False) as db:
 def test_killed_again_and_again_it_counts_what_is_there(
     tmp_path: Path, run_until: Callable[..., object], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a kill at any write of counting or of a delete, counts are exact, and counting continues."""
+    """After a kill at any write by counting or by a delete, counts are exact, and counting continues."""
     need("rocksdb")
     monkeypatch.setattr(counting, "RANGE", 20)
     path, times = tmp_path / "db", list[int]()
@@ -433,7 +436,7 @@ def test_killed_again_and_again_it_counts_what_is_there(
                 held[message.topic] = held.get(message.topic, 0) + 1
             assert held == {tally.topic: tally.messages for tally in db.topics()}
             assert db.verify().ok
-            if what == "delete":  # the next delete needs tables, which may be gone
+            if what == "delete":  # the next delete needs tally tables, which the kill may have left missing
                 db.compact()
     with ts.open(path, mode="r+", auto_compact=False) as db:
         db.compact()
@@ -441,7 +444,7 @@ def test_killed_again_and_again_it_counts_what_is_there(
 
 
 def test_a_damaged_table_is_told(db: ts.Database) -> None:
-    """`verify` reports a damaged table; counts are read from the messages, and a delete removes the table."""
+    """`verify` reports a damaged tally table; counts are read from the messages, and a delete removes the table."""
     everything = db.topics()
     db.compact()
     shard = db.storage.shards[0]

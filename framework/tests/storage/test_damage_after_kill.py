@@ -1,4 +1,4 @@
-"""Files that are missing or damaged after a kill are reported as that, with their place in the database."""
+"""Files that are missing or damaged after a kill are reported as such, with the path of the shard or file."""
 
 from __future__ import annotations
 
@@ -76,7 +76,10 @@ HARMS: dict[str, Callable[[Path], None]] = {
 
 
 def needed(path: Path, how: str) -> Iterator[Path]:
-    """Yield the files of a shard that the engine needs, and for removal its directory, relative to the database."""
+    """Yield the paths of one shard to damage, relative to the database: files that the engine needs.
+
+    If they are to be removed, the shard's directory comes first.
+    """
     with ts.open(path, mode="r") as db:
         unneeded = load_target(registry().backend(db.storage.manifest.backend)).unneeded
     shard = path / "shard-0001"
@@ -88,9 +91,9 @@ def needed(path: Path, how: str) -> Iterator[Path]:
 
 
 def check_told(path: Path, **options: Any) -> bool:
-    """Open and read a database; check that lost messages are reported with their place.
+    """Open and read a database, and check that each loss of messages is reported with a path or shard.
 
-    Return whether it could be opened.
+    Return whether the database could be opened.
     """
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -126,7 +129,7 @@ WAYS: list[dict[str, Any]] = [{}, {"mode": "r"}, {"recovery": "salvage"}, {"reco
 @pytest.mark.parametrize("options", WAYS, ids=str)
 @pytest.mark.parametrize("how", list(HARMS))
 def test_harmed_files(killed: Path, tmp_path: Path, how: str, options: dict[str, Any]) -> None:
-    """Damaged or missing files are reported with their place, to write, to read, and with either `recovery`."""
+    """A damaged or missing file is reported with its path or shard, for reading and writing, with any `recovery`."""
     for name in needed(shutil.copytree(killed, tmp_path / "looked at"), how):
         path = shutil.copytree(killed, tmp_path / "db")
         HARMS[how](path / name)
@@ -136,7 +139,7 @@ def test_harmed_files(killed: Path, tmp_path: Path, how: str, options: dict[str,
 
 @pytest.mark.parametrize("options", [*WAYS[:-1], pytest.param(WAYS[-1], marks=pytest.mark.slow)], ids=str)
 def test_harm_beside_a_damaged_log(killed: Path, tmp_path: Path, options: dict[str, Any]) -> None:
-    """Damage is reported with the database's path, even if a copy or links of the shard were opened."""
+    """Damage is reported with the database's path, even if the engine opened a copy or links of the shard's files."""
     for name in needed(shutil.copytree(killed, tmp_path / "looked at"), "flipped"):
         path = shutil.copytree(killed, tmp_path / "db")
         flip_middle(path / name)
@@ -149,7 +152,7 @@ def test_harm_beside_a_damaged_log(killed: Path, tmp_path: Path, options: dict[s
 
 @pytest.mark.parametrize("what", ["directory", "main file"])
 def test_what_is_gone_is_a_loss(killed: Path, tmp_path: Path, what: str) -> None:
-    """A missing shard directory or main file raises `DataLossError`, however it is opened, and nothing is created."""
+    """A missing shard directory or main file raises `DataLossError` in any mode, and nothing is created."""
     path = shutil.copytree(killed, tmp_path / "db")
     shard = path / "shard-0001"
     (main,) = (file for file in shard.iterdir() if file.name in ("CURRENT", "shard.duckdb"))
@@ -181,7 +184,7 @@ os.chmod(shard, 0o700)
 
 
 def test_what_may_not_be_read_is_not_lost(killed: Path, tmp_path: Path) -> None:
-    """A shard's directory without permission is reported as such, and not as lost."""
+    """A shard's directory without read permission is reported as inaccessible, and not as lost."""
     if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)
     path = shutil.copytree(killed, tmp_path / "db")

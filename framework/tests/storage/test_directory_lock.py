@@ -22,7 +22,10 @@ from topicstore_conformance.conditions.skipping import need
     "number", ["EACCES", "EBADF", "EINVAL", "ENOLCK", "ENOTSUP", "EOPNOTSUPP"], ids=lambda name: name.lower()
 )
 def test_directories_that_cant_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str) -> None:
-    """If directories can't be locked, the lock file is, which excludes a second lock; nothing stays open."""
+    """On a file system that can't lock directories, the lock file is locked, so that a second lock is refused.
+
+    No file stays open.
+    """
     fail_for_directories(monkeypatch, getattr(errno, number))
     for _ in range(2):
         lock = DirectoryLock(tmp_path)
@@ -41,7 +44,7 @@ def test_other_failures_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_volume_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of ``flock`` gets the file's name, and advice to use a local disk."""
+    """An error of ``flock`` names the lock file, and advises to use a local disk."""
 
     def flock(_file: int, _operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -56,7 +59,7 @@ def test_a_volume_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_failing_call_on_a_descriptor_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """An error of a call on a file descriptor gets the file's name."""
+    """An error of a call on a file descriptor names the file."""
 
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -100,7 +103,7 @@ with open(report, "w") as file:
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is no /proc/self to look at files in")
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 def test_no_file_becomes_a_standard_stream(tmp_path: Path, backend: str) -> None:
-    """A database's files never get the numbers of closed standard streams, into which the program could print."""
+    """A database's files never get the descriptors of closed standard streams, to which the program could print."""
     need(backend)
     subprocess.run([sys.executable, "-c", CLOSED, tmp_path / "db", backend, tmp_path / "report"], check=True)
     assert [os.devnull] * 6 == (tmp_path / "report").read_text().split()
@@ -114,7 +117,7 @@ def opened(directory: Path) -> list[str]:
 def link_of(descriptor: Path) -> str:
     try:
         return str(descriptor.readlink())
-    except FileNotFoundError:  # the descriptor of the listing itself
+    except FileNotFoundError:  # the descriptor with which the directory itself is listed
         return ""
 
 

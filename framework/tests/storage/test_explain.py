@@ -20,7 +20,7 @@ FILTERS = ["#", "fleet/+/speed", "fleet/1/speed", "fleet/1/#", "fleet/9/speed", 
 
 @pytest.fixture
 def db(tmp_path: Path) -> Iterator[ts.Database]:
-    """A database with a reference generation up to second 30, and then a block generation."""
+    """A database with a generation of the reference layout up to second 30, and then one of the block layout."""
     with ts.open(tmp_path / "db", backend="memory", layout="reference", timestamps="message") as opened:
         opened.store(ROWS[:30])
         opened.add_generation("block", {"thresholds": [2]})
@@ -33,7 +33,7 @@ def unread(found: Explanation) -> dict[int, str]:
 
 
 def test_a_reference_slab_reads_every_message(db: ts.Database) -> None:
-    """In a reference slab a replay does one scan, and visits every message."""
+    """In a slab of the reference layout, a replay does one scan, and visits every message."""
     found = db.explain("fleet/1/speed")
     assert (20, 60) == (found.messages, found.payload_bytes)
     slab = found.slabs[0]
@@ -53,7 +53,7 @@ def test_a_reference_slab_reads_every_message(db: ts.Database) -> None:
 @pytest.mark.parametrize("order", ["any", "time"])
 @pytest.mark.parametrize("topic_filter", FILTERS)
 def test_it_is_the_replay(db: ts.Database, topic_filter: str, order: Order) -> None:
-    """`explain` reports as many messages and bytes as the replay returns, and which slabs they came from."""
+    """`explain` reports as many messages and bytes as the replay returns, and the slabs that contain these messages."""
     for start, until in ((0, None), (10 * SECOND, 50 * SECOND), (45 * SECOND, None), (90 * SECOND, None)):
         payloads = [m.payload for m in db.replay(topic_filter, start, until, order=order)]
         found = db.explain(topic_filter, start, until, order=order)
@@ -63,7 +63,7 @@ def test_it_is_the_replay(db: ts.Database, topic_filter: str, order: Order) -> N
 
 
 def test_only_what_changed(db: ts.Database) -> None:
-    """Counts include only this call's reads, which `info` adds to its totals."""
+    """`explain` counts only its own reads, which `info` adds to its totals."""
     first = [slab.reads for slab in db.explain("fleet/1/speed").slabs]
     assert 20 == sum(1 for _ in db.replay("fleet/1/speed"))
     assert first == [slab.reads for slab in db.explain("fleet/1/speed").slabs]
@@ -71,7 +71,7 @@ def test_only_what_changed(db: ts.Database) -> None:
 
 
 def test_what_is_not_read(db: ts.Database) -> None:
-    """Each generation is listed as read, or as unread with the reason."""
+    """`explain` lists each generation as read, or as not read with the reason."""
     assert {} == unread(db.explain("#"))
     assert {1: "it ended before the start"} == unread(db.explain("#", 40 * SECOND))
     assert {2: "it begins behind the end"} == unread(db.explain("#", until=20 * SECOND))
@@ -82,7 +82,7 @@ def test_what_is_not_read(db: ts.Database) -> None:
 
 
 def test_it_can_be_printed(db: ts.Database) -> None:
-    """The text has a line for the whole, one for each slab, and a legend of the counts."""
+    """The text of `explain` has a line for the totals, one line for each slab, and a legend of the counts."""
     first, reference, block, legend = str(db.explain("fleet/1/speed", until=40 * SECOND)).splitlines()
     assert first.startswith("fleet/1/speed: messages 13 in ")
     assert reference.startswith("shard 0, generation 1 (reference): 1 of 1 streams may match; seeks 1, visited 30, ")
@@ -101,7 +101,7 @@ def test_every_shard_is_named(tmp_path: Path) -> None:
 
 
 def test_learned_patterns_come_first(db: ts.Database) -> None:
-    """Learned patterns are listed first, because they explain why streams of other topics are read."""
+    """`explain` lists learned patterns first, because they explain why streams of other topics are read."""
     db.store([ts.Message(f"fleet/{n}/speed", b"", timestamp=60 * SECOND) for n in range(40)])
     slab = db.explain("fleet/30/speed").slabs[-1]
     assert "fleet/+/speed" == slab.patterns[0]
@@ -131,7 +131,7 @@ def test_it_refuses_what_a_replay_refuses(db: ts.Database) -> None:
 
 @pytest.mark.parametrize("pair", {pair.layout: pair for pair in known()}.values(), ids=str)
 def test_every_layout_counts(pair: Pair, tmp_path: Path) -> None:
-    """Every layout counts seeks, visited messages and rows, and the time of epochs if it has any."""
+    """In every layout `explain` counts seeks, visited messages and rows, and the time of epochs if there are any."""
     need(pair)
     with pair.open(tmp_path / "db", timestamps="message", options={pair.layout: pair.small()}) as opened:
         for number in range(0, 60, 5):
@@ -148,7 +148,7 @@ def test_every_layout_counts(pair: Pair, tmp_path: Path) -> None:
 
 
 def test_only_its_beginning_is_run_if_that_is_asked_for(db: ts.Database) -> None:
-    """With `limit` the replay ends early, which the result says; slabs that it hasn't reached are listed, too."""
+    """With `limit`, `explain` ends early and its result says so; slabs that it hasn't reached are listed, too."""
     found = db.explain("#", limit=7)
     assert (False, 7) == (found.ended, found.messages)
     assert [(1, 1), (2, 0)] == [(slab.generation, slab.batches) for slab in found.slabs]

@@ -91,7 +91,7 @@ def test_a_file_system_that_becomes_read_only(tmp_path: Path, backend: str, dura
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_permission_denied(tmp_path: Path, backend: str) -> None:
-    """Lost permissions are reported as such and never as damage; once restored, all messages are there."""
+    """Lost permissions are reported as such and never as damage; with permissions again, all messages remain."""
     need(backend)
     if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)

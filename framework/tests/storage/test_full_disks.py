@@ -82,7 +82,7 @@ with ts.open(path, options=options, auto_compact=False) as db:
 @pytest.mark.parametrize("how", ["closed", "killed"])
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb"])
 def test_room_is_made_on_a_full_disk(tmp_path: Path, backend: str, how: str, shards: int) -> None:
-    """On a full disk, opening deletes the ballast, no acknowledged message is lost, and dropping frees space."""
+    """On a full disk, opening deletes the ballast, no acknowledged message is lost, and a drop frees space."""
     need(backend)
     if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)
@@ -91,7 +91,7 @@ def test_room_is_made_on_a_full_disk(tmp_path: Path, backend: str, how: str, sha
 
 @pytest.mark.parametrize("how", ["closed", "killed"])
 def test_room_grows_with_what_is_stored(tmp_path: Path, how: str) -> None:
-    """The ballast grows with the stored data, because each of LevelDB's shards may compact when it is opened."""
+    """The ballast grows with the stored data, because on opening each shard of LevelDB may need space to compact."""
     need("leveldb")
     if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)

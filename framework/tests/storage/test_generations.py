@@ -35,7 +35,10 @@ def check(db: ts.Database, *texts: str) -> None:
 
 
 def test_times_of_generations() -> None:
-    """A generation records its creation and sealing; replays and streams omit generations before their start."""
+    """A generation records when it was created and sealed.
+
+    Replays and stream lists omit generations that were sealed before the given start.
+    """
     clock = Clock()
     with ts.open("memory", backend="memory", clock=clock) as db:
         for number in range(3):
@@ -96,7 +99,7 @@ def test_a_dropped_generation_stays_dropped(tmp_path: Path) -> None:
 
 
 def test_what_reads_in_a_dropped_generation(db: ts.Database) -> None:
-    """Cursors into a dropped generation raise, and so does a running replay; no new cursor can be made."""
+    """Cursors into a dropped generation raise an error, and so does a running replay; new cursors are refused."""
     db.store([ts.Message("a", b"%d" % number, "c") for number in range(5)])
     (stream,) = db.streams("#")
     never = db.cursor(stream, "#")
@@ -175,7 +178,7 @@ def test_an_interrupted_drop_is_finished_at_open(tmp_path: Path, done: int, remo
 
 
 def test_a_shard_far_behind_catches_up_at_open(tmp_path: Path) -> None:
-    """Opening adds generations that a shard lacks, also if others have added several and dropped one of them."""
+    """Opening adds the generations that a shard lacks, even if other shards have added several and dropped one."""
     with ts.open(tmp_path / "db", shards=SHARDS) as db:
         store(db, "old")
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""After any failure in opening, using or closing a database, nothing is left open, and it can be opened again."""
+"""If opening, using or closing a database fails, nothing is left open, and the database can be opened again."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ PAYLOADS = [b"1", b"2"]
 
 @attrs.define
 class Faults:
-    """Counts steps, and makes one fail: a system call, a call of an engine, or the end of a release."""
+    """A profiler that counts steps and makes one fail: a system call, an engine call, or the release of a resource."""
 
     failing: int | None = None
     """Index of the step that fails, from 0; None if none fails."""
@@ -99,7 +99,7 @@ class Faults:
         self.steps.append(what)
         if self.failing == len(self.steps) - 1:
             if what == WAITS and not self.interrupting:
-                self.failing += 1  # two runs need not have the same steps, so the next one fails instead
+                self.failing += 1  # this step isn't in every run, so the next one fails instead
                 return
             sys.setprofile(None)
             raise KeyboardInterrupt if self.interrupting else error
@@ -131,7 +131,7 @@ def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def live(path: Path, backend: str, opened: list[ts.Database]) -> None:
-    """Open a database, use all its parts, and close it."""
+    """Open a database, use all its features, and close it."""
     with ts.open(path, backend=backend, shards=2, plugins=["noting"]) as db:
         opened.append(db)
         with db.subscribe("#"), db.writer() as writer:
@@ -142,7 +142,7 @@ def live(path: Path, backend: str, opened: list[ts.Database]) -> None:
 
 
 def chosen(steps: Sequence[str]) -> list[int]:
-    """Return the indexes of the first and the last step of each kind; in a long run, of more of them."""
+    """Return the indexes of steps to fail: of each kind of step the first and the last, or more in a long run."""
     numbers: dict[str, list[int]] = {}
     for number, what in enumerate(steps):
         numbers.setdefault(what, []).append(number)
@@ -157,7 +157,10 @@ FILES = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", pytest.param("duckdb", marks=full)])
 @pytest.mark.parametrize("made", ["anew", "before"])
 def test_whatever_fails_gives_everything_back(tmp_path: Path, backend: str, made: str) -> None:
-    """The same process can open the database again at once; no thread or file is left, even while the error is kept."""
+    """After any failure, the same process can open the database again at once, and no thread or file is left.
+
+    That also holds while the caller keeps the error, whose traceback refers to frames and their objects.
+    """
     need(backend)
     live(tmp_path / "there", backend, [])
     with Faults() as counting:
@@ -170,12 +173,12 @@ def test_whatever_fails_gives_everything_back(tmp_path: Path, backend: str, made
             try:
                 live(directory, backend, opened)
             except (ts.TopicstoreError, OSError, ExceptionGroup) as failure:
-                held = failure  # keeps all frames that it passed, and their objects
+                held = failure  # keeps the traceback with its frames, and so their objects
         what = f"step {step}, {faults.steps[-1]}: {held!r}"
         assert set(threading.enumerate()) <= threads, what
         assert open_files(tmp_path) == [], what
         for db in opened:
-            db.close()  # raises nothing
+            db.close()  # must not raise after the failure
         with ts.open(directory, backend=backend, shards=2, plugins=["noting"]) as db:
             db.store([ts.Message("a", b"")])
             assert db.queues.open("q").info().name == "q"
@@ -185,7 +188,7 @@ def test_whatever_fails_gives_everything_back(tmp_path: Path, backend: str, made
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 @pytest.mark.parametrize("interrupting", [False, True])
 def test_a_close_that_failed_is_finished_by_the_next(tmp_path: Path, backend: str, interrupting: bool) -> None:
-    """After a failed or interrupted close, the next close closes the rest without an error, and no message is lost."""
+    """After a failed or interrupted close, the next close releases the rest without an error or loss of messages."""
     need(backend)
 
     def stored(directory: Path) -> ts.Database:

@@ -29,7 +29,7 @@ except (ts.TopicstoreError, OSError) as error:
 
 @pytest.mark.parametrize("backend", ["leveldb", "rocksdb", "duckdb"])
 def test_a_directory_that_can_not_be_listed(tmp_path: Path, backend: str) -> None:
-    """Whichever directory listing fails, opening raises or shows all messages, and the next opening shows all."""
+    """Whichever directory listing fails, opening raises or shows all messages, as does the next opening."""
     need(backend)
     if (reason := power.why_no_tracing()) is not None:
         pytest.skip(reason)

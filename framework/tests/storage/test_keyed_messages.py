@@ -1,4 +1,4 @@
-"""Keyed messages: stored outside the streams, changed by plugins, one for each key, and kept when generations go."""
+"""Keyed messages are stored outside the streams by plugins, one for each key, and outlive generations."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_message_is_kept_whole_under_its_key(db: ts.Database) -> None:
 
 
 def test_the_last_one_of_a_key_is_there(db: ts.Database) -> None:
-    """The last message of a key replaces earlier ones, in one batch and over several."""
+    """The last message of a key replaces earlier messages of the key, in one batch and over several."""
     store_under(db.storage, [ts.Message("a", b"%d" % n, "me") for n in range(3)], [b"wx", None, b"wx"])
     assert [b"2"] == [message.payload for _, message in messages_under(db.storage, db.shard_of("me"), b"w")]
     store_under(db.storage, [ts.Message("a", b"3", "me")], [b"wx"])
@@ -59,7 +59,7 @@ def test_they_come_by_prefix_in_order_of_keys(db: ts.Database) -> None:
 
 
 def test_one_is_removed_by_its_state_key(db: ts.Database) -> None:
-    """Deleting a keyed message's state key removes it, in one write with messages and other state."""
+    """Deleting the state key of a keyed message removes the message, in one write with messages and other state."""
     shard = db.shard_of("me")
     store_under(db.storage, [ts.Message("a", b"1", "me")], [b"wx"])
     db.store([ts.Message("b", b"2", "me")], state={shard: [FrameworkWrite(state_key(b"wx"), None)]})
@@ -67,7 +67,10 @@ def test_one_is_removed_by_its_state_key(db: ts.Database) -> None:
 
 
 def test_rows_go_where_they_are_sent(db: ts.Database) -> None:
-    """Each row is stored in a stream, under its key, in both or in neither; `ids` are of the rows in streams."""
+    """Each row is stored in a stream, under its key, in both or in neither, as requested.
+
+    `ids` are those of the rows in streams.
+    """
     rows = [ts.Message("a", b"%d" % n, f"client {n}") for n in range(40)]
     keys = [b"w%02d" % n if n % 2 else None for n in range(40)]
     stored = [n % 3 == 0 for n in range(40)]
@@ -86,7 +89,7 @@ def test_rows_go_where_they_are_sent(db: ts.Database) -> None:
 
 
 def test_a_stored_message_keeps_its_own_time(tmp_path: Path) -> None:
-    """With positions from the messages' own times, a keyed message has the time of its copy in the stream."""
+    """With positions from the messages' own times, a keyed message has the same time as its copy in the stream."""
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", clock=Clock()) as db:
         rows = [ts.Message("a", b"1", timestamp=5_000_000), ts.Message("b", b"2"), ts.Message("c", b"3", timestamp=7)]
         store_under(db.storage, rows, [b"wa", b"wb", b"wc"], stored=[True, True, False])
@@ -95,7 +98,7 @@ def test_a_stored_message_keeps_its_own_time(tmp_path: Path) -> None:
 
 
 def test_state_and_kept_commit_together_or_not_at_all(db: ts.Database) -> None:
-    """State and keyed messages are committed together; if a condition doesn't hold, neither is."""
+    """State and keyed messages are committed together; if a condition doesn't hold, none of them is committed."""
     shard = db.shard_of("me")
     wrong = {shard: [ts.StateWrite(b"z", b"1", expect=b"other")]}
     with pytest.raises(ts.StateConflictError):
@@ -183,7 +186,7 @@ def test_a_late_message_is_named_by_its_row(tmp_path: Path) -> None:
 
 
 def test_cursors_that_are_not_over_kept_messages_are_refused(db: ts.Database) -> None:
-    """A cursor with any other bytes is refused or finds nothing: the shard's own state can't be read through it."""
+    """A cursor with a forged place is refused or finds nothing, so that it can't read the shard's own state."""
     identity = bytes.fromhex(db.manifest.id)
     for place in (b"", b"\x92", b"\x92\x01\x02", b"\x91\xc4\x01w"):
         with pytest.raises(ts.InvalidCursorError):
@@ -212,7 +215,7 @@ def test_damage_is_an_error_that_names_the_key(db: ts.Database) -> None:
 
 
 class Thinning:
-    """Stores only the first message of a batch."""
+    """A plugin that stores only the first message of a batch."""
 
     @ts.hookimpl(wrapper=True)
     def topicstore_store(self, request: StoreRequest) -> Generator[None, StoreResult, StoreResult]:
@@ -244,7 +247,7 @@ def test_a_transforming_plugin_sees_them_on_both_ways(tmp_path: Path, reversing:
 
 
 def test_a_plugin_that_changes_the_number_of_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plugin that changes the number of rows is refused for keyed messages, and accepted for ordinary batches."""
+    """A plugin that changes the number of rows is refused for keyed messages, but not for ordinary batches."""
     monkeypatch.setitem(registry().plugins, "thinning", Thinning())
     with ts.open(tmp_path / "db", backend="memory", plugins=["thinning"]) as db:
         two = [ts.Message("a", b"1"), ts.Message("b", b"2")]

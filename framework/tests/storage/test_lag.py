@@ -33,7 +33,7 @@ def counted(stored: Stored, topic_filter: str, places: list[int]) -> Lag:
 
 
 def store(db: ts.Database, clock: Clock, topics: list[str], seconds: float = 1) -> Stored:
-    """Store one message of each topic after another; the clock advances by `seconds` before each."""
+    """Store one message for each given topic, in order; the clock advances by `seconds` before each."""
     found = []
     for number, topic in enumerate(topics):
         clock.now += int(seconds * SECOND)
@@ -46,7 +46,7 @@ def store(db: ts.Database, clock: Clock, topics: list[str], seconds: float = 1) 
 @settings(COSTLY, max_examples=tries(30, 300))
 @given(data=st.data())
 def test_what_is_counted_is_exact(tmp_path_factory: pytest.TempPathFactory, layout: str, data: st.DataObject) -> None:
-    """For every filter and positions, over shards and generations, a counted lag is exact."""
+    """The lag, if counted, is exact for every filter and position, over several shards and generations."""
     clock = Clock()
     path = tmp_path_factory.mktemp("lag") / "db"
     options = {"epoch_bits": 11} if layout == "wildcard_optimized" else {}
@@ -83,7 +83,7 @@ def in_bursts(number: int) -> int:
 def test_what_is_estimated_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, time: Callable[[int], int], off: float
 ) -> None:
-    """An estimate is marked as inexact, is close at a steady rate, and is at most the number of stored messages."""
+    """An estimated lag is marked as inexact, is close at a steady rate, and never exceeds the stored messages."""
     monkeypatch.setattr(module, "COUNTED", 500)
     clock = Clock()
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", clock=clock) as db:
@@ -125,7 +125,7 @@ def test_a_closed_database_says_so(tmp_path: Path) -> None:
 
 
 def test_who_is_far_behind_is_told_without_reading(tmp_path: Path) -> None:
-    """With topics counted, an estimate reads no message, and is exact where a topic is wholly before or after."""
+    """With topics counted, an estimate reads no message. It is exact for topics wholly before or after the position."""
     clock = Clock()
     with ts.open(tmp_path / "db", backend="memory", clock=clock, monotonic=clock.monotonic, auto_compact=False) as db:
         places = []

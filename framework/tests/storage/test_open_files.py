@@ -1,4 +1,4 @@
-"""A process at its limit of open files gets an error that says so, and no damage is reported."""
+"""A process at its limit of open files gets an error that names this limit, and no damage is reported."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ say("left open", len(files()) - before, "")
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 def test_too_many_open_files_are_told(tmp_path: Path, run_until: Callable[..., Any], backend: str) -> None:
-    """With any number of free file descriptors, an operation succeeds or says that there are too few."""
+    """With any number of free file descriptors, an operation succeeds or reports that there are too few."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend, auto_compact=False) as db:
         db.store([ts.Message("t", b"%d" % n) for n in range(10)])
@@ -149,7 +149,8 @@ def test_too_many_open_files_are_told(tmp_path: Path, run_until: Callable[..., A
     assert ("left open", 0, "") == said.pop()
     assert [] == [one for one in said if one[2] != "fine"]
     told = [(act, ended) for act, ended, _ in said if ended != "fine"]
-    clear = ("TooManyOpenFilesError: ", "SystemExit: error: ")  # a command raises the latter
+    # library calls raise the first error, commands the second
+    clear = ("TooManyOpenFilesError: ", "SystemExit: error: ")
     assert [] == [one for one in told if not one[1].startswith(clear) or "ulimit -n" not in one[1]]
     assert {act for act, *_ in said} == {act for act, _ in told}
     with ts.open(tmp_path / "db") as db:
@@ -158,7 +159,7 @@ def test_too_many_open_files_are_told(tmp_path: Path, run_until: Callable[..., A
 
 
 def test_an_archive_that_may_not_be_read_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If an archive's files can't be read for lack of permission, replays and `verify` say so, and report no damage."""
+    """If an archive's files can't be read for lack of permission, replays and `verify` report that, and no damage."""
     with ts.open(tmp_path / "db", backend="memory") as db:
         db.store([ts.Message("t", b"1")])
         db.add_generation()
@@ -177,7 +178,7 @@ def test_an_archive_that_may_not_be_read_is_not_damaged(tmp_path: Path, monkeypa
 
 
 def test_what_was_imported_of_a_file_is_not_overlooked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a file can't be opened to look for an interrupted import of it, the import fails instead of starting anew."""
+    """An import fails with `TooManyOpenFilesError` if it can't check how much of the file was imported before."""
     file = tmp_path / "rows.jsonl"
     file.write_text('{"topic": "t", "payload": "x"}\n')
 

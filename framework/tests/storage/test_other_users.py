@@ -1,4 +1,4 @@
-"""Databases that other users may read: closed, open or copied, with and without a lock file that they can open."""
+"""Databases that other users may read: closed, open or copied, with and without a readable lock file."""
 
 from __future__ import annotations
 
@@ -131,7 +131,10 @@ def test_queues_are_as_open_as_their_database(public: Path, backend: str) -> Non
 
 @pytest.mark.parametrize("lock_file", LOCK_FILES)
 def test_a_living_writer_is_noticed(public: Path, backend: str, lock_file: str) -> None:
-    """Beside a writer another user reads, if the engine allows it; otherwise the error names the writer if possible."""
+    """Another user can read beside a writer if the engine allows it.
+
+    Otherwise the error names the writer's process, if the lock file can be read.
+    """
     path = make(public / "db", backend)
     with ts.open(path, auto_compact=False) as db:
         leave(path, lock_file)

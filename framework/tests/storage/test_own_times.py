@@ -105,7 +105,7 @@ class History:
                 self.db = ts.open(self.path)
 
     def check(self, db: ts.Database, topic_filter: str, start: int, until: int) -> None:
-        """Compare all kinds of replay; with `timestamps="message"`, also without `by`."""
+        """Compare all kinds of replay with the list; with `timestamps="message"`, also replays without `by`."""
         for how in ({"by": "timestamp"}, {}) if db.manifest.timestamps == "message" else ({"by": "timestamp"},):
             self.check_by(db, topic_filter, {"start": start, "until": until, **how})
 
@@ -130,7 +130,7 @@ class History:
         assert len(wanted) == db.explain(topic_filter, **bounds).messages
         for reverse in (False, True):
             place, found = ReplayPlace.beginning(db.storage, topic_filter, start, until, by=by, reverse=reverse), []
-            for _ in range(len(wanted) + 1):  # a page of one message each
+            for _ in range(len(wanted) + 1):  # pages of one message each
                 page = next(ReplayPlace.from_bytes(place.to_bytes()).batches(db.storage, 1), None)
                 if page is not None:
                     found += page[:1].to_messages()
@@ -144,7 +144,7 @@ class History:
 )
 @pytest.mark.parametrize("timestamps", ["commit", "message"])
 def test_any_history(backend: str, layout: str, options: dict[str, Any], timestamps: str) -> None:
-    """After any history of late messages, generations, deletes and openings, a range finds exactly its messages."""
+    """After any history of late messages, generations, deletes and openings, time ranges are exact."""
     need(backend)
 
     @settings(COSTLY, max_examples=tries(6, 60))
@@ -170,7 +170,10 @@ def test_any_history(backend: str, layout: str, options: dict[str, Any], timesta
 def test_more_messages_of_one_microsecond_than_positions_have(
     tmp_path: Path, backend: str, layout: str, options: dict[str, Any]
 ) -> None:
-    """More messages of one microsecond than it has positions are found and deleted at their own time, also reopened."""
+    """If one microsecond has more messages than positions, all are found and deleted by their own time.
+
+    That also holds after the database was reopened.
+    """
     need(backend)
     how = {"backend": backend, "layout": layout, "options": {layout: options}, "timestamps": "message"}
     with ts.open(tmp_path / "db", **how) as db:
@@ -195,7 +198,7 @@ def test_more_messages_of_one_microsecond_than_positions_have(
 
 
 def test_where_no_position_is_displaced_nothing_else_is_read(tmp_path: Path) -> None:
-    """While all positions are those of the messages' times, a range reads only its own messages."""
+    """While every position equals its message's time, a replay of a time range reads only matching messages."""
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", auto_compact=False) as db:
         db.store([ts.Message("a", b"%d" % n, timestamp=START + n) for n in range(10_000)])
         before = messages_read(db)
@@ -241,7 +244,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.usefixtures("small_zones")
 def test_after_a_crash(tmp_path: Path) -> None:
-    """After a kill the zone that was being filled is known, because each write stores it."""
+    """After a kill, the zone that was being filled is complete, because each write stores it."""
     need("rocksdb")
     program = [sys.executable, "-c", CRASHING, str(tmp_path / "db"), str(START)]
     assert -signal.SIGKILL == subprocess.run(program, check=False).returncode
@@ -257,7 +260,7 @@ def test_after_a_crash(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_zones")
 def test_an_archived_generation(tmp_path: Path) -> None:
-    """An archived generation keeps its zones until it is dropped."""
+    """An archived generation keeps its zones until the generation is dropped."""
     pytest.importorskip("pyarrow")
     with ts.open(tmp_path / "db", mode="x", backend="memory", layout="block") as db:
         db.store([ts.Message("a", b"%d" % n, timestamp=START + n * 10**9) for n in range(30)])
@@ -276,7 +279,7 @@ def test_an_archived_generation(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_zones")
 def test_what_was_stored_before_there_were_zones(tmp_path: Path) -> None:
-    """Messages that were stored without zones are always read."""
+    """Messages that were stored without zones, by an older version, are read for every time range."""
     need("rocksdb")
     message = ts.Message("a", b"old", timestamp=START)
     with ts.open(tmp_path / "db", mode="x", backend="rocksdb") as db:
@@ -296,7 +299,7 @@ def test_what_was_stored_before_there_were_zones(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small_zones")
 def test_a_damaged_zone_is_told(tmp_path: Path) -> None:
-    """`verify` and replays that need a damaged zone report it with its place; replays by position still work."""
+    """`verify` and replays that need a damaged zone report it with its shard and number; others still work."""
     with ts.open(tmp_path / "db", mode="x", backend="memory", layout="block") as db:
         db.store([ts.Message("a", b"", timestamp=START)] * 12)
         engine = db.storage.shards[0].writer.open_engine()
@@ -332,8 +335,8 @@ def messages_read(db: ts.Database) -> int:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
-    """Half a million messages of a year; each batch has one of an earlier time, and one message is months late."""
-    path = tmp_path_factory.mktemp("large") / "db"  # counting in the background would read messages, too
+    """Half a million messages of a year; each batch has one message of an earlier time, and one is months late."""
+    path = tmp_path_factory.mktemp("large") / "db"  # background counting would also read messages
     with ts.open(path, mode="x", backend="memory", layout="block", auto_compact=False) as db:
         for batch in range(50):
             at = START + batch * 10_000 * 60 * SECOND
@@ -357,7 +360,7 @@ def test_hardly_more_than_a_zone_is_read_for_a_minute(large: ts.Database, how: d
 
 
 def test_nothing_is_read_for_a_time_without_messages(large: ts.Database) -> None:
-    """A replay of a time without messages reads nothing, also if zones have messages before and after it."""
+    """A replay of a time without messages reads nothing, even if each zone has messages before and after that time."""
     before = messages_read(large)
     for start in (START - 10**14, START + 10**15):
         assert [] == list(large.replay("a", start, start + SECOND, by="timestamp"))

@@ -72,7 +72,10 @@ def put(kind: str, path: Path) -> None:
 @pytest.mark.parametrize("name", [MANIFEST, "LOCK", "closed", "shard-0000", "queues", "queues/q"])
 @pytest.mark.parametrize("kind", [*OTHERS, "a file"])
 def test_what_is_of_another_kind_is_told(tmp_path: Path, backend: str, name: str, kind: str) -> None:
-    """A file of a wrong kind is an error that names it, to write or to read; no opening waits at a pipe."""
+    """A file of the wrong kind is reported by name when the database is opened for reading or writing.
+
+    No opening blocks at a named pipe.
+    """
     need(backend)
     path = tmp_path / "db"
     with ts.open(path, backend=backend) as db:
@@ -100,7 +103,7 @@ def test_a_directory_in_the_place_of_a_file_keeps_a_database_from_being_made(tmp
 
 
 def test_a_draft_of_a_file_is_made_anew(tmp_path: Path, victim: Path) -> None:
-    """A symbolic link in the place of a draft is replaced, and not written through."""
+    """A symbolic link with the name of a temporary file is replaced, and not written through."""
     (tmp_path / "draft").symlink_to(victim / "file")
     replace_file(tmp_path / "file", b"new", temporary=tmp_path / "draft")
     assert b"new" == (tmp_path / "file").read_bytes()
@@ -176,7 +179,7 @@ def test_directories_are_the_owners(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("umask")
 def test_a_failed_import_keeps_the_permissions_of_an_empty_directory(tmp_path: Path) -> None:
-    """A failed import removes only what it has created."""
+    """A failed import into an empty directory removes only its own files, and keeps the directory's permissions."""
     need("rocksdb")
     path = tmp_path / "db"
     path.mkdir(0o700)

@@ -1,4 +1,4 @@
-"""Databases on read-only file systems: several readers can open them, but not beside a writer that excludes readers."""
+"""Databases on read-only file systems: several readers can open them, unless a writer elsewhere excludes readers."""
 
 from __future__ import annotations
 

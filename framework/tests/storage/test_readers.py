@@ -126,7 +126,7 @@ def test_sees_what_another_process_has_committed(tmp_path: Path, start: Callable
     """A reader sees everything committed when it was opened or last refreshed, and nothing newer."""
     writer = start("rocksdb", layout)
     writer.do("store 1000")
-    writer.pause()  # RocksDB's own threads flush and compact
+    writer.pause()  # RocksDB's own threads flush and compact in the meantime
     before = files(tmp_path / "db")
     with ts.open(tmp_path / "db", mode="r") as db:
         assert db.read_only
@@ -168,7 +168,7 @@ def test_generations_come_and_go_meanwhile(tmp_path: Path, start: Callable[..., 
 
 
 def test_cursors_go_on_after_a_refresh(tmp_path: Path, start: Callable[..., Writer]) -> None:
-    """A cursor goes on after a refresh without losing or repeating messages, whatever was merged or added."""
+    """A cursor continues after a refresh without losing or repeating messages, whatever was merged or added."""
     writer = start()
     writer.do("store 3000")
     with ts.open(tmp_path / "db", mode="r") as db:
@@ -198,7 +198,7 @@ def test_cursors_go_on_after_a_refresh(tmp_path: Path, start: Callable[..., Writ
 
 @pytest.mark.slow
 def test_every_view_is_whole(tmp_path: Path, start: Callable[..., Writer]) -> None:
-    """Beside a busy writer, each refresh shows every message up to some batch exactly once."""
+    """Beside a busy writer, each refresh shows all messages up to some batch, each exactly once."""
     writer = start()
     writer.do("store 300")
     with ts.open(tmp_path / "db", mode="r") as db:
@@ -209,13 +209,13 @@ def test_every_view_is_whole(tmp_path: Path, start: Callable[..., Writer]) -> No
                 found = [n for n in numbers(db) if db.shard_of(f"c{n % 3}") == shard]
                 expected = [n for n in range(found[-1] + 1) if db.shard_of(f"c{n % 3}") == shard]
                 assert expected == found
-                assert found[-1] >= writer.stored - 3  # each shard has at least one of the last three
+                assert found[-1] >= writer.stored - 3  # each shard has at least one of the last three messages
             writer.stored = int(writer.line())
 
 
 @pytest.mark.slow
 def test_threads_read_while_one_refreshes(tmp_path: Path) -> None:
-    """A replaced view serves reads that began in it, and is freed after the last of them."""
+    """A view that a refresh replaces serves the reads that began in it, and is freed after the last of them."""
     with ts.open(tmp_path / "db", shards=2) as writer, ts.open(tmp_path / "db", mode="r") as db:
         writer.store(some(5000))
         db.refresh()
@@ -235,7 +235,7 @@ def test_threads_read_while_one_refreshes(tmp_path: Path) -> None:
 
 
 def test_what_is_not_on_disk_is_not_shown_under_sync(tmp_path: Path) -> None:
-    """With `durability="sync"`, a reader fsyncs what it is about to show."""
+    """With `durability="sync"`, a reader fsyncs the files whose messages it is about to show."""
     with ts.open(tmp_path / "db", durability="sync") as writer:
         writer.store(some())
         with ts.open(tmp_path / "db", mode="r") as db:
@@ -302,7 +302,7 @@ def test_reads_what_a_killed_process_left(tmp_path: Path, start: Callable[..., W
 
 
 def test_a_drop_that_was_interrupted_stays_interrupted(tmp_path: Path) -> None:
-    """A reader hides a generation with a tombstone, and leaves removing it to a writer."""
+    """A reader hides a generation that has a tombstone, and leaves the removal to a writer."""
     with ts.open(tmp_path / "db") as db:
         db.store(some())
         db.add_generation()
@@ -373,7 +373,7 @@ def test_a_shard_that_is_missing_is_an_error(tmp_path: Path, backend: str) -> No
 
 
 def test_arguments_that_contradict_the_manifest(tmp_path: Path) -> None:
-    """Arguments that contradict the manifest are refused, as by any opening."""
+    """Arguments of a reader that contradict the manifest are refused, as when a database is opened for writing."""
     ts.open(tmp_path / "db", options=SMALL).close()
     with pytest.raises(ts.ManifestMismatchError):
         ts.open(tmp_path / "db", mode="r", layout="skipstream")

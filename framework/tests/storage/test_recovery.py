@@ -104,19 +104,26 @@ with ts.open(path) as db:
 @pytest.mark.parametrize("short", ["files", "room"])
 @pytest.mark.parametrize(("backend", "durability"), [*itertools.product(BACKENDS, ["commit"]), ("rocksdb", "sync")])
 def test_what_was_short_comes_back(tmp_path: Path, backend: str, durability: str, short: str) -> None:
-    """No acknowledged write is lost; a warning names a failed write that was stored; all readers go on."""
+    """After space or file descriptors ran short, `recover` loses no acknowledged write, and all readers continue.
+
+    A warning names a failed write that was stored nevertheless.
+    """
     need(backend)
     said = {name: rest for name, *rest in namespaces.run(SHORT, tmp_path / "db", backend, durability, short)}
     assert said["failed"][0], "the shortage was not met"
     assert said["numbers"] == [[0], []]
-    assert said["nevertheless"] in ([0, 0], [1, 1])  # DuckDB has [1, 1] if the log's directory can't be synced
+    # on DuckDB, one write is stored nevertheless if the log's directory can't be synced
+    assert said["nevertheless"] in ([0, 0], [1, 1])
     assert [said["whole"], said["replayed"], said["given"]] == [[True, True], [True, True], [True]]
     assert [said["damages"], said["reopened"]] == [[[]], [True]]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_reads_continue_across_a_recovery(tmp_path: Path, backend: str) -> None:
-    """Scans continue after their last key in both directions; a snapshot of the closed engine raises."""
+    """A scan that began before a recovery continues after its last key, forwards or backwards.
+
+    A snapshot that was taken before the recovery raises an error.
+    """
     need(backend)
     with ts.open(tmp_path / "db", backend=backend, auto_compact=False) as db:
         shard = db.storage.shards[0]
@@ -140,7 +147,7 @@ def test_reads_continue_across_a_recovery(tmp_path: Path, backend: str) -> None:
                 [key for chunk in (first, *rest) for key, _ in chunk] for first, rest in zip(begun, scans, strict=True)
             ]
             assert found == [keys, keys[::-1], keys[:700], keys[:-701:-1]]
-            if backend != "duckdb":  # DuckDB's file stays open
+            if backend != "duckdb":  # on DuckDB the snapshot stays valid
                 with pytest.raises(ts.EngineError, match="read again"):
                     snapshot.get(STATE, keys[0])
 
@@ -164,7 +171,7 @@ def test_a_recovery_that_finds_no_room_leaves_the_shard_readable(tmp_path: Path,
 
 
 def test_an_engine_that_can_not_be_opened_is_opened_later(tmp_path: Path) -> None:
-    """If the engine can't be reopened, reads raise an error that doesn't say that the database is closed."""
+    """If `recover` can't open the engine, reads raise an error that says so, until a later `recover` succeeds."""
     with ts.open(tmp_path / "db", auto_compact=False) as db:
         db.store([ts.Message("t", b"1")])
         _fail(db)
@@ -180,7 +187,7 @@ def test_an_engine_that_can_not_be_opened_is_opened_later(tmp_path: Path) -> Non
 
 
 def test_memory_can_not_be_opened_again(tmp_path: Path) -> None:
-    """A shard that isn't persistent can't be recovered, and keeps its messages readable."""
+    """A shard that isn't persistent can't be recovered after a failed write, but its messages stay readable."""
     with ts.open(tmp_path / "db", backend="memory") as db:
         db.store([ts.Message("t", b"1")])
         _fail(db)

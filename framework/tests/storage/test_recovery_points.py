@@ -31,7 +31,7 @@ pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstor
 
 @pytest.fixture
 def cut(tmp_path: Path) -> Path:
-    """Return a killed database that lacks the last 10 of 30 acknowledged batches; the engine can't know that."""
+    """Return a killed database that lacks the last 10 of 30 acknowledged batches, as if they were never logged."""
     with ts.open(tmp_path / "db", durability="sync", auto_compact=False) as db:
         for number in range(20):
             db.store([Message("t", b"%d" % number)])
@@ -43,7 +43,7 @@ def cut(tmp_path: Path) -> Path:
 
 
 def put_back(path: Path) -> None:
-    """Restore the earlier copy of the shard, as after a kill."""
+    """Replace the shard by its earlier copy, as if a power failure had lost the later writes."""
     (path / "db" / "closed").unlink()
     shutil.rmtree(path / "db" / "shard-0000")
     (path / "earlier").rename(path / "db" / "shard-0000")
@@ -67,7 +67,7 @@ def test_lost_writes_are_told_at_each_opening(cut: Path, read_only: bool) -> Non
 
 @pytest.mark.parametrize("recovery", ["point_in_time", "salvage"])
 def test_who_knows_of_them_goes_on_without(cut: Path, recovery: str) -> None:
-    """With `recovery`, opening warns once, and the database goes on without the lost writes."""
+    """With `recovery`, opening warns once, and later openings accept the database without the lost writes."""
     with pytest.warns(RuntimeWarning, match="lacks the last 10"):
         db = ts.open(cut, recovery=recovery)
     with db:
@@ -79,7 +79,7 @@ def test_who_knows_of_them_goes_on_without(cut: Path, recovery: str) -> None:
 
 @pytest.mark.filterwarnings("default::RuntimeWarning")
 def test_the_command_line_goes_on_without(cut: Path) -> None:
-    """``verify`` reports lost writes, and with ``--recovery`` accepts the loss."""
+    """``verify`` reports lost writes; with ``--recovery`` the command accepts the loss."""
     told = CliRunner().invoke(cli, ["verify", str(cut)])
     assert (1, True) == (told.exit_code, "lacks the last 10 of 31 writes" in told.stdout)
     accepted = CliRunner().invoke(cli, ["verify", "--recovery", "point_in_time", str(cut)])
@@ -95,7 +95,7 @@ def test_an_unknown_recovery_is_refused(tmp_path: Path) -> None:
 
 
 def test_state_that_is_lost_is_told(tmp_path: Path) -> None:
-    """Every write has a number, so that lost writes of state are reported, too."""
+    """Every write is numbered, including writes of state alone, so that their loss is reported, too."""
     with ts.open(tmp_path / "db", durability="sync") as db:
         shutil.copytree(tmp_path / "db" / "shard-0000", tmp_path / "earlier")
         db.state(0).write([ts.StateWrite(b"acknowledged", b"1")])
@@ -114,7 +114,7 @@ def test_without_notes_nothing_is_missed(cut: Path, harm: Callable[[bytes], byte
 
 
 def test_one_torn_note_leaves_the_one_before(tmp_path: Path) -> None:
-    """The two slots of a shard are written in turn, so that a torn write leaves the previous one."""
+    """The two slots of a shard are written in turn, so that a torn write leaves the previous slot intact."""
     notes = RecoveryPoints(tmp_path, bytes(16), 2)
     for writes in (1, 2, 3):
         notes.record(1, writes, writes * 100)
@@ -129,7 +129,7 @@ def test_one_torn_note_leaves_the_one_before(tmp_path: Path) -> None:
 
 
 class FailingNotes:
-    """Makes writes to the file `synced` fail, and counts them."""
+    """A patch that makes writes to the file `synced` fail, and counts them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
         self.asked = 0
@@ -181,13 +181,13 @@ def test_a_note_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb"])
 @pytest.mark.parametrize("closed", [True, False])
 def test_a_snapshot_of_hard_links_keeps_its_notes(tmp_path: Path, backend: str, closed: bool) -> None:
-    """Writing to a database doesn't change the file `synced` in a snapshot of hard links, closed meanwhile or not."""
+    """A snapshot made of hard links keeps its own `synced` when the original database is written to."""
     need(backend)
     db = ts.open(tmp_path / "db", backend=backend, durability="sync", auto_compact=False)
     db.store([Message("t", b"1")])
     if closed:
         db.close()
-    # engines keep writing to files that are open
+    # engines continue to write to open files, so only files of a closed database are linked
     shutil.copytree(tmp_path / "db", tmp_path / "snapshot", copy_function=os.link if closed else shutil.copy2)
     (tmp_path / "snapshot" / "synced").unlink()
     os.link(tmp_path / "db" / "synced", tmp_path / "snapshot" / "synced")
@@ -203,7 +203,7 @@ def test_a_snapshot_of_hard_links_keeps_its_notes(tmp_path: Path, backend: str, 
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 def test_a_checkpoint_that_is_put_back(tmp_path: Path, backend: str) -> None:
-    """Restoring a checkpoint replaces `synced` and the list of files, so that later writes aren't reported as lost."""
+    """Restoring a checkpoint replaces `synced` and the list of files, so no later writes are reported as lost."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend, durability="sync") as db:
         db.store([Message("t", b"1")])
@@ -286,7 +286,7 @@ def test_a_note_that_was_interrupted_is_taken_again(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("backend", ["rocksdb", "duckdb"])
 def test_one_note_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
-    """Each batch writes to `synced` once, also with an engine that syncs each write itself."""
+    """Each batch writes to `synced` once, even with an engine that syncs each write itself."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend, durability="sync", auto_compact=False) as db:
         notes = FailingNotes(monkeypatch, 0)
@@ -320,7 +320,7 @@ def test_notes_are_taken_under_one_lock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("made", ["directory", "fifo", "socket", "link"])
 def test_what_is_no_file(tmp_path: Path, made: str) -> None:
-    """Anything but a regular file in the place of `closed` is an error at opening, and no opening waits at a pipe."""
+    """Anything but a regular file with the name `closed` is an error at opening; no opening blocks at a pipe."""
     with ts.open(tmp_path / "db") as db:
         db.store([Message("t", b"1")])
     file = tmp_path / "db" / "closed"

@@ -1,4 +1,4 @@
-"""Merging streams: rows and order equal those of a plain sort, and the cost is proportional to the rows."""
+"""Merging streams: rows and their order equal those of a plain sort, and the cost is proportional to the rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Streams = list[list[list[int]]]
 
 
 class Source:
-    """Returns the streams' batches one by one, and splits them if fewer rows are requested."""
+    """A source that returns the streams' batches one by one, and splits them if fewer rows are requested."""
 
     def __init__(self, streams: list[tuple[int, list[list[int]]]]) -> None:
         self.batches = {number: [batch for batch in batches if batch] for number, (_, batches) in enumerate(streams)}
@@ -133,7 +133,7 @@ def test_ten_times_the_streams_cost_about_ten_times(order: Order) -> None:
 
 
 def test_of_many_streams_few_messages_each_are_held() -> None:
-    """The batch size is divided among the streams that are merged, with a minimum of 64."""
+    """The batch size is divided among the streams that are merged, with a minimum of 64 rows."""
     for count, expected in ((1, 1_000), (10, 100), (1_000, 64)):
         source = Source([(0, [[number]]) for number in range(count)])
         assert count == sum(len(batch) for batch in run(source.plan("time"), source.fetch))
@@ -142,7 +142,7 @@ def test_of_many_streams_few_messages_each_are_held() -> None:
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_replay_goes_on_between_messages_at_one_position(tmp_path: Path, reverse: bool) -> None:
-    """Pages of one message each return every message once, also those of several shards at the same position."""
+    """Pages of one message each return every message once, even if several shards have messages at one position."""
     with ts.open(tmp_path / "db", backend="memory", shards=3, clock=lambda: 1_700_000_000_000_000) as db:
         ids = db.store([Message("a", b"%d" % number, f"client-{number}") for number in range(12)]).ids
         assert len({one.position for one in ids}) < 12

@@ -1,4 +1,4 @@
-"""Replays in reverse: how few older messages they read, and how `limit`, `start` and `until` bound them."""
+"""Reverse replays: how few older messages they read, and the effects of `limit`, `start` and `until`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ START = 1_700_000_000 * SECOND
 
 
 def filled(path: Path, often: int) -> ts.Database:
-    """Return a database of 40 hours, with messages every six minutes, and now and then one of a rare topic."""
+    """Return a database of 40 hours, with a message every six minutes, and occasionally one of a rare topic."""
     now = [START]
     how: dict[str, Any] = {"backend": "memory", "layout": "reference", "shards": 2, "clock": lambda: now[0]}
-    db = ts.open(path, mode="x", auto_compact=False, **how)  # counting would read messages, too
+    db = ts.open(path, mode="x", auto_compact=False, **how)  # background counting would also read messages
     for number in range(400):
         now[0] += 360 * SECOND
         rare = [ts.Message("rare/x", b"%d" % number, "r")] if number % 50 == 0 else []
@@ -45,7 +45,7 @@ def test_hardly_more_is_read_than_is_asked_for(db: ts.Database) -> None:
 
 
 def test_of_many_messages_at_one_time_no_more_are_held_than_that(db: ts.Database) -> None:
-    """A large batch at one time is returned whole and reversed, a few rows at a time."""
+    """If more messages than a batch holds have one time, a reverse replay returns them all, in several batches."""
     got = list(db.replay_arrow("#", reverse=True, limit=1_000, batch_size=7))
     assert 1_000 == sum(batch.num_rows for batch in got)
     assert 7 == max(batch.num_rows for batch in got)
@@ -54,7 +54,7 @@ def test_of_many_messages_at_one_time_no_more_are_held_than_that(db: ts.Database
 
 
 def test_a_generation_that_is_dropped_meanwhile_is_missed(tmp_path: Path) -> None:
-    """A replay raises if a generation is dropped that it hasn't read yet, and goes on if it has."""
+    """A replay raises if a generation is dropped before the replay has read it, and otherwise goes on."""
     with filled(tmp_path / "db", 9) as db:
         db.add_generation()
         db.store([ts.Message("rare/x", b"between", "r")])
@@ -72,7 +72,7 @@ def test_a_generation_that_is_dropped_meanwhile_is_missed(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_bounds(db: ts.Database, reverse: bool) -> None:
-    """`limit` may be 0 or above the number of messages; `start` and `until` apply; wrong values raise at once."""
+    """`limit` may be 0 or exceed the number of messages; `start` and `until` apply; invalid values raise at once."""
     assert [] == list(db.replay("#", reverse=reverse, limit=0))
     assert 8 == len(list(db.replay("rare/x", reverse=reverse, limit=10**9)))
     some = list(db.replay("rare/x", START, START + 101 * 360 * SECOND, reverse=reverse, limit=2))
@@ -94,7 +94,10 @@ def test_an_empty_database_has_no_newest_message(tmp_path: Path) -> None:
 
 
 def test_where_the_messages_are_is_known_without_looking_for_it(tmp_path: Path) -> None:
-    """A reverse replay with `until` reads few messages, also after years without any, by either kind of time."""
+    """A reverse replay with `until` reads few messages, even if years without messages follow.
+
+    That holds for positions and for timestamps.
+    """
     clock = Clock()
     with ts.open(tmp_path / "db", backend="memory", clock=clock, monotonic=clock.monotonic, auto_compact=False) as db:
         began = clock.now

@@ -1,4 +1,4 @@
-"""Messages after a damaged part of the log are salvaged at their positions; state is that from before the damage."""
+"""Messages after a damaged part of the log are salvaged at their positions; state stays as before the damage."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def contents(path: Path) -> dict[Path, bytes]:
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb"])
 def test_what_lies_behind_damage_is_kept(tmp_path: Path, backend: str) -> None:
-    """All messages outside the damaged 32 KB block keep their positions; state is from before the damage."""
+    """All messages outside the damaged 32 KB block keep their positions; state stays as before the damage."""
     path, stored = killed_in_its_second_life(tmp_path, backend)
     damage_log(path)
     shutil.copytree(path, tmp_path / "before")
@@ -97,7 +97,7 @@ def test_what_lies_behind_damage_is_kept(tmp_path: Path, backend: str) -> None:
 
 
 def test_where_nothing_behind_it_can_be_read(tmp_path: Path) -> None:
-    """DuckDB can read nothing after the damage, so the database has the messages from before it."""
+    """DuckDB can't read a log after its damage, so the database has only messages from before the damage."""
     path, stored = killed_in_its_second_life(tmp_path, "duckdb")
     damage_log(path)
     with pytest.warns(RuntimeWarning, match="lacks the last"):
@@ -111,7 +111,7 @@ def test_where_nothing_behind_it_can_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb"])
 def test_damage_at_the_very_beginning(tmp_path: Path, backend: str) -> None:
-    """Damage at the beginning of the only log leaves an empty database without further damage."""
+    """If the only log is damaged at its beginning, the database is empty and reports no further damage."""
     pytest.importorskip({"rocksdb": "rocksdict", "leveldb": "plyvel"}[backend])
     draw = random.Random(1)
     with ts.open(tmp_path / "db", backend=backend, auto_compact=False) as db:
@@ -131,7 +131,7 @@ def test_damage_at_the_very_beginning(tmp_path: Path, backend: str) -> None:
 
 
 def test_what_fails_while_it_is_read_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If reading fails during salvage, the log is left unchanged: it is truncated only at the end."""
+    """If reading fails during salvage, the log is unchanged, because it is truncated only at the end of the salvage."""
     path, _ = killed_in_its_second_life(tmp_path, "rocksdb")
     damage_log(path)
     before = contents(path / "shard-0000")
@@ -155,7 +155,7 @@ UNREADABLE = pytest.mark.parametrize("error", [CorruptionError("bad"), NewerForm
 def test_where_nothing_behind_it_can_be_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """If the engine can't be opened after the damage, messages from before it remain, and a warning says why."""
+    """If the engine can't be opened for salvage, messages from before the damage remain, and a warning says why."""
     path, stored = killed_in_its_second_life(tmp_path, "rocksdb")
     damage_log(path)
     kind = load_target(registry().backend("rocksdb"))
@@ -203,7 +203,7 @@ def test_where_what_was_learned_can_not_be_read(
 
 @pytest.mark.parametrize("layout", ["reference", "block", "skipstream", "wildcard_optimized"])
 def test_what_can_not_be_read_is_left_out(layout: str) -> None:
-    """Damaged values are skipped, and messages around them are found, however far apart."""
+    """Salvage skips damaged values, and finds messages before and after them, however far apart."""
     now = [LATER]
     options = {layout: {"epoch_bits": 10}} if layout == "wildcard_optimized" else {}
     how = {"backend": "memory", "layout": layout, "options": options}
@@ -241,6 +241,6 @@ def damage_every_tenth(shard: Shard) -> int:
 
 
 def read_behind(shard: Shard, position: int) -> dict[int, Message]:
-    """Return the messages that salvage finds after a position."""
+    """Return the messages that salvage finds after the given position."""
     batch = messages_behind(shard, position)
     return {id_.position: message for id_, message in zip(batch.ids(), batch.to_messages(), strict=True)}

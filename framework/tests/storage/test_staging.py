@@ -1,4 +1,4 @@
-"""Draft directories: one in use is never removed, and those of killed processes are."""
+"""Draft directories: a draft in use is never removed, and drafts of killed processes are."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_what_is_kept_is_decoded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_can_not_be_decoded_is_told(tmp_path: Path, wrong: str) -> None:
-    """A record of any kind that can't be decoded is reported, even if its checksum is right."""
+    """A record of any kind that can't be decoded is reported, even if its checksum is correct."""
     keys = [prefix + b"x" for prefix in state_decoders()]
     with ts.open(tmp_path / "db", shards=1) as db:
         for key in keys:
@@ -74,7 +74,7 @@ def test_what_can_not_be_decoded_is_told(tmp_path: Path, wrong: str) -> None:
 
 
 def answers(db: ts.Database) -> list[object]:
-    """Return what a database's methods return from its state."""
+    """Return the results of all database methods that read its state."""
     said: list[object] = [db.retained("#"), list(db.persistence), db.retention.settings, db.sessions.clients()]
     for client in ("one", "two"):
         session = db.sessions.open(client, expiry_interval=3600)
@@ -108,7 +108,7 @@ def test_a_flipped_bit_in_the_state_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("opened", [True, False])
 def test_where_a_queue_stands_is_decoded(tmp_path: Path, opened: bool) -> None:
-    """The positions of queues are decoded, too, in queues that are open and in others."""
+    """The stored read positions of queues are decoded, too, whether or not a queue is open."""
     with ts.open(tmp_path / "db", shards=1) as db:
         keep_value(db.queues.open("q")._storage, record._KEY, [1, {}])
         if opened:
@@ -119,6 +119,6 @@ def test_where_a_queue_stands_is_decoded(tmp_path: Path, opened: bool) -> None:
 
 
 def test_no_key_begins_with_two_prefixes() -> None:
-    """No key prefix begins with another, so that each record is decoded as its own kind."""
+    """No key prefix begins with another key prefix, so that each record is decoded as its own kind."""
     prefixes = list(state_decoders())
     assert [] == [(a, b) for a in prefixes for b in prefixes if a is not b and a.startswith(b)]

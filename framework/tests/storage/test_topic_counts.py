@@ -48,7 +48,7 @@ def messages_read(db: ts.Database) -> int:
 
 
 def test_only_what_was_stored_since_is_read(db: ts.Database) -> None:
-    """`topics` reads only messages stored since the last call, or since the last tally table."""
+    """`topics` reads only messages that were stored after the last call or after the last tally table."""
     store(db, 0, 2_000)
     check(db)
     for begin in range(2_000, 4_000, 50):
@@ -60,7 +60,7 @@ def test_only_what_was_stored_since_is_read(db: ts.Database) -> None:
     count(db)
     before = messages_read(db)
     db.topics()
-    assert messages_read(db) - before < 2 * RANGE  # messages of each shard after its last table
+    assert messages_read(db) - before < 2 * RANGE  # the messages of each shard after its last table
     before = messages_read(db)
     db.topics()
     assert messages_read(db) == before
@@ -68,7 +68,7 @@ def test_only_what_was_stored_since_is_read(db: ts.Database) -> None:
 
 
 def test_tables_are_read_once(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tally tables are read once; later tables update the counts when they are made."""
+    """Tally tables are read once; when later tables are written, the counts in memory are updated directly."""
     store(db, 0, 3_000)
     count(db)
     db.topics()
@@ -92,7 +92,7 @@ def test_tables_are_read_once(db: ts.Database, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_is_deleted_or_dropped_is_not_counted(db: ts.Database) -> None:
-    """Deleted and dropped messages aren't counted, even if a table counted them between two calls."""
+    """Deleted and dropped messages aren't counted, even if a tally table counted them between two calls of `topics`."""
     store(db, 0, 1_000)
     db.topics()
     store(db, 1_000, 2_000)
@@ -109,7 +109,7 @@ def test_what_is_deleted_or_dropped_is_not_counted(db: ts.Database) -> None:
 
 
 def test_counts_of_too_many_topics_are_not_kept(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If there are too many topics, counts aren't kept, and each call counts anew."""
+    """If there are too many topics, counts aren't kept in memory, and each call counts again."""
     monkeypatch.setattr(topic_counts, "MOST_TOPICS", 10)
     store(db, 0, 1_000)
     check(db)
@@ -133,7 +133,7 @@ def test_matching_many_topics_at_once_is_matching_each() -> None:
 
 @pytest.mark.parametrize("parents", [[], ["a"], ["a", "b"], [""], ["none"]])
 def test_levels_have_what_is_below_them(parents: list[str]) -> None:
-    """The counts of a level equal those computed topic by topic."""
+    """The counts of a topic level equal the sums that are computed topic by topic."""
     topics = sorted(["a", "a/b", "a/b/c", "a/b/d/e", "a-/b", "a-b", "a0", "/x", "/x/y", "b/c", "a/c"])
     levels = Levels.of(_tally(topics), parents)
     begin = [text.split("/") for text in topics if len(text.split("/")) > len(parents)]

@@ -46,7 +46,7 @@ def numbered(start: int, rows: int, topics: list[str] = TOPICS, size: int = 8) -
 
 
 def topic_of(number: int, topics: list[str]) -> str:
-    """Return the topic of a numbered message; all topics occur, in an order that doesn't repeat soon."""
+    """Return the topic of a numbered message; all topics occur, in an order that rarely repeats."""
     return topics[(number * number + number // 5) % len(topics)]
 
 
@@ -74,7 +74,7 @@ def steps_of(db: ts.Database, *, whole: bool) -> Iterator[CompactStep]:
 
 @pytest.mark.usefixtures("tiny_blocks")
 def test_nothing_is_done_for_little(db: ts.Database) -> None:
-    """A few messages are merged only if the compaction is ``whole``, and the next one finds nothing to do."""
+    """A few messages are merged only if the compaction is ``whole``, and the next compaction finds nothing to do."""
     assert 0 == db.storage.shards[0].rewriter.compact(whole=False) == db.compact().messages
     db.store(numbered(0, 24, ["a"]))
     assert 0 == db.storage.shards[0].rewriter.compact(whole=False)
@@ -85,7 +85,7 @@ def test_nothing_is_done_for_little(db: ts.Database) -> None:
     db.store(numbered(44, 5, ["a"]))
     assert 49 == db.storage.shards[0].rewriter.compact(
         whole=False
-    )  # the existing segment is merged too, because both fit into one
+    )  # the existing segment is merged again, because both fit into one segment
     db.store(numbered(49, 26, ["a"]))
     assert 26 == db.storage.shards[0].rewriter.compact(whole=False)
     assert [49, 26] == [segment.messages for segment in segments_of(db)]
@@ -100,7 +100,7 @@ def test_nothing_is_done_for_little(db: ts.Database) -> None:
 def test_each_message_is_rewritten_a_few_times(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch, most: int, size: int, blocks: int, times: float
 ) -> None:
-    """Each message is rewritten at most twice, unless batches are so small that a step takes too few messages."""
+    """Each message is rewritten at most twice, unless batches are so small that one step merges too few messages."""
     monkeypatch.setattr(compaction, "MOST_BLOCKS", blocks)
     source, stored, rewritten = random.Random(most), 0, 0
     while stored < 1_500:
@@ -146,7 +146,7 @@ def test_segments_that_became_small_are_joined(db: ts.Database) -> None:
 
 
 def grouped(sizes: list[int]) -> list[int]:
-    """Join adjacent sizes from the left as long as they fit into a segment."""
+    """Join adjacent sizes from the left as long as their sum fits into a segment."""
     groups: list[int] = []
     for size in sizes:
         if groups and groups[-1] + size <= compaction.SEGMENT_ROWS:
@@ -268,7 +268,7 @@ def check_topics(db: ts.Database, topics: list[str]) -> None:
 
 @pytest.mark.usefixtures("tiny_blocks")
 def test_an_exact_topic_that_was_never_stored(db: ts.Database) -> None:
-    """A literal topic that was never stored costs no read, until it could be among those stored as text."""
+    """A literal topic that was never stored costs no read while the dictionary of topics is known to be complete."""
     db.store([Message("t/1/u", b""), Message("t/1/v", b"")])
     assert (0, 1) == (covered(db, "t/1/w"), covered(db, "t/1/u"))
     db.store([Message(LONG, b"1")])

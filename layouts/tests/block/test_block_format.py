@@ -46,12 +46,15 @@ codecs = st.sampled_from(list(CODECS))
 
 
 def rows_of(columns: Columns) -> dict[str, list[Any]]:
-    """Return every column as a list of Python objects."""
+    """Return every column of some rows as a list of Python objects."""
     return {name: to_list(getattr(columns, name)) for name in columns.__struct_fields__}
 
 
 def encoded(columns: Columns, codec: str = "none", *, stream: int = 5, gap: int = 0, above: int = 0) -> bytes:
-    """Return a block; its batch began ``gap`` positions earlier, and its key is ``above`` the last position."""
+    """Encode columns as a block under a key that lies ``above`` their last position.
+
+    The block's batch began ``gap`` positions before the first row.
+    """
     base, last = int(columns.positions[0]) - gap, int(columns.positions[-1]) + above
     return encode_block(columns, stream, base, block_seed(last, SLAB), Compressor(codec, 3))
 
@@ -81,7 +84,7 @@ def columns_of(payloads: list[bytes], first: int = 1 << 60, **other: Any) -> Col
 
 @st.composite
 def formed(draw: st.DrawFn, source: random.Random, rows: int, highest: int, *, kind: type = int) -> Any:
-    """Return a column of numbers up to ``highest`` in any form: constant, array or list."""
+    """Return a column of numbers up to ``highest``, drawn in any form: constant, array or list."""
     form = draw(st.sampled_from(["constant", "same", "array", "list"]))
     if form == "constant":
         return Constant(kind(draw(st.integers(0, highest))), rows)
@@ -96,7 +99,7 @@ def formed(draw: st.DrawFn, source: random.Random, rows: int, highest: int, *, k
 
 @st.composite
 def names(draw: st.DrawFn, source: random.Random, rows: int) -> Any:
-    """Return a column of names in any form: numbers, one text or several texts."""
+    """Return a column of names, drawn in any form: numbers, one text or several texts."""
     form = draw(st.sampled_from(["numbers", "numbers", "text", "texts"]))
     if form == "numbers":
         return draw(formed(source, rows, 2**32 - 1))
@@ -182,7 +185,7 @@ def test_frames_keep_any_order(columns: Columns, codec: str, source: random.Rand
 
 
 def test_frames_of_one_run_of_positions_need_none() -> None:
-    """Consecutive positions take no space in a frame."""
+    """If all positions of a frame are consecutive, they take no space in the frame."""
     columns = columns_of([b"x"] * 1_000, topics=Constant("a/b", 1_000))
     seed = frame_seed(1 << 61, 0, SLAB)
     value = encode_frame(columns, 1, 1, seed, Compressor("none", 0))
@@ -191,7 +194,7 @@ def test_frames_of_one_run_of_positions_need_none() -> None:
 
 
 def test_texts_of_a_block_are_those_it_needs() -> None:
-    """A block of a part of a batch holds only the names of its own rows."""
+    """If a batch is divided, each block holds only the names that its own rows need."""
     columns = columns_of([b""] * 100, topics=coded([f"topic/{number}" for number in range(100)]))
     few = opened(encoded(columns.window(3, 5)), (1 << 60) + 4).topics()
     assert ["topic/3", "topic/4"] == few.texts.values.tolist() == to_list(few)
@@ -272,7 +275,7 @@ def test_columns_are_cut_and_picked(columns: Columns, data: st.DataObject) -> No
 
 
 def sample() -> Columns:
-    """Return columns that use every field, and that every codec shrinks."""
+    """Return columns that use every field and that every codec can compress."""
     rows = 60
     return columns_of(
         [b"%d" % number + b"x" * 10 for number in range(rows)],
@@ -466,14 +469,14 @@ views = pytest.mark.parametrize(
 
 
 def evenly(payloads: list[bytes]) -> list[bool]:
-    """Return the values of ``even`` that these payloads allow."""
+    """Return the allowed values of ``even`` for these payloads: False, and True if all have one size."""
     return [False, True] if len(set(map(len, payloads))) == 1 else [False]
 
 
 @every_shape
 @views
 def test_payloads_agree_in_every_form(shape: str, view: Callable[[bytes], Any]) -> None:
-    """Payloads are the same as a list, as an Arrow array, and picked in any number and order."""
+    """Payloads are the same whether read as a list, as an Arrow array, or picked in any number and order."""
     payloads, source = SHAPES[shape], random.Random(1)
     rows = len(payloads)
     for even in evenly(payloads):
@@ -501,7 +504,7 @@ def test_the_list_is_the_same_each_time() -> None:
 
 @every_shape
 def test_lengths_that_lie(shape: str) -> None:
-    """Wrong lengths of payloads never make a read return other bytes: it is correct or raises `CorruptionError`."""
+    """Wrong lengths of payloads never make a read return wrong bytes; `CorruptionError` may be raised instead."""
     payloads = SHAPES[shape]
     raw = msgspec.msgpack.encode(payloads)
     rows = len(payloads)

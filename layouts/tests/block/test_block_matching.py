@@ -43,7 +43,7 @@ def listed(found: Any, rows: int) -> list[bool]:
 
 @pytest.mark.parametrize("text", ["#", "t/+", "t/7", "t/never", "$x/#", "+/7/#"])
 def test_verdicts(text: str) -> None:
-    """A matcher judges topic numbers in any order and form, including topics added after its creation."""
+    """A matcher decides on topic numbers in any order and form, including topics added after its creation."""
     names = table()
     matcher, matches = Matcher(TopicFilter(text), names), TopicFilter(text).matches
     topics = [f"{'$x' if n % 3 == 0 else 't'}/{n}" for n in range(300)]
@@ -91,7 +91,7 @@ some_topics = st.lists(strategies.topics() | st.sampled_from(ODD), min_size=1, m
 @settings(max_examples=200)
 @given(some_topics, st.data())
 def test_texts(topics: list[str], data: st.DataObject) -> None:
-    """A few texts, judged one by one, and many, judged by one expression, get correct verdicts for any characters."""
+    """Matching a few topics one by one, and many by one regular expression, is right for any characters."""
     text = data.draw(strategies.filters(st.sampled_from(topics)) | st.sampled_from(topics))
     matcher, matches = Matcher(TopicFilter(text), table()), TopicFilter(text).matches
     many = list(dict.fromkeys([*topics, *ODD, *(f"{topic[:99]}/{n}" for n in range(40) for topic in topics[:1])]))
@@ -148,7 +148,7 @@ def learned(topics: list[str], capacity: int = 1 << 16) -> LearnedTopics:
     ],
 )
 def test_ranges(levels: str, text: str, expected: tuple[str, str | None]) -> None:
-    """A range is as narrow as the levels before the first one that neither the stream nor the filter fixes."""
+    """A key range is as narrow as the levels allow before the first level that neither stream nor filter fixes."""
     assert expected == topic_range(tuple(levels.split("/")), TopicFilter(text))
 
 
@@ -235,7 +235,7 @@ def test_the_filters_used_last_are_known(monkeypatch: pytest.MonkeyPatch) -> Non
 @settings(max_examples=200)
 @given(learned_topics, st.integers(0, 2**32), st.data())
 def test_sorted_texts(topics: list[str], seed: int, data: st.DataObject) -> None:
-    """Judging only the sorted topics within a stream's range gives the same verdicts as judging all of them."""
+    """Matching only the sorted topics within a stream's range gives the same result as matching all of them."""
     trie, source = learned(topics), random.Random(seed)
     topic_filter = TopicFilter(data.draw(strategies.filters(st.sampled_from(topics)) | st.sampled_from(topics)))
     matcher, found = Matcher(topic_filter, table()), StreamRangesCache(trie).of(topic_filter, None)

@@ -41,7 +41,7 @@ def segments(engine: Engine | None = None, generation: int = GENERATION) -> Segm
 
 
 def made(spans: Sequence[tuple[int, int, int, Span, Span]], small: int, base: int = 10, end: int = 40) -> Segment:
-    """Return an index of frames with these rows, lowest and highest positions, and first and last topics."""
+    """Return an index of frames with the given rows, positions (lowest and highest), and topics (first and last)."""
     rows, lowest, highest, first, last = map(list, zip(*spans, strict=True)) if spans else ([], [], [], [], [])
     topics = sorted({topic for _, topic in [*first, *last]})
     places = [
@@ -135,7 +135,7 @@ Row = tuple[int, str, int]
 
 @st.composite
 def framed(draw: st.DrawFn) -> tuple[Segment, list[list[Row]]]:
-    """Return an index and sorted rows of large and small streams in frames, some of which lost all rows to a delete."""
+    """Return an index and sorted rows of large and small streams in frames; a delete has emptied some frames."""
     frames: list[list[Row]] = []
     small = 0
     for streams in (st.sampled_from([1, 4, 6]), st.sampled_from([2, 3, 5, 9])):
@@ -205,7 +205,7 @@ def test_every_flipped_bit_and_truncation_of_an_index_is_found() -> None:
         with pytest.raises(error, match="segment that ends at position 900"):
             segments().open(900, bad)
     with pytest.raises(CorruptionError):
-        mine.open(900, value + b"\0")  # although the correct index is cached
+        mine.open(900, value + b"\0")  # the damage is reported although the intact index is cached
 
 
 def test_an_index_is_bound_to_its_key() -> None:
@@ -294,13 +294,13 @@ class Merged:
         self.engine.write(write)
 
     def verified(self) -> tuple[int, list[str]]:
-        """Return the number of intact messages, and the places of damage."""
+        """Return the number of intact messages, and where verification found damage."""
         report = self.db.verify()
         assert all(damage.place.startswith(PLACE) for damage in report.damages)
         return report.messages, [damage.place.removeprefix(PLACE) for damage in report.damages]
 
     def read(self, first: int = 0) -> tuple[list[Message], str]:
-        """Read everything from a position on with a small limit; return the messages, and the damaged place, if any."""
+        """Read from a position on with a small limit; return the messages, and where damage stopped the reader."""
         cursor = self.db.storage.begin(0, 1, 0, ts.TopicFilter("#"), first)
         rows: list[Message] = []
         caught_up = False
@@ -342,7 +342,7 @@ def merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Merged]:
 
 
 def named(segment: Segment, *numbers: int) -> list[str]:
-    """Return the places of frames in error messages, or that of the index if no frame is given."""
+    """Return the texts by which errors name frames of a segment, or its index if no frame is given."""
     place = f"segment that ends at position {segment.end}"
     return [f"{place}, frame {number}" for number in numbers] or [place]
 
@@ -418,7 +418,7 @@ def test_a_damaged_index(merged: Merged, at: int) -> None:
 
 @pytest.mark.parametrize("text", ["#", "big/0", "none/+"])
 def test_damage_behind_the_bound_is_none_of_a_readers_business(merged: Merged, text: str) -> None:
-    """A read up to a bound doesn't fail for damage after the bound."""
+    """A read up to a bound doesn't fail because of damage after the bound."""
     first, second, _ = merged.segments
     merged.put(INDEX, (1, second.end, 0), b"")
     slab = merged.db.storage.shards[0].generations.slab(1)
@@ -429,7 +429,7 @@ def test_damage_behind_the_bound_is_none_of_a_readers_business(merged: Merged, t
 
 
 def test_a_missing_index(merged: Merged) -> None:
-    """Verification reports a missing index by the stored total number of messages."""
+    """Verification detects a missing index by comparing with the stored total number of messages."""
     merged.put(INDEX, (1, merged.segments[1].end, 0), None)
     assert (140, [TOTAL]) == merged.verified()
 
@@ -443,7 +443,7 @@ def changed(segment: Segment, **more: int) -> Segment:
 
 
 def ends(given: Sequence[Span], number: int, stream: int, topic: str) -> list[Span]:
-    """Return first or last rows in which that of one frame is replaced."""
+    """Return the first or last rows of all frames, with one frame's row replaced."""
     return [(stream, topic) if n == number else end for n, end in enumerate(given)]
 
 

@@ -95,7 +95,7 @@ def test_one_stream_is_never_mixed(stored: Stored) -> None:
 
 
 def test_streams_behind_each_other_are_read_apart(stored: Stored) -> None:
-    """A block that interleaves with no other block of its batch is read by itself."""
+    """If a block's positions don't interleave with other blocks of its batch, it is read separately."""
     stored.put([*numbered(["a"], 300), *numbered(["b", "c"], 600)])
     assert [(1, 300), (2, 300), (3, 300)] == shapes(stored)
     Reader(stored, ALL, "#").step(stored.last, limit=300)
@@ -146,7 +146,7 @@ def test_every_codec(stored: Stored, compression: str) -> None:
 
 
 def test_a_reader_with_a_small_limit_decodes_a_block_once(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A block that small limits cut is decoded once, and cached for all readers."""
+    """A block that is read in several calls with small limits is decoded once, and cached for all readers."""
     stored.put(numbered(["a", "b"], 600))
     opened = []
 
@@ -176,7 +176,7 @@ def test_readers_with_small_limits_read_a_segment_once_each(stored: Stored) -> N
 
 
 def test_a_kept_block_is_not_read_after_a_delete(stored: Stored) -> None:
-    """A reader in the middle of a block doesn't return rows that were deleted since its last call."""
+    """After a delete, a reader in the middle of a cached block doesn't return the deleted rows."""
     stored.put(numbered(["a", "b"], 100))
     reader = Reader(stored, ALL, "#")
     reader.step(stored.last, limit=10)
@@ -192,11 +192,11 @@ def test_a_reader_of_a_stream_passes_over_the_others(stored: Stored) -> None:
     assert (0, 0, 0, 0) == (counters.seeks, counters.visited, counters.skipped, counters.rows)
     stored.check("b")
     assert (5, 5, 1_500) == (counters.visited, counters.skipped, counters.rows)
-    assert 3 == counters.seeks  # a call ends after two batches of 300 rows
+    assert 3 == counters.seeks  # each call ends after two batches of 300 rows
 
 
 def test_mixed_blocks_are_skipped_by_their_topics(stored: Stored) -> None:
-    """A mixed block without a topic that matches is counted as skipped."""
+    """A block of several streams without a matching topic is counted as skipped."""
     stored.put(numbered(["a", "b"], 10))
     stored.put(numbered(["a", "c"], 10))
     counters = stored.slab.counters
@@ -248,7 +248,7 @@ def test_bounds_that_rise_and_fall_within_a_segment(stored: Stored, filters: lis
 
 
 def test_cover(stored: Stored) -> None:
-    """`cover` returns no stream for a topic never stored, a stream if only one matches, or else that of all."""
+    """`cover` returns the only stream that can match a filter, no stream for a topic never stored, or else ``ALL``."""
     stored.put(numbered(["a/1/x", "a/1/y", "b/1/x"], 9))
     expected = {"#": [ALL], "a/#": [1], "a/1/x": [1], "a/1/never": [], "c": [], "+/1/+": [ALL], "b/+/x": [2]}
     assert expected == {text: stored.slab.cover(TopicFilter(text)) for text in expected}
@@ -269,7 +269,7 @@ def test_info(stored: Stored) -> None:
 
 
 def test_picked_rows_are_joined_up_to_the_limit(stored: Stored) -> None:
-    """A call for few rows of each block continues as long as a further whole block would fit its limit."""
+    """A call that selects few rows of each block continues as long as one more whole block would fit its limit."""
     for _ in range(20):
         stored.put(numbered(["a", "b", "c", "d"], 400))
     assert [2_000] == calls(stored, "b")
@@ -297,7 +297,7 @@ def test_delete_by_topic(stored: Stored) -> None:
 
 
 def test_deleted_last_rows_leave_the_key(stored: Stored) -> None:
-    """A block keeps its key when its last rows are deleted, so that readers in the middle of it find it."""
+    """A block keeps its key when its last rows are deleted, so that readers that stopped within it find it again."""
     stored.put(numbered(["a", "b"], 10))
     stored.put(numbered(["a"], 10))
     before = [(block.last, block.base, block.stream) for block in blocks(stored)]
@@ -322,7 +322,7 @@ def test_delete_goes_in_small_steps(stored: Stored) -> None:
 
 @pytest.mark.parametrize("lost", ["names", "learned topics"])
 def test_deletes_and_merges_name_the_place_of_what_is_lost(stored: Stored, lost: str) -> None:
-    """Deletes and merges that need lost names or learned topics raise an error with the slab's place."""
+    """Deletes and merges that need lost names or learned topics raise an error that names the slab."""
     stored.put(numbered(["a", "b"], 10))
     name = encode_generation(GENERATION) + b"\x10"
     for keyspace, key, _ in stored.learned_pairs():
@@ -330,7 +330,7 @@ def test_deletes_and_merges_name_the_place_of_what_is_lost(stored: Stored, lost:
             stored.replace(keyspace, key, None)
     stored.reopen()
     works: list[Iterator[Any]] = [stored.slab.compact(stored.last, whole=True)]
-    if lost == "names":  # a delete in all streams looks up no stream
+    if lost == "names":  # a delete by the filter ``#`` doesn't look up streams
         works.append(stored.slab.delete(TopicFilter("a"), 0, stored.last))
     for work in works:
         with pytest.raises(CorruptionError) as told:

@@ -21,7 +21,7 @@ _BATCHES = st.lists(st.lists(_STREAMS, min_size=1, max_size=20), max_size=8)
 
 @given(_BATCHES, _BATCHES, st.integers(0, 200))
 def test_what_it_leaves_out(before: list[list[int]], since: list[list[int]], first: int) -> None:
-    """Exactly the streams with a message at or after a position are kept, whether recorded or looked up."""
+    """Exactly the streams with a message at or after the given position are kept, recorded or looked up."""
     latest: dict[int, int] = {}
     asked: list[int] = []
 
@@ -57,7 +57,7 @@ def test_a_late_start_seeks_in_few_streams(tmp_path: Path, layout: str) -> None:
         db.store([Message(f"{number}/x", b"late") for number in range(3)])
         _check_late(db, clock)
     with ts.open(tmp_path / "db", clock=clock) as db:
-        assert [b"late"] * 3 == _late(db, clock)  # this reads the last positions of the other streams
+        assert [b"late"] * 3 == _late(db, clock)  # this replay also reads the last positions of the other streams
         _check_late(db, clock)
         db.store([Message("50/x", b"late")])
         assert [b"late"] * 4 == _late(db, clock)

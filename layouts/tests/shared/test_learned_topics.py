@@ -80,7 +80,7 @@ class Model:
         return "/".join(path[1:])
 
     def grow(self, children: list[str], level: str, depth: int) -> None:
-        """Add the child that a level needs, and also `+` once the threshold is reached."""
+        """Add the child that a level needs, and a child `+` once the threshold is reached."""
         limit = self.limits[min(depth, len(self.limits) - 1)]
         token = "+" if len(children) >= limit else level
         size = 1 + len(token.encode()) // 64
@@ -170,7 +170,7 @@ def test_match_finds_every_stream_with_a_matching_topic(
 
 
 def compatible(topic_filter: TopicFilter, pattern: str) -> bool:
-    """Return whether some topic can match both a filter without `#` and a pattern, level by level."""
+    """Return whether some topic matches both a filter without `#` and a pattern, comparing level by level."""
     mine, theirs = topic_filter.levels, pattern.split("/")
     if theirs[0] == "$+" and mine[0].startswith("$"):
         theirs[0] = mine[0]
@@ -275,7 +275,7 @@ def test_more_topics_than_are_remembered() -> None:
 
 
 def test_what_has_no_room_ends_in_rest_whatever_follows() -> None:
-    """Topics without room end in the `#` of their parent, and filters find the `#` of each node on their way."""
+    """Topics without room share the `#` of their parent, and filters find the `#` of each node on their way."""
     trie = learned([], 9, capacity=2)
     assert ["a/b", "a/#", "a/#", "#", "$+/#"] == patterns(trie, ["a/b", "a/c", "a/d/e", "x", "$SYS/x"])
     exact, below, other, dollar = 1, 2, 3, 4
@@ -320,7 +320,7 @@ def test_a_flood_stops_at_the_room_there_is() -> None:
 def test_long_tokens_take_more_room() -> None:
     """A node counts once more for every 64 bytes of its token in UTF-8."""
     trie = learned([], 9, capacity=10)
-    # The first token takes 1 + 3 of 10, and the second one needs 7 of the 6 that remain.
+    # The first token takes 1 + 3 of the capacity of 10, and the second needs 7, but only 6 remain.
     assert [text := "é" * 100, "#"] == patterns(trie, [text, "b" * 384])
     trie = learned([], 9, capacity=10)
     assert [text, "b" * 383, "#"] == patterns(trie, [text, "b" * 383, "c"])
@@ -336,7 +336,7 @@ def test_the_longest_tokens_take_bounded_memory() -> None:
     tracemalloc.stop()
     assert "#" == trie.pattern(len(trie))
     assert 65 == len(trie)
-    assert taken < 4 * 65_536 * 64 + 65_536 * 64 + 1e6  # the tokens, and the unsaved entries
+    assert taken < 4 * 65_536 * 64 + 65_536 * 64 + 1e6  # for the tokens, and for the unsaved entries
 
 
 @given(st.lists(topics(), max_size=30), thresholds, capacities, capacities)
@@ -385,11 +385,11 @@ def test_a_topic_never_changes_its_stream(sequence: list[Step], limits: tuple[in
             trie.save(write)
             engine.write(write)
             committed = dict(known)
-        if step == "save and learn":  # learned before the trie is notified of the commit
+        if step == "save and learn":  # topics learned before the trie is notified of the commit
             known.setdefault(topic, trie.learn(topic))
         if step in ("learn and save", "save and learn"):
             trie.saved()
-        if step == "lose":  # the write fails, and the process continues
+        if step == "lose":  # the write fails, and the process goes on
             trie.save(write)
         assert known == {topic: trie.learn(topic) for topic in known}
     again = LearnedTopics.load(engine, GENERATION, limits, capacity)
@@ -440,7 +440,7 @@ def inherited(parent: LearnedTopics, *limits: int) -> LearnedTopics:
 
 
 def test_what_a_flood_left_is_not_inherited() -> None:
-    """An heir gets neither `#` nor wildcards beyond half of its room; those of the upper levels come first."""
+    """A new generation inherits no `#`; wildcards, from the upper levels first, may take up half of its capacity."""
     parent = learned(["a/b/c", "x", "a/e/f", "a/e/g"], 2, 1, capacity=8)
     described = ["a", "a/b", "a/+", "a/b/c", "a/b/+", "x", "+", "a/+/f", "a/+/#"]
     assert described == ["/".join(node.path) for node in parent.describe()]
@@ -453,7 +453,7 @@ def test_what_a_flood_left_is_not_inherited() -> None:
 def test_half_of_the_room_is_not_inherited(
     taught: list[str], limits: tuple[int, ...], capacity: int, room: int
 ) -> None:
-    """An heir uses at most half of its room, for wildcards of its parent and the nodes above them, without streams."""
+    """A new generation inherits wildcards with the nodes above them, without streams, up to half of its capacity."""
     parent = learned(taught, *limits, capacity=capacity)
     child = LearnedTopics(GENERATION + 1, limits, room)
     child.inherit(parent)
@@ -467,7 +467,7 @@ def test_half_of_the_room_is_not_inherited(
 
 @given(st.lists(topics(), max_size=30), thresholds, st.lists(topics(), max_size=10))
 def test_an_heir_has_its_parents_wildcards(taught: list[str], limits: tuple[int, ...], then: list[str]) -> None:
-    """A level that varies in the parent varies in the heir from the first message on."""
+    """A level that varies in one generation varies in the next generation from its first message on."""
     parent = learned(taught, *limits)
     child = inherited(parent, *limits)
     for before, now in zip(patterns(parent, taught), patterns(child, taught), strict=True):
@@ -477,7 +477,7 @@ def test_an_heir_has_its_parents_wildcards(taught: list[str], limits: tuple[int,
 
 
 def test_an_heir_of_an_heir() -> None:
-    """A wildcard is inherited over a generation in which no topic used it."""
+    """A wildcard passes to the generation after the next, even if the next one has no topic that uses the wildcard."""
     first = learned([f"t/{number}" for number in range(5)], 9, 2)
     assert ["t/+"] == patterns(inherited(inherited(first, 9, 2), 9, 2), ["t/0"])
 

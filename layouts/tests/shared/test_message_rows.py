@@ -75,7 +75,7 @@ def test_times_of_positions_take_no_room() -> None:
 
 
 def test_choosing_rows() -> None:
-    """A caller can select decoded rows before building a batch from them."""
+    """A caller can select among decoded rows before building a batch."""
     positions = at(10)
     rows = read_rows(encoded(plain(10)), positions, SLAB)
     assert [message.topic for message in plain(10)] == [row.topic for row in rows]
@@ -96,7 +96,7 @@ def test_every_flipped_bit_and_truncation_is_found(message: Message) -> None:
 
 
 def test_values_that_make_up_for_each_other() -> None:
-    """Values whose bytes were shifted between neighbours are detected, although they decode together."""
+    """Values whose bytes were shifted between neighbours are reported as damaged, although all of them decode."""
     one, other, third = encoded(plain(3))
     with pytest.raises(CorruptionError, match=str(START)):
         decode_rows([one + other[:5], other[5:], third], at(3), SHARD, SLAB)

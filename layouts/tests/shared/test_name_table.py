@@ -36,7 +36,7 @@ def table(engine: Engine) -> NameTable:
 
 
 def save(names: NameTable, engine: Engine) -> None:
-    """Commit the unsaved names of a dictionary, and mark them as saved."""
+    """Commit the unsaved names of a dictionary, and mark these names as saved."""
     write = WriteBatch()
     names.save(write)
     engine.write(write)
@@ -76,7 +76,7 @@ def engine() -> MemoryEngine:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Limit dictionaries to eight names, and return that number."""
+    """Limit dictionaries to eight names, and return that limit."""
     monkeypatch.setattr(name_table, "CAPACITY", 8)
     return 8
 
@@ -85,7 +85,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def test_a_constant_column_stays_constant(engine: MemoryEngine) -> None:
-    """A constant column is encoded as one constant number."""
+    """A constant column of names is encoded as a single number."""
     names = table(engine)
     for expected, name in ((0, "a"), (1, "b"), (0, "a")):
         encoded = names.encode(Constant(name, 5))
@@ -94,7 +94,7 @@ def test_a_constant_column_stays_constant(engine: MemoryEngine) -> None:
 
 
 def test_the_forms_of_a_column_are_alike(engine: MemoryEngine) -> None:
-    """A list and a column of coded texts get the same numbers."""
+    """A list of names and a column of coded texts get the same numbers."""
     names = filled(engine, ["a", "b"])
     coded = names.names(array(1, 0, 1))
     assert isinstance(coded, Coded)
@@ -110,7 +110,7 @@ def test_each_name_has_its_stream(engine: MemoryEngine) -> None:
 
 
 def test_tables_keep_apart(engine: MemoryEngine) -> None:
-    """Dictionaries of different kinds and generations have independent numbers, also for names that look like keys."""
+    """Dictionaries of different kinds and generations have independent numbers, even for names that look like keys."""
     tables = [NameTable(engine, generation, kind, stream_of) for generation in (1, 7, 8) for kind in (0x10, 0x20)]
     for index, names in enumerate(tables):
         names.encode([f"{index}-{number}" for number in range(index + 1)] + ["\x10", "\xff"])
@@ -156,7 +156,7 @@ def test_a_name_never_changes_its_number(steps: list[tuple[str, list[str]]]) -> 
                 committed = dict(known)
             if step == "save":
                 names.saved()
-            if step == "lose":  # the write fails, and the process continues
+            if step == "lose":  # the write fails, and the process goes on
                 names.save(write)
             if step == "reopen":
                 names, known = table(engine), dict(committed)
@@ -184,7 +184,7 @@ def in_memory(names: NameTable) -> int:
 
 @pytest.mark.parametrize("size", [1, 3, 8, 30])
 def test_a_full_table_takes_no_more(engine: MemoryEngine, small: int, size: int) -> None:
-    """A full dictionary keeps its first names, and batches with any other name stay texts as a whole."""
+    """A full dictionary keeps its first names; a batch with any other name keeps all its names as texts."""
     names = table(engine)
     learn = [f"n{number}" for number in range(40)]
     for start in range(0, len(learn), size):
@@ -205,7 +205,7 @@ def test_a_full_table_takes_no_more(engine: MemoryEngine, small: int, size: int)
 
 
 def test_texts_in_every_form(engine: MemoryEngine, small: int) -> None:
-    """Without room, a constant column stays a constant text, and other columns list each distinct text once."""
+    """In a full dictionary, a constant column stays one text, and other columns list each distinct text once."""
     filled(engine, [f"n{number}" for number in range(small)])
     names = table(engine)
     encoded = names.encode(Constant("new", 3))
@@ -234,7 +234,10 @@ def test_long_names_get_no_number(engine: MemoryEngine) -> None:
 
 
 def test_what_is_lacking_is_certain(engine: MemoryEngine, small: int) -> None:
-    """`lacks` returns False for a name that may be stored as text, because it is long or the dictionary was full."""
+    """`lacks` is true only for names that were certainly never stored; long names may be stored as text.
+
+    After the dictionary was full, it is false for all missing names.
+    """
     names = table(engine)
     long = "x" * (LONGEST + 1)
     assert [True, True, False] == [names.lacks(name) for name in ("a", "b", long)]
@@ -249,7 +252,7 @@ def test_what_is_lacking_is_certain(engine: MemoryEngine, small: int) -> None:
 
 
 def test_columns_outlive_what_is_learned_after_them(engine: MemoryEngine) -> None:
-    """A column that was returned keeps its texts while the dictionary grows."""
+    """A returned column keeps its texts while names are added to the dictionary."""
     names = table(engine)
     columns = []
     for start in range(0, 500, 5):
@@ -260,7 +263,7 @@ def test_columns_outlive_what_is_learned_after_them(engine: MemoryEngine) -> Non
 
 @pytest.mark.parametrize("stored", [0, 1, 15, 16, 17, 40])
 def test_growth_goes_on_after_reopening(engine: MemoryEngine, stored: int) -> None:
-    """A loaded dictionary continues its numbers, however many names it held."""
+    """A loaded dictionary assigns the next free numbers, however many names it holds."""
     filled(engine, [f"n{number}" for number in range(stored)])
     names = table(engine)
     for number in range(stored, stored + 60):
@@ -273,7 +276,7 @@ def test_growth_goes_on_after_reopening(engine: MemoryEngine, stored: int) -> No
 
 @pytest.mark.slow
 def test_200000_names() -> None:
-    """Of 200,000 names the first 65,536 get numbers, and the memory doesn't grow further, also after loading."""
+    """Of 200,000 names the first 65,536 get numbers; after that the dictionary takes no more memory, even reloaded."""
     engine = MemoryEngine(KEYSPACES)
     learn = [f"fleet/bus-{number}" for number in range(200_000)]
     names = table(engine)

@@ -54,14 +54,14 @@ def trie_of(stored: Stored) -> LearnedTopics:
 
 
 def cost(stored: Stored, text: str) -> ReadCounters:
-    """Check a replay against the expected rows, and return the counters of its cost."""
+    """Compare a replay with the expected rows, and return the counters of its cost."""
     stored.slab.counters = ReadCounters()
     stored.check(text)
     return stored.slab.counters
 
 
 def pairs(stored: Stored, kind: int) -> list[tuple[bytes, bytes]]:
-    """Return the stored messages (1) or index entries (2)."""
+    """Return the stored pairs of messages (1) or of index entries (2)."""
     return [(key, value) for _, key, value in stored.pairs((KEYS,)) if isinstance(key, bytes) and key[4] == kind]
 
 
@@ -73,7 +73,7 @@ def message(topic: str, number: int = 0) -> Message:
 
 
 def test_limits_of_bytes() -> None:
-    """A read ends with the message whose value reaches the limit of bytes."""
+    """A read ends with the message whose value reaches the limit in bytes."""
     stored = made(0)
     stored.put([message("ab"[n % 2]) for n in range(10)])
     size = len(pairs(stored, 1)[0][1])
@@ -94,7 +94,7 @@ def test_a_deadline_ends_a_long_search() -> None:
 
 
 def test_a_stream_that_the_filter_does_not_touch() -> None:
-    """A read returns nothing from a stream that has no topic for the filter."""
+    """A read returns nothing from a stream that has no topic that matches the filter."""
     stored = made()
     stored.put([message("a/b"), message("c/d")])
     for text in ("a/b/c", "c/+", "+", "c/b", "$SYS/#"):
@@ -116,7 +116,7 @@ def test_a_narrow_filter_reads_what_it_returns() -> None:
 
 
 def test_entries_rule_out_messages() -> None:
-    """A read skips messages that match only one of two levels, if few messages match both."""
+    """If few messages match both of two levels, a read skips messages that match only one of them."""
     stored = made(0)
     stored.put([message(f"{'a' if n % 2 else 'b'}/{'a' if n % 4 < 2 else 'c'}/{n % 64}") for n in range(4_096)])
     found = cost(stored, "a/a/1")
@@ -130,7 +130,7 @@ def test_entries_rule_out_messages() -> None:
 
 
 def test_lists_that_do_not_overlap() -> None:
-    """A read seeks past the parts of index lists that don't overlap."""
+    """A read seeks past the parts of index lists that have no common positions."""
     stored = made(0)
     stored.put([message("a/x")] * 10_000)
     stored.put([message("b/y")] * 10_000)
@@ -146,11 +146,11 @@ def test_dense_matches_are_read_in_passing() -> None:
     stored.put([message(f"{n % 2}/{n}") for n in range(8_000)])
     found = cost(stored, "1/+")
     assert 4_000 == found.rows
-    assert found.visited > 11_000  # these include index entries
+    assert found.visited > 11_000  # the number of visited entries includes index entries
 
 
 def test_levels_behind_the_last_learned() -> None:
-    """Of the levels below a `#` the first eight have entries; topics that differ only later are compared as texts."""
+    """Below a `#`, the first eight levels have index entries; topics that differ only in later levels are compared."""
     stored = made(capacity=0)
     deep = "/".join("abcdefgh")
     stored.put([message(f"{n}/{deep}"[: 2 * n]) for n in range(3, 9)])
@@ -204,7 +204,7 @@ def test_common_positions(lists: list[list[int]], first: int, bound: int) -> Non
     st.lists(st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)), min_size=1, max_size=9),
 )
 def test_keys(generation: int, parts: list[tuple[int, int]]) -> None:
-    """Keys are the same one by one or many at once, sort like their numbers, and decode to these numbers."""
+    """Encoding keys one by one or many at once is the same; keys sort like their numbers and decode to them."""
     numbers, positions = (np.array(column, dtype=np.uint64) for column in zip(*parts, strict=True))
     for keys in (message_keys(generation), entry_keys(generation)):
         made = keys.many(numbers, positions)
@@ -242,7 +242,7 @@ def test_a_message_that_lies_in_another_stream() -> None:
 
 @pytest.mark.parametrize("damaged", [1, 500])
 def test_missing_entries(damaged: int) -> None:
-    """Verification reports messages whose index entries are missing, and at least some of very many."""
+    """Verification reports messages whose index entries are missing; of very many it reports at least some."""
     stored = made(0)
     stored.put([message(f"{n % 7}/{n}") for n in range(1_000)])
     gone = random.Random(3).sample(pairs(stored, 2), damaged)
@@ -258,7 +258,7 @@ def test_missing_entries(damaged: int) -> None:
 
 
 def test_dangling_entries() -> None:
-    """Verification reports index entries without a message, up to the bound."""
+    """Verification up to a position reports the index entries without a message up to this position."""
     stored = made(0)
     stored.put([message(f"{n}") for n in range(100)])
     entries = entry_keys(GENERATION)

@@ -58,7 +58,7 @@ def filtered(draw: st.DrawFn) -> tuple[KeyMapper, list[tuple[int, int]]]:
 
 
 def let_through(mapper: KeyMapper, spans: list[tuple[int, int]]) -> list[int]:
-    """Return by brute force the keys whose fields all lie in their spans."""
+    """Return by brute force the keys whose fields all lie within their spans."""
     found = []
     for key in all_keys(mapper):
         fields = [key >> shift & source.full for source, shift in zip(mapper.sources, mapper.shifts, strict=True)]
@@ -96,7 +96,7 @@ def test_keys_are_ordered_by_their_sources(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_many_at_once(data: st.DataObject) -> None:
-    """Packing and unpacking whole columns gives the same keys and numbers as one vector at a time."""
+    """Packing and unpacking whole columns gives the same results as one vector at a time."""
     mapper = data.draw(mappers(most_bits=576, most_size=64))
     rows = data.draw(st.lists(vectors(mapper), min_size=1, max_size=5))
     columns = np.array(rows, dtype=np.uint64).T
@@ -119,7 +119,7 @@ def test_bits_that_no_source_holds_are_lost() -> None:
 
 @given(filtered())
 def test_ratchet_finds_the_next_key(case: tuple[KeyMapper, list[tuple[int, int]]]) -> None:
-    """`ratchet` returns the lowest accepted key at or above any number, and None if there is none."""
+    """`ratchet` returns the lowest accepted key that is at least the given number, and None if there is none."""
     mapper, spans = case
     good, through = let_through(mapper, spans), KeyFilter(mapper, spans)
     expected: int | None = None
@@ -144,9 +144,9 @@ def test_mask_and_spans_say_the_same(case: tuple[KeyMapper, list[tuple[int, int]
 
 @given(st.data())
 def test_a_filter_of_ranges(data: st.DataObject) -> None:
-    """A filter accepts every vector within its ranges, and no other if each range consists of aligned blocks.
+    """A filter accepts every vector within its ranges, and no other vector if each range consists of aligned blocks.
 
-    A filter that accepts every key says so in `free`, so that no key need be checked.
+    If a filter accepts every key, its attribute `free` is true, so that no key need be checked.
     """
     mapper = data.draw(mappers())
     ranges = [sorted(data.draw(st.tuples(*[st.integers(0, space - 1)] * 2))) for space in spaces(mapper)]
@@ -164,7 +164,10 @@ def is_within(vector: list[int], ranges: list[list[int]]) -> bool:
 
 
 def aligned(dimension: int, limits: list[int], mapper: KeyMapper) -> bool:
-    """Return whether a range is free in all sources of a dimension after the first in which its ends differ."""
+    """Return whether a range consists of aligned blocks.
+
+    After the first source in which its ends differ, all later sources of the dimension must cover all of their values.
+    """
     lowest, highest = limits
     differ = False
     for source in mapper.sources:

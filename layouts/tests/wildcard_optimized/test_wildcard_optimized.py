@@ -120,7 +120,7 @@ def test_streams_without_an_index_share_the_last() -> None:
 
 
 def test_a_filter_leaps() -> None:
-    """A narrow filter seeks from one matching key to the next, and examines few keys in between."""
+    """A read with a narrow filter seeks from one matching key to the next, and examines few keys in between."""
     stored = made(epoch_bits=10, thresholds=(5, 2))
     for _ in range(4):
         stored.put(numbered([f"t/{device}/{what}" for device in range(1_000) for what in range(4)], 4_000), 500)
@@ -136,7 +136,7 @@ def test_a_filter_leaps() -> None:
 
 
 def test_a_reader_of_everything_walks() -> None:
-    """A read of all messages needs one scan a call, and skips no key."""
+    """A read of all messages needs one scan for each call, and skips no key."""
     stored = made()
     stored.put(numbered(TOPICS, 4_000), 3)
     stored.reopen()
@@ -147,7 +147,7 @@ def test_a_reader_of_everything_walks() -> None:
 
 
 def test_a_late_start_seeks() -> None:
-    """A read that starts late examines no keys of earlier epochs."""
+    """A read whose start is late in the slab examines no keys of earlier epochs."""
     stored = made()
     stored.put(numbered(TOPICS, 5_000), 20)
     stored.reopen()
@@ -179,7 +179,7 @@ def test_a_step_of_a_delete_is_bounded(filled: Stored, monkeypatch: pytest.Monke
 
 
 def test_more_topics_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full cache of topics is emptied, and one batch may have more topics than the cache holds."""
+    """A full cache of topics is emptied; a batch may have more topics than the cache holds."""
     monkeypatch.setattr(streams_module, "_CACHED", 10)
     stored = made()
     remembered = []
@@ -195,7 +195,7 @@ def test_more_topics_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_places_that_are_none(filled: Stored) -> None:
-    """Bytes that are no place of a stream raise `ValueError`, and so does another stream's place."""
+    """Bytes that aren't a place, and the place of another stream, raise `ValueError`."""
     slab, topic_filter = filled.slab, TopicFilter("f/+/+/+")
     narrow, wide = stream_of(filled, TOPICS[0]), stream_of(filled, TOPICS[-1])
     place = slab.begin(wide, topic_filter, START + 77)
@@ -216,7 +216,7 @@ def test_places_that_are_none(filled: Stored) -> None:
 
 
 def test_what_is_visible() -> None:
-    """The current epoch is hidden in streams in which a level varies, and visible in the others."""
+    """The current epoch is hidden in streams in which a topic level varies, and visible in other streams."""
     stored = made()
     stored.put(numbered(["a", "b", "c"], 30))
     ordered, hashed = stream_of(stored, "a"), stream_of(stored, "b")
@@ -229,7 +229,7 @@ def test_what_is_visible() -> None:
 
 @given(st.data())
 def test_a_staircase_is_what_was_read(data: st.DataObject) -> None:
-    """After any sequence of bounds and stops, a place represents exactly the keys and positions that were read."""
+    """After any sequence of bounds and interruptions, a place represents exactly the keys that were read."""
     epochs = Epochs(3, 5)  # two bits of hash before three bits of position
     keys = sorted((hashed << 3 | position, position) for hashed in range(4) for position in range(8))
     first = data.draw(st.integers(0, 7))
@@ -256,7 +256,7 @@ def in_span(key: int, position: int, span: Span) -> bool:
 
 
 def test_too_many_lower_bounds_are_refused() -> None:
-    """A place that would need more than its maximum of steps raises an error, and a higher bound continues."""
+    """A place that would need more than the maximum number of steps raises an error; a higher bound works."""
     stored = made(thresholds=(0,))
     stored.put(numbered([f"t{number}" for number in range(200)], 1_000))
     reader = Reader(stored, 1, "#")
@@ -273,7 +273,7 @@ def test_too_many_lower_bounds_are_refused() -> None:
 
 @pytest.mark.parametrize("change", ["position", "hash", "stream", "unknown stream", "length", "padding"])
 def test_verify_checks_keys(change: str) -> None:
-    """Verification reports an intact value under a key that is not the key of its topic and position."""
+    """Verification reports an intact value whose key doesn't match its topic and position."""
     stored = made(bits_per_topic_level=3)
     stored.put(numbered(["a", "b", "c/d", "c/e"], 100))
     key = next(key for key in keys(stored) if key[7] == stream_of(stored, "b"))

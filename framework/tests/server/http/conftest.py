@@ -15,7 +15,7 @@ from topicstore_conformance.mqtt.embedded import serving_http
 
 def client_of(server: Server, path: str = "/api/v5", timeout: float | None = 60) -> httpx.Client:
     """Return a client of a server; request paths are relative to ``path``."""
-    certificates = False  # plain HTTP needs none, and loading them takes long
+    certificates = False  # plain HTTP needs no certificates, and loading them takes long
     return httpx.Client(base_url=server.urls_of_http[0] + path, timeout=timeout, trust_env=False, verify=certificates)
 
 

@@ -1,4 +1,4 @@
-"""Settings over HTTP: shown as in force, and reloaded."""
+"""Settings over HTTP: showing the settings in force, and reloading them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_settings_in_force_are_shown(http: httpx.Client, served: tuple[ts.Da
 def test_what_a_changed_file_changes_is_said(client: httpx.Client, file: Path) -> None:
     """A reload reports which changed settings took effect and which need a restart.
 
-    The settings that are shown change only where they took effect.
+    `/config` shows new values only of the settings that took effect.
     """
     assert client.post("/config/reload").json() == {"changed": [], "kept": [], "needs_restart": []}
     file.write_text(f'{FILE}anonymous = "never"\n[limits]\nconnections = 9\n[log]\nfile = "server.log"\n')
@@ -82,7 +82,7 @@ def test_settings_of_a_program_are_not_read_again(http: httpx.Client) -> None:
 
 
 def test_further_storages_are_listed(db: ts.Database, tmp_path: Path) -> None:
-    """Further storages are listed, each with its shards."""
+    """A server's additional storages are listed, each with its shards."""
     with (
         ts.open(tmp_path / "more", backend="memory", shards=3) as more,
         serving_http(db, storages={"messages": db, "more": more}) as server,

@@ -153,9 +153,10 @@ def _check_estimates(db: ts.Database, times: np.ndarray[Any, Any]) -> None:
 def test_many_messages_are_estimated_and_a_part_of_them_counted_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A histogram of many messages is an estimate, and a histogram of few of them is exact.
+    """A histogram of many messages is an estimate, and a histogram of few messages is exact.
 
-    After compaction it uses tally tables, reads none of them twice, and reads none at all to count every message.
+    After compaction, a histogram is computed from tally tables. Each table is loaded once, and a histogram of all
+    messages loads none.
     """
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", late="lift", auto_compact=False) as db:
         times = _stored(db, 400_000, 20)

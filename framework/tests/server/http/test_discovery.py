@@ -135,7 +135,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_again(
 ) -> None:
     """A ``server.json`` that is replaced while being read is read again.
 
-    The lock on the old file ends with it, and the new file is locked, too.
+    Replacing the file drops the lock on the old one, so the new file is locked, too.
     """
     announcement = Announcement(directory, FoundServer(url="http://127.0.0.1:1", pid=1, token="t"))
     flock, replaced = fcntl.flock, []

@@ -46,7 +46,7 @@ def operations(url: str) -> Iterator[object]:
 
 
 def can_be_wrong(operation: object) -> bool:
-    """Return whether an operation has parameters that can be invalid: in a path, every text is valid."""
+    """Return whether an operation has parameters that can be invalid; any text is a valid path parameter."""
     return bool(operation.query or operation.body)  # type: ignore[attr-defined]
 
 

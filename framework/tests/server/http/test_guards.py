@@ -94,14 +94,14 @@ def test_what_is_no_token_lets_nobody_in_even_from_here(http: httpx.Client, head
         ({"Host": "127.0.0.1.evil.example"}, 401),
         ({"Host": "[::1"}, 200),
         ({"Host": ""}, 401),
-        # a page of another site or of another local server
+        # a request from a page of another site or of another local server
         ({"Origin": "https://evil.example"}, 401),
         ({"Origin": "null"}, 401),
         ({"Origin": "http://127.0.0.1:1"}, 401),
         ({"Host": "localhost:5", "Origin": "https://localhost:5"}, 401),
         ({"Sec-Fetch-Site": "cross-site"}, 401),
         ({"Sec-Fetch-Site": "same-site"}, 401),
-        # a proxy on this host
+        # a request that a proxy on this host forwards
         ({"X-Forwarded-For": "203.0.113.1"}, 401),
         ({"X-Forwarded-For": "127.0.0.1"}, 401),
         ({"X-Forwarded-Host": "store.example"}, 401),
@@ -168,7 +168,7 @@ RULE = AuthorizationSettings(rules=(Rule(permission="allow", topics=("#",)),))
 
 
 def status(server: Server, **headers: str) -> int:
-    """Return the status of a request that would delete all messages."""
+    """Request the deletion of all messages; return the status of the response."""
     with client_of(server) as site:
         return site.delete("/messages", params={"filter": "#"}, headers=headers).status_code
 
@@ -176,7 +176,7 @@ def status(server: Server, **headers: str) -> int:
 def test_the_first_token_ends_what_this_machine_may_without_one(tmp_path: Path) -> None:
     """Access without a token from this machine ends with the first token, and returns when the last one is revoked.
 
-    A token file that can't be read may have tokens.
+    A token file that can't be read counts as one with tokens.
     """
     with ts.open(tmp_path / "db") as db, serving_http(db) as server:
         assert server.http is not None
@@ -199,7 +199,7 @@ def test_the_first_user_or_rule_ends_what_this_machine_may_without_a_token(
 ) -> None:
     """Access without a token from this machine ends with the first user or access rule, at the start or by a reload.
 
-    It returns when they are removed.
+    The access returns when the users and rules are removed.
     """
     users = tmp_path / "users"
     users.touch()
@@ -230,7 +230,8 @@ def test_the_first_user_or_rule_ends_what_this_machine_may_without_a_token(
         for settings, answer in ((before, 200), (after, 401), (before, 200)):
             embedded.do(embedded.server.reload(settings))
             assert answer == status(embedded.server)
-    if what != "certificate":  # that setting changes a listener, which `Embedded` doesn't start here
+    # with a certificate, the server would need a listener, which `Embedded` doesn't start here
+    if what != "certificate":
         with ts.open(tmp_path / "other", backend="memory") as db, Embedded(db, after) as embedded:
             assert 401 == status(embedded.server)
 
@@ -257,7 +258,7 @@ def test_behind_a_proxy_nothing_is_this_machine(tmp_path: Path) -> None:
 
 
 def test_a_clients_address_is_the_sockets(tmp_path: Path) -> None:
-    """A server on all addresses accepts requests without a token only by a loopback name."""
+    """A server on all addresses accepts requests without a token only if they address it by a loopback name."""
     with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db, listen=Address("0.0.0.0:0")) as server:
         port = server.urls_of_http[0].rpartition(":")[2]
         assert httpx.get(f"http://127.0.0.1:{port}/api/v5/info", trust_env=False).status_code == 200

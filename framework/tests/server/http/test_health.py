@@ -70,7 +70,7 @@ def test_a_directory_that_is_gone_is_told(tmp_path: Path) -> None:
 
 
 def test_sizes_that_cannot_be_found_out_are_left_out_of_metrics(tmp_path: Path) -> None:
-    """While the directory is missing, metrics omit its sizes and have everything else."""
+    """While the directory is missing, metrics omit its sizes and include everything else."""
     with ts.open(tmp_path / "db", backend="rocksdb") as db:
         (tmp_path / "db").rename(tmp_path / "gone")
         found = {family.name: len(family.samples) for family in StoreCollector(db).collect()}

@@ -33,7 +33,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that soon cuts off slow connections.
 
-    It is used only for tests of slowness, because a busy machine may be slow, too.
+    Only tests of slowness use this server, because a busy machine may be slow, too.
     """
     path = tmp_path_factory.mktemp("slow") / "db"
     with ts.open(path, backend="memory") as db, serving_http(db, request_timeout=Duration(0.3)) as one:
@@ -104,7 +104,7 @@ def test_a_head_that_is_too_large_is_refused(strict: Server) -> None:
 
 
 def test_what_is_thrown_away_counts_for_each_request(strict: Server) -> None:
-    """The limit on discarded bytes counts for each request: a client that continues is answered again."""
+    """The limit on discarded request bytes applies to each request, so a refused client may send another one."""
     body = bytes(9 << 20)
     refused = HEAD + b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(body)
     with connected(strict) as connection:
@@ -192,7 +192,7 @@ def test_who_does_not_read_a_response_is_disconnected(impatient: Server) -> None
 
 @pytest.mark.slow
 def test_who_sends_slowly_but_enough_is_served(tmp_path: Path) -> None:
-    """A body that arrives slowly but steadily is accepted, although it takes longer than one period."""
+    """A body that arrives slowly but steadily is accepted, even if it takes longer than one timeout period."""
     with (
         ts.open(tmp_path / "db", backend="memory") as db,
         serving_http(db, request_timeout=Duration(3600)) as server,
@@ -220,7 +220,7 @@ def test_connections_beyond_the_limit_are_refused_and_the_others_served(tmp_path
         held[0].sendall(request)
         assert read_all(held[0]).startswith(b"HTTP/1.1 200 ")
         answer = b""
-        while not answer.startswith(b"HTTP/1.1 200 "):  # until the server has noticed that a connection was closed
+        while not answer.startswith(b"HTTP/1.1 200 "):  # until the server has noticed the closed connection
             again = stack.enter_context(connected(server))
             with contextlib.suppress(ConnectionResetError, BrokenPipeError):
                 again.sendall(request)

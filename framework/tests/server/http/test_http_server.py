@@ -39,7 +39,7 @@ def db(tmp_path: Path) -> Iterator[ts.Database]:
 
 
 def http_server(db: ts.Database, settings: HttpSettings) -> HttpServer:
-    """Return an interface that isn't started, for an MQTT server that isn't either."""
+    """Return an HTTP interface and its MQTT server, neither of which is started."""
     return HttpServer(db, settings, Server(db), Descriptors.of(ServerSettings(http=settings), [db]))
 
 
@@ -283,9 +283,10 @@ def test_a_new_certificate_is_used_after_a_reload_and_a_bad_one_is_not(tmp_path:
 def test_only_this_servers_certificate_is_trusted_by_who_found_it(
     tmp_path: Path, db: ts.Database, between: trustme.CA | None
 ) -> None:
-    """A command that found the server trusts only its certificate, and no other one of the same authority.
+    """A command that finds a server through its directory trusts only that server's certificate.
 
-    That holds although the file may also have intermediate certificates and comments.
+    Other certificates of the same authority are rejected. The file may also have intermediate certificates and
+    comments.
     """
     (tmp_path / "other").mkdir()
     tls, others = issue(Authority(tmp_path, between)), issue(Authority(tmp_path / "other", between))

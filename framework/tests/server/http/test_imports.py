@@ -30,7 +30,7 @@ def body(**changed: Any) -> bytes:
 
 
 def test_rows_and_progress_are_stored_together(http: httpx.Client, db: ts.Database) -> None:
-    """An import stores rows and progress in one write, and lists the progress."""
+    """An import stores its rows and its progress in one write, and a request for imports lists the progress."""
     done = http.post("/imports", content=body(retained=[True]), headers=MSGPACK)
     assert (200, {"count": 1, "lifted": 0}) == (done.status_code, done.json())
     assert [b"1"] == [one.payload for one in db.replay("imports/#")]
@@ -41,7 +41,7 @@ def test_rows_and_progress_are_stored_together(http: httpx.Client, db: ts.Databa
 def test_the_servers_own_topics_come_from_who_runs_it_alone(
     owner: dict[str, str], http: httpx.Client, db: ts.Database
 ) -> None:
-    """Only the server's own token may import ``$SYS`` topics, because the command `import` may store them offline."""
+    """Only the server's own token may import ``$SYS`` topics; for other tokens the import is refused with 400."""
     content = body(rows=rows(ts.Message("$SYS/imports", b"1")))
     for headers, status in ((MSGPACK, 400), ({**MSGPACK, **owner}, 200)):
         assert http.post("/imports", content=content, headers=headers).status_code == status

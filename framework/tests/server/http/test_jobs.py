@@ -19,7 +19,7 @@ from .conftest import client_of
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ts.Database, Server]]:
-    """A database on disk whose exports go below the directory ``out`` beside it."""
+    """A database on disk, with its server; exports go to the directory ``out`` beside the database."""
     folder = tmp_path_factory.mktemp("jobs")
     with ts.open(folder / "db", backend="rocksdb", shards=2) as db:
         db.store([ts.Message(f"a/{number % 7}", b"x" * 20, f"c{number % 5}") for number in range(1_000)])
@@ -30,7 +30,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ts.Database,
 
 @pytest.fixture
 def http(own: tuple[ts.Database, Server]) -> Iterator[httpx.Client]:
-    """A client of that server."""
+    """An HTTP client of the server that `own` returns."""
     with client_of(own[1]) as client:
         yield client
 
@@ -56,21 +56,21 @@ def ended(http: httpx.Client, number: int) -> dict[str, Any]:
 
 
 def test_a_verification_reports_what_it_read(http: httpx.Client) -> None:
-    """A verification reports its progress in messages, which is complete at the end."""
+    """A verification job reports its progress as a number of messages, which is complete at the end."""
     job = done(http, kind="verify")
     assert (job["state"], job["progress"], job["done"], job["total"]) == ("done", 1.0, 1_000, 1_000)
     assert job["result"] == {"ok": True, "messages": 1_000, "damages": []}
 
 
 def test_a_compaction_reports_sizes(http: httpx.Client) -> None:
-    """A compaction reports sizes, under the names of `CompactReport`."""
+    """The result of a compaction job has the fields of `CompactReport`."""
     job = done(http, kind="compact")
     assert job["state"] == "done"
     assert {"messages", "live_bytes_before", "disk_bytes_after", "seconds"} <= set(job["result"])
 
 
 def test_retention_runs_as_a_job(http: httpx.Client) -> None:
-    """A retention job can't be cancelled, and says so."""
+    """A retention job runs to its end, and reports that it can't be cancelled."""
     job = done(http, kind="retention")
     assert (job["state"], job["cancellable"], job["result"]["dropped"]) == ("done", False, [])
 
@@ -159,7 +159,7 @@ def test_what_can_t_be_cancelled_says_so(http: httpx.Client, own: tuple[ts.Datab
 
 
 def test_unknown_jobs_and_kinds(http: httpx.Client) -> None:
-    """An unknown job is 404, and an unknown kind is 400."""
+    """A request for an unknown job is answered with 404, and a job of an unknown kind with 400."""
     assert http.get("/jobs/99999").status_code == 404
     assert http.delete("/jobs/99999").status_code == 404
     assert http.post("/jobs", json={"kind": "format"}).status_code == 400

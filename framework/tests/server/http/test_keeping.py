@@ -16,7 +16,7 @@ from .conftest import client_of
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[tuple[ts.Database, httpx.Client]]:
-    """A database of the test's own, with archives below ``out``, and a client of its server."""
+    """A new database for each test, with archives below ``out``, and a client of its server."""
     with (
         ts.open(tmp_path / "db", backend="memory") as db,
         serving_http(db, export_dir=tmp_path / "out") as server,
@@ -40,7 +40,7 @@ def test_rules_are_added_listed_and_removed(http: httpx.Client, db: ts.Database)
 
 
 def test_generations_are_added_and_dropped(own: tuple[ts.Database, httpx.Client]) -> None:
-    """Generations are added with a layout whose options are checked, and dropped; the current one can't be dropped."""
+    """Generations can be added, with a layout whose options are checked, and dropped, except the current one."""
     db, http = own
     db.store([ts.Message("a", b"1")])
     added = http.post("/generations", json={"layout": "reference"})
@@ -55,7 +55,7 @@ def test_generations_are_added_and_dropped(own: tuple[ts.Database, httpx.Client]
 
 
 def test_retention_is_shown_changed_and_run(own: tuple[ts.Database, httpx.Client]) -> None:
-    """A retention change keeps the fields that it leaves out; a run drops what exceeds a limit."""
+    """Changing some retention limits keeps the others; a retention run drops what exceeds a limit."""
     db, http = own
     db.store([ts.Message("a", b"1")])
     db.add_generation()
@@ -80,7 +80,7 @@ def test_wrong_limits_change_nothing(own: tuple[ts.Database, httpx.Client]) -> N
 
 
 def test_archives_lie_where_the_settings_allow(own: tuple[ts.Database, httpx.Client], tmp_path: Path) -> None:
-    """Archives may be written only below the directory of the settings."""
+    """Archives may be written only below the export directory of the settings."""
     _, http = own
     for wrong in ("../elsewhere", "/etc", "a/../../b", "", "."):
         assert http.put("/retention", json={"archive_to": wrong}).status_code == 400
@@ -89,9 +89,9 @@ def test_archives_lie_where_the_settings_allow(own: tuple[ts.Database, httpx.Cli
 
 
 def test_sql_answers_with_rows(tmp_path: Path) -> None:
-    """SQL returns rows, with payloads as text.
+    """An SQL query returns rows, with payloads as text.
 
-    A statement that writes or is invalid is refused, and so is SQL on a backend without it.
+    A statement that writes or is invalid is refused, and so is any statement on a backend without SQL.
     """
     with ts.open(tmp_path / "rows", backend="duckdb", layout="table") as db, serving_http(db, sql=True) as server:
         db.store([ts.Message("a", b"1"), ts.Message("b", b"2")])

@@ -177,7 +177,7 @@ def test_packets_by_type_and_reason_code(watched: Watched, version: int) -> None
         assert writer.publish("c/x", b"").reason == (0x10 if v5 else 0)
         writer.ping()
         reader.ping()
-        bad.send(wire.frame("SUBSCRIBE", 0, b"\0\1"))  # a reserved flag is set
+        bad.send(wire.frame("SUBSCRIBE", 0, b"\0\1"))  # a SUBSCRIBE whose reserved flags are wrong
         assert bad.ended() is None or v5
         writer.leave()
     watched.until(lambda told: told("topicstore_mqtt_clients") == 0, "all clients are gone")
@@ -240,7 +240,7 @@ def test_acknowledgements_with_reason_codes(watched: Watched) -> None:
 
 
 def test_sessions_their_lag_and_what_is_in_flight(watched: Watched) -> None:
-    """Metrics of sessions: one is away with 30 messages waiting, one is connected with two in flight."""
+    """Metrics show a disconnected session's 30 waiting messages, and a connected session's two messages in flight."""
     with RawClient(watched.port) as away:
         away.connect("away", session_expiry_interval=3_600)
         away.subscribe("kept/#", options=1)
@@ -267,13 +267,14 @@ def test_sessions_their_lag_and_what_is_in_flight(watched: Watched) -> None:
 def test_messages_of_qos_0_that_were_dropped(watched: Watched) -> None:
     """Dropped QoS 0 messages are counted, also those of sessions that have ended."""
     dropped = []
-    for client, filters in (("one", ("live/#",)), ("two", ("live/#", "live/+"))):  # the latter two overlap
+    # the two filters of the second client overlap
+    for client, filters in (("one", ("live/#",)), ("two", ("live/#", "live/+"))):
         session = watched.db.sessions.open(client, expiry_interval=0)
         for one in filters:
             session.subscribe(one, qos=0)
         session.pause()
         watched.db.publish([ts.Message("live/x", b"", "writer") for _ in range(10_003)])
-        watched.db.sessions.lag(client)  # reads the routed messages, so that drops are counted
+        watched.db.sessions.lag(client)  # the session reads the routed messages, so that drops are counted
         dropped.append(session.status().missed)
         session.disconnect()
     assert dropped[0] == 3 <= dropped[1]

@@ -124,7 +124,7 @@ def context(chromium: Open) -> BrowserContext:
 
 @pytest.fixture
 def opened(context: BrowserContext, server: Server) -> Iterator[Opened]:
-    """A new page, which must have reported nothing at the end of the test."""
+    """A new page; the fixture fails at the end of the test if the page has reported an error."""
     opened = Opened.of(context, server.urls_of_http[0])
     yield opened
     opened.page.close()

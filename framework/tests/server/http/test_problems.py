@@ -120,7 +120,7 @@ def test_spaces_within_topics_and_times_are_as_they_were(http: httpx.Client, que
 
 
 def test_a_query_parameter_that_is_given_twice_is_named(http: httpx.Client) -> None:
-    """A query parameter given twice is refused by name, unless a request may have several of them."""
+    """A query parameter given twice is refused by name, unless the parameter may be repeated."""
     answer = http.get("/messages?filter=a&limit=1&limit=2")
     assert answer.status_code == 400
     assert answer.json()["errors"] == [

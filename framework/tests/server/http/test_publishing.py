@@ -146,7 +146,7 @@ def test_a_bad_body_is_told_and_publishes_nothing(
 @pytest.mark.parametrize("topic", ["$SYS/broker/version", "$share/g/x", "$replay/now/x"])
 @pytest.mark.parametrize("store", [True, False])
 def test_the_servers_own_topics_are_not_published(http: httpx.Client, db: ts.Database, topic: str, store: bool) -> None:
-    """Topics of the server can't be published over HTTP, as they can't over MQTT.
+    """Topics of the server can't be published over HTTP, just as over MQTT.
 
     A subscriber would take such a message for the server's own.
     """
@@ -209,9 +209,9 @@ def _in_one_row(elements: pa.Array) -> pa.Table:
     ids=lambda table: str(table.schema.types[-1]),
 )
 def test_arrow_that_is_small_and_means_much_is_bounded_too(table: pa.Table) -> None:
-    """An Arrow body that is small but expands is limited, too.
+    """An Arrow body that is small but expands too much is refused.
 
-    Each reference to a dictionary value counts with its size, and so does each element of almost no bytes.
+    The size of a dictionary value counts at each reference, and elements of almost no bytes count, too.
     """
     body = _arrow(table, compression="zstd")
     assert len(body) < 50_000
@@ -241,7 +241,7 @@ def test_what_the_headers_of_pages_say_counts_and_not_the_footer() -> None:
 
 @pytest.mark.parametrize("values", [[bytes(8_000)] * 1_000, [None] * 1_000])
 def test_parquet_values_of_a_fixed_length_count_each(values: list[bytes | None]) -> None:
-    """Parquet values of a fixed length count each, also if a page has dictionary indices or only nulls."""
+    """Each fixed-length Parquet value counts towards the limit, even if a page has only dictionary indices or nulls."""
     body = _parquet(pa.table({"topic": ["t"] * 1_000, "payload": pa.array(values, pa.binary(8_000))}))
     whole = pa.default_memory_pool()
     measured = pa.proxy_memory_pool(whole)
@@ -278,17 +278,14 @@ def _with_a_page_beyond_its_column(writer: bytes) -> bytes:
     body = _parquet(table, compression="none", use_dictionary=False, write_statistics=False, store_schema=False)
     metadata = pq.read_metadata(pa.BufferReader(body))
     size = bytes((metadata.row_group(0).column(1).total_compressed_size * 2,))
-    sizes = b"\x16" + size + b"\x16" + size  # uncompressed, then compressed
+    sizes = b"\x16" + size + b"\x16" + size  # uncompressed size, then compressed size
     place = body.rindex(sizes)
     made = metadata.created_by.encode()
     return (body[: place + 3] + b"\x00" + body[place + 4 :]).replace(made, writer.ljust(len(made)))
 
 
 def test_a_page_that_is_not_looked_at_is_not_read() -> None:
-    """Parquet files of writers that recorded column sizes too small are refused.
-
-    Arrow would read beyond the column's bytes, where the server checks no page.
-    """
+    """A Parquet file of an old writer with wrong column sizes is refused: Arrow would read beyond the column."""
     with pytest.raises(ts.InvalidMessageError, match="too old"):
         list(parquet_batches(_with_a_page_beyond_its_column(b"parquet-mr version 1.2.8"), _MOST))
 
@@ -316,7 +313,7 @@ print("all were read or refused")
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [ARROW, PARQUET])
 def test_a_damaged_byte_anywhere_ends_neither_the_process_nor_in_a_fault(kind: str) -> None:
-    """A damaged byte anywhere in a body is read or refused, and never kills the process.
+    """A damaged byte anywhere in a body leads to a result or a refusal, and never kills the process.
 
     The test runs in a process of its own, because pyarrow aborts on some damaged footers.
     """
@@ -330,7 +327,7 @@ def test_a_damaged_byte_anywhere_ends_neither_the_process_nor_in_a_fault(kind: s
 
 @pytest.mark.parametrize("nothing", [b"[]", b"{}"])
 def test_many_rows_of_nothing_are_refused_at_the_first(nothing: bytes) -> None:
-    """A body of many empty rows is refused at the first, because they would take many times its bytes in memory."""
+    """A body of many empty messages is refused at the first one, before decoding takes many times the body's size."""
     body = b"[" + b",".join([nothing] * 200_000) + b"]"
     tracemalloc.start()
     try:

@@ -20,7 +20,7 @@ def payloads(answer: httpx.Response) -> list[str]:
 def test_what_is_appended_is_read_until_it_is_committed(http: httpx.Client) -> None:
     """Messages appended to a queue can be read until a commit removes them for all readers.
 
-    Each reader keeps its own place.
+    Each reader has its own read position.
     """
     assert http.put("/queues/way", json={}).json()["messages"] == 0
     ids = http.post("/queues/way/messages", json=messages("1", "2", "3")).json()["ids"]
@@ -52,7 +52,7 @@ def test_an_id_may_be_text_which_no_reader_of_json_rounds(http: httpx.Client) ->
 
 
 def test_reading_by_http_leaves_the_program_s_place(http: httpx.Client, db: ts.Database) -> None:
-    """Reading a queue over HTTP doesn't move the place of `Queue.read`."""
+    """Reading a queue over HTTP doesn't move the read position of `Queue.read`."""
     queue = db.queues.open("shared")
     queue.append([ts.Message("t", b"1"), ts.Message("t", b"2")])
     assert queue.read(1).messages[0].payload == b"1"
@@ -61,7 +61,7 @@ def test_reading_by_http_leaves_the_program_s_place(http: httpx.Client, db: ts.D
 
 
 def test_bounds_hold_and_change(http: httpx.Client) -> None:
-    """A full queue answers 507 or drops, as its settings say; a change keeps the fields that it leaves out."""
+    """A full queue answers 507 or drops messages, as set; changing one setting of a queue keeps the others."""
     assert http.put("/queues/full", json={"max_messages": 1}).json()["max_messages"] == 1
     assert http.post("/queues/full/messages", json=messages("1", "2")).status_code == 507
     changed = http.put("/queues/full", json={"overflow": "drop_newest"}).json()
@@ -74,7 +74,10 @@ def test_bounds_hold_and_change(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("name", ["../../up", "..", "a/b//c", "%2F", "é", "x" * 500])
 def test_any_name_is_one_queue_within_the_database(http: httpx.Client, db: ts.Database, name: str) -> None:
-    """Any name is one queue within the database: names that look like paths don't escape, and return unchanged."""
+    """Any name is one queue within the database: names that look like paths don't escape its directory.
+
+    A listing returns each name unchanged.
+    """
     path = f"/queues/{httpx.QueryParams({'n': name})!s}".replace("n=", "").replace("+", "%20").replace("..", "%2E%2E")
     before = {one.name for one in db.path.parent.iterdir()}
     assert http.put(path, json={}).json()["name"] == name

@@ -99,7 +99,7 @@ def test_a_weight_that_is_none_counts_as_if_it_were_not_there(http: httpx.Client
 def test_the_format_is_the_one_that_a_client_likes_best(
     http: httpx.Client, accepts: list[str], chosen: str | None
 ) -> None:
-    """The response has the format that the client prefers, also with several Accept headers or refused formats."""
+    """The response has the format that the client prefers, even with several Accept headers or refused formats."""
     del http.headers["Accept"]
     answer = http.get("/messages", params={"filter": "nothing"}, headers=[("Accept", one) for one in accepts])
     assert answer.status_code == (406 if chosen is None else 200)
@@ -148,14 +148,14 @@ def test_a_token_of_another_database_or_a_changed_one_is_refused(
     assert answer.json()["title"] == "WrongDatabaseError"
     for place in range(len(token)):
         changed = token[:place] + ("A" if token[place] != "A" else "B") + token[place + 1 :]
-        if changed.rstrip("=")[:-1] != token[:-1]:  # the last character may have unused bits
+        if changed.rstrip("=")[:-1] != token[:-1]:  # the token's last character may have unused bits
             assert http.get("/messages", params={"after": changed}).status_code == 400
 
 
 def test_a_token_of_what_a_database_has_lost_is_refused(tmp_path: Path) -> None:
-    """A token for a place that a database restored from an older copy doesn't have is refused.
+    """A page token is refused if the database was restored from a copy that is older than the token's position.
 
-    The copy lacks the rest of the replay, and may have other messages there.
+    The copy lacks the rest of the replay, and may have other messages at that position.
     """
     with ts.open(tmp_path / "db", timestamps="message") as db, serving_http(db) as server, client_of(server) as http:
         db.checkpoint(tmp_path / "copy")
@@ -221,7 +221,7 @@ def test_deleting_needs_a_filter_and_says_how_many_went(http: httpx.Client, db: 
 def paged(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[ts.Database, Server]]:
-    """A served database of each kind of layout: the simplest, one with epochs, one with merged blocks."""
+    """Servers of databases with each kind of layout: the simplest, one with epochs, one with merged blocks."""
     path = tmp_path_factory.mktemp("paged") / "db"
     layout: str = request.param  # short epochs, because a replay waits for an epoch's end
     options = {layout: {"epoch_bits": 10}} if layout == "wildcard_optimized" else None

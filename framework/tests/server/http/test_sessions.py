@@ -26,7 +26,7 @@ def connected(served: tuple[ts.Database, Server], client_id: str, *filters: str)
 
 
 def away(db: ts.Database, client_id: str, topic_filter: str) -> None:
-    """Leave a session with a subscription and no client."""
+    """Create a session with a subscription, and end its client's connection."""
     session = db.sessions.open(client_id, expiry_interval=WEEK)
     session.subscribe(topic_filter)
     session.disconnect()
@@ -41,7 +41,7 @@ def names(answer: httpx.Response) -> list[str]:
 def test_a_session_shows_subscriptions_window_and_lag(
     http: httpx.Client, db: ts.Database, served: tuple[ts.Database, Server]
 ) -> None:
-    """A session shows its subscriptions, lag, unacknowledged messages, and the window of its CONNECT."""
+    """A session shows its subscriptions, lag, number of unacknowledged messages, and the client's receive maximum."""
     with connected(served, "show/1", "show/#") as client:
         db.publish([ts.Message("show/a", b"1", "p", 1)])
         client.publishes(1)
@@ -82,7 +82,7 @@ def test_an_expired_session_is_gone(http: httpx.Client, served: tuple[ts.Databas
 def test_sessions_come_in_pages_and_are_searched(
     http: httpx.Client, db: ts.Database, served: tuple[ts.Database, Server]
 ) -> None:
-    """Sessions are listed in pages in the order of client ids, each on one page, and can be searched."""
+    """Sessions are listed in pages in the order of client ids, each once, and can be searched."""
     for number in range(5):
         away(db, f"page-{number}", "page/#")
     first = http.get("/sessions", params={"prefix": "page-", "limit": 3})
@@ -115,7 +115,7 @@ def test_those_that_wait_longest_come_first(http: httpx.Client, db: ts.Database)
 
 
 def test_lag_is_what_the_library_counts(http: httpx.Client, db: ts.Database) -> None:
-    """The lag by client and filter is that of the library."""
+    """The lag by client and filter over HTTP equals the lag that the Python API reports."""
     away(db, "counted", "counted/#")
     db.store([ts.Message("counted/x", b"1", "p", 1)] * 3)
     (lag,) = db.sessions.lag("counted")["counted"].values()

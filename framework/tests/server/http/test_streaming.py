@@ -43,7 +43,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
 
 @pytest.fixture
 def large(stored: ts.Database) -> Iterator[tuple[ts.Database, Server]]:
-    """That database, served to one client at a time."""
+    """A server of the 80 MB database, for one client at a time."""
     with serving_http(stored, connections=1) as server:
         yield stored, server
 
@@ -56,7 +56,7 @@ def asked(server: Server) -> socket.socket:
 
 
 def held_up(server: Server, client: socket.socket) -> bool:
-    """Return whether the server waits for a client to read."""
+    """Return whether the server waits until a client reads more."""
     return any(one.flow.write_paused for one in connections_of(server, client.getsockname()))
 
 
@@ -66,7 +66,7 @@ def left(server: Server) -> bool:
 
 
 class Watched:
-    """Replays that record their end, and that can wait or fail at the second batch."""
+    """A patch of replays that records their end, and lets a test delay or fail the second batch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
         self.second, self.go_on, self.closed = threading.Event(), threading.Event(), threading.Event()
@@ -181,7 +181,7 @@ def test_a_body_that_cannot_be_ended_is_broken_off_and_the_reason_is_logged(
 
 @pytest.mark.parametrize("media_type", WRITTEN)
 def test_pieces_are_small_also_where_payloads_are_large(media_type: str) -> None:
-    """Pieces of a response are small also with large payloads; a zero byte takes six bytes in JSON."""
+    """Pieces of a response stay small with large payloads, although a zero byte takes six bytes in JSON."""
     batch = MessageBatch.from_messages([ts.Message("a", bytes(100_000), "c") for _ in range(200)])
     pieces = list(written([batch], media_type))
     assert max(map(len, pieces)) < 7 << 20
@@ -201,7 +201,7 @@ def test_a_piece_that_was_sent_is_not_kept() -> None:
         for _ in range(3):
             assert len(await anext(pieces)) == 2 << 20
             async with asyncio.timeout(PATIENCE):
-                while any(one() for one in made):  # until the thread and the event loop have released it
+                while any(one() for one in made):  # until the thread and the event loop have released the piece
                     await asyncio.sleep(MOMENT)
         await pieces.aclose()
 

@@ -52,7 +52,7 @@ def test_what_is_stored_comes_first_and_then_what_is_new(client: httpx.Client, d
     with client.stream("GET", "/messages/tail", params={"filter": "tail/#", "start": "-1h"}) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         events = _events(answer)
-        assert "data" not in next(events)  # the place where it begins
+        assert "data" not in next(events)  # the position at which the stream begins
         old = next(events)
         assert _payload(old) == "old"
         db.store([ts.Message("tail/a", b"new")])
@@ -156,7 +156,7 @@ def _chunks(server: Server, path: str) -> Iterator[bytes]:
 
 
 def test_a_client_that_does_not_read_has_little_in_memory(served: tuple[ts.Database, Server], db: ts.Database) -> None:
-    """For a client that doesn't read, few messages are in memory: each piece is written after the one before."""
+    """For a client that doesn't read, the server encodes one message at a time, even if many messages wait."""
     sizes = [10, 600_000, *[40_000] * 50, 0]
     db.store([ts.Message("pieces/a", bytes(size)) for size in sizes])
     pieces, got = [], b""
@@ -165,7 +165,7 @@ def test_a_client_that_does_not_read_has_little_in_memory(served: tuple[ts.Datab
         got += piece
         if got.count(b"data: ") == len(sizes):
             break
-    assert max(pieces) < 6 * 600_000 + 1_000  # a single message, whose zeros take six bytes of JSON each
+    assert max(pieces) < 6 * 600_000 + 1_000  # a single message: each of its 600,000 zero bytes takes six bytes of JSON
     assert len(pieces) > 8
     found = [json.loads(line.removeprefix(b"data: ")) for line in got.splitlines() if line.startswith(b"data: ")]
     assert [len(message["payload"]) for message in found] == sizes

@@ -118,7 +118,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: str) -> Result:
-    """Run the command."""
+    """Run `topicstore tokens` with these arguments."""
     return CliRunner().invoke(cli, ["tokens", *arguments])
 
 

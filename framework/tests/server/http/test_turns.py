@@ -25,7 +25,7 @@ EXPLAIN = b"GET /api/v5/messages/explain?order=any HTTP/1.1\r\nHost: localhost\r
 
 
 class HeldFetches:
-    """Database reads that are counted, and wait until the test releases them."""
+    """A patch that counts database reads, and delays them until the test releases them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go_on, self.begun = threading.Event(), 0
@@ -50,7 +50,7 @@ def served(tmp_path: Path) -> Iterator[tuple[ts.Database, Server]]:
 def test_health_is_told_while_many_heavy_requests_wait(
     served: tuple[ts.Database, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Health is answered while many heavy requests wait, because other kinds of requests find a thread, too."""
+    """Health and metrics are answered while many heavy requests wait, because heavy requests can't take all threads."""
     fetches = HeldFetches(monkeypatch)
     with ExitStack() as sockets:
         for _ in range(30):
@@ -67,7 +67,7 @@ def test_health_is_told_while_many_heavy_requests_wait(
 def test_what_clients_have_asked_for_ends_when_they_go(
     served: tuple[ts.Database, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When clients disconnect, a running request reads one step more, and a waiting one reads nothing."""
+    """When clients disconnect, a running request reads one more step, and a waiting one reads nothing."""
     fetches = HeldFetches(monkeypatch)
     db, server = served
     assert server.http is not None
@@ -89,7 +89,7 @@ def test_what_clients_have_asked_for_ends_when_they_go(
 
 
 def submitted(threads: FairThreads, of: Asking, call: Any) -> Future[Any]:
-    """Submit work for a request."""
+    """Submit a call to the request threads as work for a request."""
     token = asking.set(of)
     try:
         return threads.submit(call)
@@ -136,7 +136,7 @@ def test_a_write_whose_client_has_gone_is_done() -> None:
 
 
 def test_work_ends_between_two_steps_once_it_is_not_wanted(tmp_path: Path) -> None:
-    """Work that isn't wanted ends between two steps: topics, counts and replays."""
+    """A listing of topics, a count or a replay that is no longer needed ends between two steps."""
     wanted = True
     with ts.open(tmp_path / "db", backend="memory") as db:
         db.store([ts.Message("$a", b"x", "c")] * 10)

@@ -1,4 +1,4 @@
-"""Packets that are changed at random, truncated or random bytes: each is accepted, or refused with a reason code."""
+"""Packets with random changes, truncated packets and random bytes: each is accepted, or refused with a reason code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read(version: int, frame: Frame) -> Packet | ts.Message:
 
 
 def check_storable(messages: list[ts.Message]) -> None:
-    """Check messages as the store does; raise what the store raises."""
+    """Check messages as the store does; raise the same errors."""
     for name, field in (("topics", "topic"), ("payloads", "payload"), ("qos", "qos"), ("properties", "properties")):
         CHECKS[name]([getattr(message, field) for message in messages])
 
@@ -138,7 +138,7 @@ def test_any_bytes_are_cut_into_frames_or_refused(version: int) -> None:
                 assert error.reason in (ReasonCode.MALFORMED_PACKET, ReasonCode.PACKET_TOO_LARGE)
                 break
         at = 0
-        for frame in found:  # the frames follow each other in the stream
+        for frame in found:  # these frames follow each other in one stream
             first, begin, end = wire.split(stream[at:]) or (0, 0, 0)
             assert frame == (first, stream[at + begin : at + end])
             at += end

@@ -1,4 +1,4 @@
-"""One packet, however large, has a limited number of parts that are decoded one by one."""
+"""However large one packet is, the number of its parts that are decoded one by one is limited."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def user_properties(count: int) -> bytes:
 @BOTH
 @pytest.mark.parametrize("first", [SUBSCRIBE, UNSUBSCRIBE])
 def test_the_filters_of_a_packet_are_bounded(version: int, first: int) -> None:
-    """The number of filters in a packet is limited, and their length isn't.
+    """The number of filters in a packet is limited, but not their length.
 
     A long packet that ends too early is malformed.
     """

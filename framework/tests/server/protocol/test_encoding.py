@@ -1,4 +1,4 @@
-"""The server's packets where the versions differ, and the reason codes that it may send."""
+"""The encoding of the server's packets, where it differs between versions, and their reason codes."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_a_property_belongs_into_its_packets(place: str) -> None:
         value, places = PROPERTIES.get(identifier, (b"\1", set[str]()))
         expected: ReasonCode | None = None if place in places else MALFORMED
         if (identifier, place) == (0x0B, "PUBLISH"):
-            expected = PROTOCOL_ERROR  # [MQTT-3.3.4-6]: only a server may send it
+            expected = PROTOCOL_ERROR  # [MQTT-3.3.4-6]: a client must not send a subscription identifier in a PUBLISH
         if (identifier, place) == (0x16, "CONNECT"):
             expected = PROTOCOL_ERROR
         assert reason_of(5, with_properties(place, bytes((identifier,)) + value)) == expected, f"{identifier:#04x}"

@@ -1,7 +1,7 @@
 """The numbered statements of both standards about the bytes of one packet, each with a test that names it.
 
 The number ``"1.5.4-1"`` means [MQTT-1.5.4-1] of MQTT 5; ``"3.1.1: 1.5.3-1"`` means [MQTT-1.5.3-1] of MQTT 3.1.1. The
-table in the server's README lists them; a test below compares the two.
+table in the server's README lists the statements; a test below compares that table with this module.
 """
 
 from __future__ import annotations
