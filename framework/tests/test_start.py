@@ -6,6 +6,7 @@ their versions. Of those, the tests name the packages that are slow to import an
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,15 @@ def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     done = subprocess.run([sys.executable, "-c", program, path, name], capture_output=True, text=True)
     assert 0 == done.returncode, done.stderr
     return name, done.stderr.splitlines()[-1].split()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc, where threads can be counted")
+def test_the_program_starts_no_threads_for_matrices() -> None:
+    """The program has a single thread after NumPy was imported, whatever the number of cores."""
+    program = f"{HELP}\nimport os, numpy\nprint(len(os.listdir('/proc/self/task')), file=sys.stderr)"
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert "1\n" == done.stderr
 
 
 def test_a_start_imports_few_modules(started: tuple[str, list[str]]) -> None:
