@@ -35,7 +35,6 @@ from .lifecycle.retention_policy import RetentionSettings
 from .pubsub.publishing import PublishResult, publish
 from .pubsub.retained import remove_expired
 from .pubsub.retained_expiry import RetainedExpiry
-from .pubsub.retained_lookup import retained
 from .queues.queues import Queues
 from .runtime.background import end_at_exit
 from .runtime.closing import Closing, close_all
@@ -44,15 +43,11 @@ from .shard.state import ShardState
 from .shard.writer import ShardCounters
 from .storage import generations, replays, reports
 from .storage import maintenance as checkpoints
-from .storage.buffered_writer import Writer
-from .storage.counting import contents
-from .storage.counting.contents import ClientTally, TopicTally
 from .storage.counting.counting import CountingScheduler
 from .storage.generations import GenerationInfo, generation_infos
 from .storage.maintenance import CompactionScheduler, CompactReport, compact, delete
 from .storage.reading.message_times import judged_by
 from .storage.reading.ordering import ReplayOrder, ordered, planned
-from .storage.reading.sql import sql
 from .storage.reports import ShardInfo, shard_info
 from .storage.storage import Storage
 
@@ -64,6 +59,8 @@ if TYPE_CHECKING:
     from .pubsub.subscription import OnDropped, Subscription
     from .sessions import Sessions
     from .shard.rewriter import Decoders
+    from .storage.buffered_writer import Writer
+    from .storage.counting.contents import ClientTally, TopicTally
     from .storage.reading.explain import Explanation
 
 __all__ = [
@@ -277,6 +274,8 @@ class Database:
         the last. The call takes no lock, so pages may reflect different moments. Raises `InvalidFilterError` and
         `InvalidArgumentError`.
         """
+        from .pubsub.retained_lookup import retained
+
         return retained(self.storage, topic_filter, self.clock(), after, limit)
 
     def writer(self, *, max_items: int = 1_000, flush_interval: timedelta | float = 0.1) -> Writer:
@@ -284,6 +283,8 @@ class Database:
 
         It stores its buffer at ``max_items`` messages, or ``flush_interval`` (a timedelta or seconds) after the first.
         """
+        from .storage.buffered_writer import Writer
+
         with self._beginning:
             self.storage.check_may_write()
             writer = Writer(self.storage, max_items, flush_interval)
@@ -478,10 +479,14 @@ class Database:
         The messages of topics that begin with ``$`` are always counted by reading them; only filters that begin with
         ``$`` match these topics (MQTT 5, section 4.7.2).
         """
+        from .storage.counting import contents
+
         return contents.topics(self.storage, TopicFilter(topic_filter))
 
     def clients(self, topic_filter: str = "#") -> list[ClientTally]:
         """Return, in ascending order, each client id that published to matching topics, counted as by `topics`."""
+        from .storage.counting import contents
+
         return contents.clients(self.storage, TopicFilter(topic_filter))
 
     def latest(self, topic_filter: str = "#") -> list[Message]:
@@ -490,6 +495,8 @@ class Database:
         If a device sends messages late, this message may have an older timestamp than messages stored before it. The
         call counts as `topics` does, and reads few messages besides those that it returns.
         """
+        from .storage.counting import contents
+
         return contents.latest(self.storage, TopicFilter(topic_filter))
 
     # --- following ---
@@ -646,6 +653,8 @@ class Database:
         with other layouts and archived generations are left out, with a warning. Raises `InvalidArgumentError` for a
         statement that is wrong or that writes, and `UnsupportedError` if no generation can be queried with SQL.
         """
+        from .storage.reading.sql import sql
+
         return sql(self.storage, statement, parameters)
 
     def checkpoint(self, path: str | Path) -> None:

@@ -7,7 +7,6 @@ the plugins that it was opened with.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import importlib.metadata
@@ -222,7 +221,12 @@ def _builtin_first(entry: importlib.metadata.EntryPoint) -> tuple[bool, str, str
 
 
 def _distribution(entry: importlib.metadata.EntryPoint) -> str:
-    return entry.dist.name if entry.dist is not None else "an unknown distribution"
+    return _name(entry.dist) if entry.dist is not None else "an unknown distribution"
+
+
+@functools.cache  # each access to the name parses all metadata of the distribution
+def _name(distribution: importlib.metadata.Distribution) -> str:
+    return distribution.name
 
 
 def _manager() -> pluggy.PluginManager:
@@ -283,6 +287,8 @@ def registry() -> Registry:
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
+    import difflib
+
     likely = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
     return f"; is {likely[0]} meant?" if likely else f"; there are: {', '.join(sorted(known))}"
 

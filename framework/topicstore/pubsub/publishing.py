@@ -10,6 +10,7 @@ durable subscriptions may end.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
@@ -23,10 +24,12 @@ from topicstore.contract.requests import Destinations, StoreResult
 from topicstore.contract.state import StateWrite
 from topicstore.storage.storage import Storage
 
-from .hub import Hub
-from .persistence_rules import PersistenceRules
 from .retained import retained_rows
 from .retained_expiry import EarliestEnd
+
+if TYPE_CHECKING:
+    from .hub import Hub
+    from .persistence_rules import PersistenceRules
 
 __all__ = ["PERSIST", "PublishResult", "publish", "store_retaining"]
 

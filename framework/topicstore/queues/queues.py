@@ -16,7 +16,7 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote, unquote
 
 import xxhash
@@ -42,8 +42,9 @@ from topicstore.storage.maintenance import write_copy
 from topicstore.storage.reports import verify
 from topicstore.storage.storage import Storage
 
-from .queue import Queue, QueueInfo
-from .record import DECODERS, Overflow, QueueRecord, load, save
+if TYPE_CHECKING:
+    from .queue import Queue, QueueInfo
+    from .record import Overflow
 
 __all__ = ["DIRECTORY", "Queues"]
 
@@ -140,6 +141,9 @@ class Queues:
 
     def _info_in(self, path: Path) -> QueueInfo | None:
         """Return the information about a queue that isn't open, or None if the directory holds no queue. Read-only."""
+        from .queue import Queue
+        from .record import load
+
         with (
             contextlib.suppress(DatabaseNotFoundError),  # its creation was interrupted, or has just begun
             contextlib.closing(self._open_queue(path, read_only=True)) as storage,
@@ -185,6 +189,8 @@ class Queues:
                 yield Damage(place=f"{path}, {damage.place}", reason=damage.reason)
 
     def _damages_in(self, path: Path) -> Iterator[Damage]:
+        from .record import DECODERS
+
         for name, queue in self._queues.items():
             if _file_name(name) == path.name:
                 yield from queue.damages()
@@ -250,6 +256,9 @@ class Queues:
             shutil.rmtree(path)
 
     def _open(self, name: str) -> Queue:
+        from .queue import Queue
+        from .record import QueueRecord, load, save
+
         path = self._directory / _file_name(name)
         with Closer() as closer:
             if not path.is_dir():

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
 
 from .connection_record import ConnectionRecord
 from .listeners.peer import Peer, Via, peer_of
-from .listeners.websocket import WebSocketTransport
 from .logs import log_connection
 from .packet_types import PUBLISH, PUBREL
 from .serving import Serving
+
+if TYPE_CHECKING:
+    from .listeners.websocket import WebSocketTransport
 
 __all__ = ["Channel", "Counted"]
 
@@ -32,7 +35,7 @@ class Channel:
         self._timer: asyncio.TimerHandle | None = None
         self.held = False
         """Whether reading from the socket is paused."""
-        self._beneath = transport if isinstance(transport, WebSocketTransport) else None
+        self._beneath = cast("WebSocketTransport", transport) if via.scheme in ("ws", "wss") else None
         self.peer: Peer = peer_of(transport, via)
         self.record = ConnectionRecord(listener=via.name, address=self.peer.address)
         self.gone = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .access.access import Access
-from .http.certificate import Certificate
 from .listeners import read_tls
 from .settings import ServerSettings
 
@@ -19,4 +18,6 @@ def check_files(settings: ServerSettings) -> None:
     for name, one in settings.listeners.items():
         read_tls(name, one)
     if settings.http is not None and settings.http.tls is not None:
+        from .http.certificate import Certificate
+
         Certificate(settings.http.tls)

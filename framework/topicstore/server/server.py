@@ -9,7 +9,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import attrs
 
@@ -20,7 +20,6 @@ from .access.access import Access
 from .broker import Broker
 from .descriptors import Descriptors
 from .http.discovery import Announcement, FoundServer
-from .http.http_server import HttpServer
 from .listeners import Listener, Replacement, Reserved, listen
 from .logs import set_level
 from .memory_budget import MemoryBudget
@@ -29,6 +28,9 @@ from .reloading import Reloaded, in_force, new_access, summary, with_access_of
 from .retaining import change_database, check_database
 from .settings import MESSAGES, ServerSettings
 from .sys_topics import Traffic
+
+if TYPE_CHECKING:
+    from .http.http_server import HttpServer
 
 __all__ = ["Server"]
 
@@ -103,6 +105,7 @@ class Server:
                 access = Access(settings.authentication, settings.authorization)
                 undo.callback(access.close)
             await asyncio.to_thread(change_database, self._db, settings)
+            http_server = await asyncio.to_thread(_http_server) if settings.http is not None else None
             descriptors = Descriptors.of(settings, self._storages.values())
             broker = Broker(self._db, settings, access, descriptors.clients)
             undo.push_async_callback(broker.stop)
@@ -114,8 +117,8 @@ class Server:
             self._broker, self._listeners = broker, listeners
             undo.push_async_callback(asyncio.to_thread, self._recovery.stop)
             self._recovery.start()
-            if settings.http is not None:
-                self._http = http = await asyncio.to_thread(HttpServer, self._db, settings.http, self, descriptors)
+            if settings.http is not None and http_server is not None:
+                self._http = http = await asyncio.to_thread(http_server, self._db, settings.http, self, descriptors)
                 undo.push_async_callback(asyncio.to_thread, http.stop)
                 await asyncio.to_thread(http.start, reserved.take(None))
             else:
@@ -320,6 +323,13 @@ class Server:
         broker, self._broker = self._broker, None
         if broker is not None:
             await end(broker)
+
+
+def _http_server() -> type[HttpServer]:
+    """Return the class of the HTTP interface; import the libraries that only HTTP needs, before clients connect."""
+    from .http.http_server import HttpServer
+
+    return HttpServer
 
 
 async def _close(access: Access) -> None:

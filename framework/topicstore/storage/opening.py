@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 
@@ -38,7 +38,6 @@ from topicstore.runtime.warning import warn_caller
 from topicstore.shard.generations import MakeLayout, OpenArchive
 from topicstore.shard.lasting_engine import LastingEngine
 from topicstore.shard.records import Tail, check_identity, load_tail
-from topicstore.shard.salvage import Salvaged, salvage
 from topicstore.shard.shard import Shard
 from topicstore.shard.writer import WritePolicy
 
@@ -53,6 +52,9 @@ from .generations import complete_generations
 from .read_only import ReadOnlyShards
 from .shard_map import ShardMap
 from .storage import Storage
+
+if TYPE_CHECKING:
+    from topicstore.shard.salvage import Salvaged
 
 __all__ = [
     "RECOVERIES",
@@ -253,6 +255,7 @@ class ShardOpener:
 
     def _salvage(self, number: int, directory: Path, damaged: CorruptionError) -> Salvaged | None:
         """Read the messages after damage, without changing files. Returns None if there are none."""
+        from topicstore.shard.salvage import salvage
 
         def opened(*, behind: bool) -> Shard:
             engine = self.backend.open_damaged(directory, KEYSPACES, damaged, salvage=behind)

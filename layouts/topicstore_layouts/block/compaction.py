@@ -17,7 +17,6 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from topicstore.contract.columns import Coded, Column, Constant, Indices, Texts, take, to_list
 from topicstore.contract.engine import DATA, Engine, WriteBatch
 from topicstore.contract.layout import CompactStep
@@ -166,6 +165,8 @@ def _order(small: npt.NDArray[np.bool_], streams: npt.NDArray[np.int64], texts: 
 
     The order of UTF-8 bytes is that of Python's strings.
     """
+    import pyarrow.compute as pc  # slow, so not before it is needed
+
     table = pa.table({"small": small, "stream": streams, "topic": texts})
     order: Indices = (
         pc.sort_indices(table, [(name, "ascending") for name in table.column_names]).to_numpy().astype(np.intp)

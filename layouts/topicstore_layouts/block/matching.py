@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from topicstore.contract.columns import Coded, Column, Constant
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.topics import TopicFilter
@@ -80,6 +79,8 @@ class Matcher:
         """Return a mask of the texts that match."""
         if self._pattern is None or len(texts) < _WORTH_A_PATTERN:
             return np.array([self._filter.matches(text) for text in texts], dtype=bool)
+        import pyarrow.compute as pc  # slow, so not before it is needed
+
         array, (first, last) = pa.array(texts, pa.string()), self._ends
         verdicts = _as_mask(pc.and_(pc.starts_with(array, first), pc.ends_with(array, last)))
         likely = np.flatnonzero(verdicts)

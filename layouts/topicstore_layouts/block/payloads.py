@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from topicstore.contract.columns import Constant, Indices, LazyColumn
 from topicstore.contract.errors import CorruptionError
 
@@ -67,6 +66,8 @@ class PackedPayloads(LazyColumn):
         most = int(self._sizes.max())
         prefix = _prefix(most)
         if prefix == _prefix(int(self._sizes.min())) and most < len(self._raw) < 1 << 31:
+            import pyarrow.compute as pc  # slow, so not before it is needed
+
             self._check(int(self._sizes.sum()) + prefix * len(self))  # otherwise Arrow would read past the end
             offsets = np.empty(len(self) + 1, dtype=np.int32)
             offsets[0] = self._head()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,17 +71,29 @@ def serve(
     PATH is a directory, created where there is none; by default it is topicstore-data in the current directory. Without
     settings only clients on this machine can connect, without a password.
     """
-    from topicstore.server.settings_file import read_settings
     from topicstore.server.signals import Signals
 
     with Signals() as signals:
         check_installed()
+        with _importing():
+            from topicstore.server.settings_file import read_settings
         settings = _with_arguments(read_settings(config), listen, http)
 
         def read() -> ServerSettings:
             return _with_arguments(read_settings(config, empty_ok=False), listen, http)
 
         _run(settings, read, path or settings.messages.data_dir or _DIRECTORY, signals, print_ready=print_ready)
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
+    """Import modules without the garbage collector, which would scan them many times. They stay until the end."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _with_arguments(settings: ServerSettings, listen: tuple[str, ...], http: tuple[str, ...]) -> ServerSettings:
@@ -136,17 +149,18 @@ def _run(
     *,
     print_ready: bool,
 ) -> None:
-    import asyncio
+    with _importing():
+        import asyncio
 
-    from topicstore.server import readiness, running
-    from topicstore.server.checking import check_files
-    from topicstore.server.descriptors import raise_limit
-    from topicstore.server.introduction import introduction
-    from topicstore.server.listeners import Reserved
-    from topicstore.server.logs import logging_to
-    from topicstore.server.settings import MESSAGES
-    from topicstore.server.storages import opened, places
-    from topicstore.storage.directory.manifest import read_manifest
+        from topicstore.server import readiness, running
+        from topicstore.server.checking import check_files
+        from topicstore.server.descriptors import raise_limit
+        from topicstore.server.introduction import introduction
+        from topicstore.server.listeners import Reserved
+        from topicstore.server.logs import logging_to
+        from topicstore.server.settings import MESSAGES
+        from topicstore.server.storages import opened, places
+        from topicstore.storage.directory.manifest import read_manifest
 
     with ExitStack() as entered:
         entered.enter_context(logging_to(settings.log))

@@ -9,7 +9,7 @@ from litestar.types import ASGIApp
 
 from .bodies import DecodedRequest
 from .context import Context
-from .document import complete, document_settings
+from .document import Document, document_settings
 from .edge import Edge
 from .guards import takes_way
 from .parameters import known_parameters
@@ -89,6 +89,6 @@ def application(context: Context) -> ASGIApp:
         request_max_body_size=context.settings.body_size,
         state=State({"context": context}),
     )
-    complete(made)
+    made.state.document = Document(made)
     made.state.parameters = known_parameters(made)
     return Edge(made, context.stopping)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from litestar import Litestar
+from litestar import Litestar, Request, Router
 from litestar.handlers import HTTPRouteHandler
 from litestar.openapi import OpenAPIConfig
 from litestar.openapi.spec import (
@@ -27,7 +30,7 @@ from .formats.media_types import JSON
 from .problems import PROBLEM
 from .schema_page import SchemaPage
 
-__all__ = ["complete", "document_settings"]
+__all__ = ["Document", "document_settings"]
 
 _TEXT, _NUMBER = Schema(type=OpenAPIType.STRING), Schema(type=OpenAPIType.INTEGER)
 _PROBLEM = Schema(
@@ -90,12 +93,36 @@ def document_settings() -> OpenAPIConfig:
         ),
         security=[{"token": []}, {}],
         use_handler_docstrings=True,
-        path="/schema",
+        openapi_router=Router("/schema", route_handlers=[], include_in_schema=False, before_request=_built),
         render_plugins=[SchemaPage()],
     )
 
 
-def complete(application: Litestar) -> None:
+class Document:
+    """The document of an application, which is built when it is first requested, because building it is slow."""
+
+    def __init__(self, application: Litestar) -> None:
+        self._application = application
+        self._lock = threading.Lock()
+        """Held while the document is built."""
+        self.built = False
+
+    def build(self) -> None:
+        """Build the document, unless that was done."""
+        with self._lock:
+            if not self.built:
+                _complete(self._application)
+                self.built = True
+
+
+async def _built(request: Request[Any, Any, Any]) -> None:
+    """Build the document before it is served, in a thread, so that other requests don't wait."""
+    document: Document = request.app.state.document
+    if not document.built:
+        await asyncio.to_thread(document.build)
+
+
+def _complete(application: Litestar) -> None:
     """Complete the document that Litestar generates.
 
     All operations fail with problem documents. A handler's option ``produces`` lists the media types of its responses,

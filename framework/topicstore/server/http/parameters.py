@@ -18,7 +18,7 @@ import attrs
 from litestar import Litestar
 from litestar.connection import ASGIConnection
 from litestar.exceptions import ClientException
-from litestar.openapi.spec import OpenAPIType, Operation, Parameter, Reference, Schema
+from litestar.routes import HTTPRoute
 
 __all__ = ["Known", "check_query", "known_parameters"]
 
@@ -37,24 +37,16 @@ class Known:
 
 
 def known_parameters(application: Litestar) -> Mapping[tuple[str, str], Known]:
-    """Return the query parameters of all routes in the OpenAPI document, by path and method."""
+    """Return the query parameters of all routes in the OpenAPI document, by path and method; don't build it."""
     found: dict[tuple[str, str], Known] = {}
-    for path, item in (application.openapi_schema.paths or {}).items():
-        for method, operation in vars(item).items():
-            if isinstance(operation, Operation):
-                parameters = [one for one in operation.parameters or () if isinstance(one, Parameter)]
-                queried = [one for one in parameters if one.param_in == "query"]
-                found[path, method.upper()] = Known(
-                    names=frozenset(one.name for one in queried),
-                    repeated=frozenset(one.name for one in queried if _is_list(one.schema)),
+    for route in application.routes:
+        for method, (handler, read) in route.route_handler_map.items() if isinstance(route, HTTPRoute) else ():
+            if handler.resolve_include_in_schema():
+                found[route.path_format, method] = Known(
+                    names=frozenset(one.field_alias for one in read.expected_query_params),
+                    repeated=frozenset(one.field_alias for one in read.expected_query_params if one.is_sequence),
                 )
     return found
-
-
-def _is_list(schema: Schema | Reference | None) -> bool:
-    if not isinstance(schema, Schema):
-        return False
-    return schema.type == OpenAPIType.ARRAY or any(map(_is_list, schema.one_of or ()))
 
 
 def check_query(connection: ASGIConnection[Any, Any, Any, Any]) -> None:

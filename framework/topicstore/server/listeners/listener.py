@@ -16,7 +16,6 @@ from .accepting import Acceptor
 from .peer import ConnectionFactory, Scheme, Via
 from .reserving import ListenError, Place, bind, places_of, unusable
 from .tls import tls_context, unusable_files
-from .websocket import WebSocketEdge
 
 __all__ = ["Listener", "listen", "read_tls"]
 
@@ -54,6 +53,8 @@ class Listener:
     def _factory_for(self, connect: ConnectionFactory) -> Callable[[], asyncio.Protocol]:
         via, settings, limits = self.via, self._settings, self._limits
         if settings.protocol == "websocket":
+            from .websocket import WebSocketEdge
+
             return lambda: WebSocketEdge(connect, via, path=settings.path, origins=settings.origins, limits=limits)
         return lambda: connect(via)
 
