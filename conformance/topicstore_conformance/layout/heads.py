@@ -39,13 +39,13 @@ class Counting(Fixtures):
             for gap in (1, 30):
                 stored.put(numbered(TOPICS, 150), gap)
             seen = 0
-            for step in stored.slab.compact(stored.last, whole=True):
+            for step in stored.slab.compact(stored.last - 1, whole=True):
                 assert stored.slab.reads_heads == (step.heads is not None)
                 if step.heads is not None:
                     assert expected(stored, "#", step.heads, hidden=True) == counted(step.heads)
                     seen += len(step.heads.positions)
                 stored.engine.write(step.write)
-            assert seen >= 300 or not stored.slab.reads_heads
+            assert seen >= 150 or not stored.slab.reads_heads
             stored.delete("f/y/#" if round_ else "f/+/1/#")
 
     @staticmethod
