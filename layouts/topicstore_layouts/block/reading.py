@@ -224,7 +224,8 @@ class Reading:
             self.counters.skipped += 1
             return False
         wanted = self._wanted.of(topic_filter, None if stream == ALL else stream)
-        if not wanted.everything and block.stream not in wanted.by_stream and block.stream in self.trie:
+        elsewhere = block.stream != MIXED and not wanted.everything and block.stream not in wanted.by_stream
+        if elsewhere and block.stream in self.trie:  # a stream that was lost by damage may have any topics
             self.counters.skipped += 1  # without decoding its head
             return False
         topics = block.topics()
