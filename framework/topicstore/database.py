@@ -474,10 +474,12 @@ class Database:
         The counts are exact at the time of the call. They count messages in their stored form, without the changes that
         plugins make to messages when they are read.
 
-        Counts are kept in memory after the first call; a later call reads only the messages stored since. Messages that
-        were counted in the background or by `compact` are not read again, which leaves about 65,000 per shard to read.
-        The messages of topics that begin with ``$`` are always counted by reading them; only filters that begin with
-        ``$`` match these topics (MQTT 5, section 4.7.2).
+        Only what may match the filter is counted. Counts of ``#`` and of the last 16 other filters are kept in memory,
+        and a later call reads only the messages stored since. Messages that were counted in the background or by a
+        compaction are not read again. The layout ``block`` counts what it compacts, and reads of other messages no
+        payloads. With other layouts a thread counts, and about 65,000 messages per shard are left to read. Messages of
+        topics that begin with ``$`` are always read; only filters that begin with ``$`` match them (MQTT 5, section
+        4.7.2).
         """
         from .storage.counting import contents
 

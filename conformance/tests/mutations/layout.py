@@ -16,7 +16,7 @@ from running import M, forwarding, suites_of
 from topicstore import MessageBatch, TopicFilter
 from topicstore.contract.engine import DATA, KEYS, Engine, WriteBatch
 from topicstore.contract.errors import CorruptionError
-from topicstore.contract.layout import CompactStep, DeleteStep, Layout, Slab, SlabStep, StreamInfo
+from topicstore.contract.layout import CompactStep, DeleteStep, Heads, Layout, Slab, SlabStep, StreamInfo
 from topicstore_conformance.layout.suite import LayoutSuite
 from topicstore_conformance.subjects.pairs import make_layout
 from topicstore_conformance.subjects.subject import LayoutSubject
@@ -45,7 +45,8 @@ def create(me: Any, engine: Engine, shard: int, generation: int, parent: Any, wr
 def open_(me: Any, engine: Engine, shard: int, generation: int) -> Slab:
     """Open the inner layout's slab, and wrap it."""
     inner = me.inner.open(engine, shard, generation)
-    return SLAB(inner, engine=engine, generation=generation, epoch=inner.epoch, counters=inner.counters)
+    same = {name: getattr(inner, name) for name in ("epoch", "counters", "reads_heads")}
+    return SLAB(inner, engine=engine, generation=generation, **same)
 
 
 LAYOUT = forwarding(Layout, create=create, open=open_)
@@ -62,6 +63,12 @@ def subject_of(row: M) -> LayoutSubject:
 def taken(batch: MessageBatch, rows: Iterable[int]) -> MessageBatch:
     rows = list(rows)
     return batch.take(np.array(rows, dtype=np.intp)) if rows else EMPTY
+
+
+def without_the_first(heads: Heads) -> Heads:
+    """Return heads without their first row."""
+    columns = {name: getattr(heads, name)[1:] for name in ("topics", "client_ids", "positions", "sizes")}
+    return attrs.evolve(heads, **columns)
 
 
 def stored_rows(rows: Callable[[MessageBatch], Iterable[int]]) -> Any:
@@ -433,6 +440,12 @@ ROWS = [
     M("a delete is one step", "test_steps_are_bounded", {DELETE: at_once(in_one_step)}, "reference"),
     M("later messages are deleted", "test_others_write_between_steps", {DELETE: on_and_on}, "reference"),
     M("a delete is begun once", "test_a_delete_is_resumed", {DELETE: once}, "reference"),
+    # heads
+    M("heads lack a message", "test_heads_are_those_of_the_messages", {"SLAB.heads": each(without_the_first)}, "block"),
+    M("heads lack a range", "test_heads_are_those_of_the_messages", {"SLAB.heads": each(lambda heads: attrs.evolve(heads, last=heads.last + 1))}, "block"),
+    M("steps lack a message", "test_compaction_steps_have_the_heads_of_a_range", {COMPACT: each(lambda step: attrs.evolve(step, heads=without_the_first(step.heads)))}, "block"),
+    M("steps end too late", "test_compaction_steps_have_the_heads_of_a_range", {COMPACT: each(lambda step: attrs.evolve(step, heads=attrs.evolve(step.heads, last=FAR)))}, "block"),
+
     # compaction
     M("compaction loses the newest", "test_compaction_changes_nothing", {COMPACT: lose_the_newest}, "block"),
     M("everything waits", "test_the_backlog_is_what_waits", {"SLAB.backlog": lambda call, me, given: given["messages"]}, "reference"),

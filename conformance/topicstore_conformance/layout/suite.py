@@ -7,6 +7,7 @@ from .concurrency import Concurrency
 from .contents import Contents
 from .damage import Damages
 from .deleting import Deleting
+from .heads import Counting
 from .histories import Histories
 from .learned_topics import Structure
 from .places import Places
@@ -18,7 +19,18 @@ __all__ = ["LayoutSuite"]
 
 
 class LayoutSuite(
-    Contents, Reading, Topics, Places, Structure, Writing, Deleting, Compacting, Damages, Concurrency, Histories
+    Contents,
+    Reading,
+    Topics,
+    Places,
+    Structure,
+    Writing,
+    Deleting,
+    Compacting,
+    Counting,
+    Damages,
+    Concurrency,
+    Histories,
 ):
     """Tests of the layout contract, `topicstore.contract.layout`.
 

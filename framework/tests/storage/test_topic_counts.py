@@ -24,7 +24,7 @@ RANGE = 100
 def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ts.Database]:
     """A database of two shards with tally tables of a hundred messages."""
     monkeypatch.setattr(counting, "RANGE", RANGE)
-    with ts.open(tmp_path / "db", backend="memory", layout="block", shards=2, auto_compact=False) as db:
+    with ts.open(tmp_path / "db", backend="memory", layout="skipstream", shards=2, auto_compact=False) as db:
         yield db
 
 

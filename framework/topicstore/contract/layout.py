@@ -34,16 +34,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
+import numpy as np
+import numpy.typing as npt
 
 from .batch import MessageBatch
+from .columns import Coded, Constant
 from .engine import Engine, WriteBatch
 from .options import NoOptions
+from .positions import Positions
 from .topics import TopicFilter
 
 __all__ = [
     "CompactStep",
     "Damage",
     "DeleteStep",
+    "Heads",
     "Layout",
     "ReadCounters",
     "ReadLimits",
@@ -113,6 +118,26 @@ class DeleteStep:
     """The size of the removed values less the size of the values that replace them, in bytes."""
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class Heads:
+    """Messages of a range of positions without their contents, from which they are counted.
+
+    The columns have equal length, and their rows may be in any order.
+    """
+
+    before: int
+    """The position before the range; -1 if the range begins with the first position."""
+    last: int
+    """The last position of the range."""
+    topics: Coded | Constant[str]
+    """The topics. A `Coded` column may list a text repeatedly, and texts that no row has."""
+    client_ids: Coded | Constant[str]
+    """The client ids, in the same forms."""
+    positions: Positions
+    sizes: npt.NDArray[np.integer[Any]]
+    """The number of bytes of each payload."""
+
+
 @attrs.frozen(kw_only=True)
 class CompactStep:
     """One step of a compaction."""
@@ -123,6 +148,9 @@ class CompactStep:
     """The number of messages that the write replaces."""
     freed: int
     """The size of the removed values less the size of the values that replace them, in bytes."""
+    heads: Heads | None = None
+    """All messages of the slab in a range of positions, which the step rewrites. The framework counts them in the same
+    write. None if the slab doesn't read heads (`Slab.reads_heads`)."""
 
 
 @attrs.frozen(kw_only=True)
@@ -170,6 +198,12 @@ class Slab(ABC):
     epoch: int = 1
     """The number of positions in an epoch, a power of two. If it is 1, streams are in order of positions. Otherwise
     epochs are read in order, but the layout chooses the order of messages within an epoch."""
+
+    reads_heads: bool = False
+    """Whether the slab implements `heads`, and each step of `compact` has `CompactStep.heads`.
+
+    The framework then counts what is compacted in the write of the step, and all other messages when a count is
+    requested. Otherwise it reads all messages in the background to count them."""
 
     @abstractmethod
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
@@ -234,6 +268,16 @@ class Slab(ABC):
         contents of a missing write, such as the name that an id stands for, must not be guessed: a message is
         returned exactly as it was stored, or not at all.
         """
+
+    def heads(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[Heads]:
+        """Yield the heads of the matching messages at positions ``first`` to ``last``, inclusive.
+
+        The ranges of the yielded heads follow each other without gaps: the first begins at ``first``, and the last ends
+        at ``last``. A range may have no matching message. Between two of them the caller may cancel, so each
+        takes bounded memory and much less than a second. Raises the errors of `next` for unreadable messages; payloads
+        aren't checked. Only a slab that `reads_heads` implements it, and only with an `epoch` of 1.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def delete(

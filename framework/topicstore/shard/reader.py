@@ -20,7 +20,7 @@ from topicstore.contract.errors import (
     InvalidCursorError,
     PlaceAheadError,
 )
-from topicstore.contract.layout import ReadLimits, Slab
+from topicstore.contract.layout import Heads, ReadLimits, Slab
 from topicstore.contract.positions import time_of
 from topicstore.contract.replay_plan import GenerationPlan, ShardPlan, TimeRange
 from topicstore.contract.requests import ReadResult
@@ -198,6 +198,32 @@ class ShardReader:
         if slab.visible(stream, self._writer.watermark) < bound:
             self.end_epoch(generation, bound, wait=False)
         return min(bound, slab.visible(stream, self._writer.watermark))
+
+    def heads(self, generation: int, topic_filter: TopicFilter, first: int, last: int) -> Iterator[Heads]:
+        """Yield the heads of the matching messages of a generation at positions ``first`` to ``last``.
+
+        The generation's slab must read heads. Raises `UnwantedError` if the read was cancelled
+        (`topicstore.runtime.cancelling.while_wanted`), and the errors of `next`.
+        """
+        while first <= last:
+            slab = self._generations.slab(generation)
+            try:
+                for heads in slab.heads(topic_filter, first, last):
+                    check_wanted()
+                    self._check_still(generation, slab)  # otherwise messages may be missing
+                    first = heads.last + 1
+                    self._writer.counters.reads += 1
+                    self._writer.counters.read_messages += len(heads.positions)
+                    yield heads
+                return
+            except CorruptionError:
+                self._check_still(generation, slab)  # a generation that was dropped meanwhile isn't damaged
+                raise
+            except (EngineError, GenerationArchivedError):
+                record = self._generations.records.get(generation)
+                if self._generations.slab(generation) is slab or record is None or record.archive is not None:
+                    raise
+                # Otherwise the shard was reopened after a failed write: read on, from the new slab.
 
     def check_reached(self, position: int, epoch: int = 1) -> None:
         """Raise `PlaceAheadError` if ``position`` is above the highest position that the shard ever assigned.

@@ -1,4 +1,8 @@
-"""`Rewriter`: deletes, compactions and verification of a shard, in steps, concurrently with readers and writers."""
+"""`Rewriter`: deletes, compactions and verification of a shard, in steps, concurrently with readers and writers.
+
+Each step of a compaction is one write. Where the layout returns the heads of the messages that it rewrites, the write
+also has their tally tables.
+"""
 
 from __future__ import annotations
 
@@ -163,15 +167,18 @@ class Rewriter:
             bound = self._writer.watermark if record.last_position is None else record.last_position
             steps = slab.compact(bound, whole=whole)
             while not stop():
-                messages = self._compact_step(record.number, slab, steps)
+                messages = self._compact_step(record, slab, steps)
                 if messages is None:
                     break
                 rewritten += messages
         return rewritten
 
-    def _compact_step(self, generation: int, slab: Slab, steps: Iterator[CompactStep]) -> int | None:
-        """Request the next step and commit it; return its number of messages, or None after the last step."""
-        writer, slabs = self._writer, self._generations.slabs
+    def _compact_step(self, record: GenerationRecord, slab: Slab, steps: Iterator[CompactStep]) -> int | None:
+        """Request the next step, count its messages, and commit it with their tally tables.
+
+        Returns its number of messages, or None after the last step.
+        """
+        writer, slabs, tables, generation = self._writer, self._generations.slabs, self._tables, record.number
         with self._generations.rewrite_lock:
             try:
                 writer.check_writable()
@@ -184,6 +191,8 @@ class Rewriter:
                 raise
             if step is None:
                 return None
+            first = record.first_position
+            counted = [] if step.heads is None else tables.join(generation, first, step.heads, step.write)
 
             def prepare(pending: PendingWrite) -> bool:
                 if generation not in slabs:
@@ -192,7 +201,10 @@ class Rewriter:
                 writer.counters.compacted += step.messages
                 return True
 
-            return None if writer.commit(prepare) is None else step.messages
+            if writer.commit(prepare) is None:
+                return None
+            tables.committed(counted)
+            return step.messages
 
     def reclaim(self) -> None:
         """Free the disk space of replaced values. This may take long."""

@@ -9,15 +9,17 @@ Stored form (state keyspace, keys begin with a zero byte)::
     00 "tallies" u32 generation                            -> TallyIndex, written with every change of a table
     00 "tally" u32 generation u64 last position u32 part   -> TallyPart, a part of the table that ends at the position
 
-Both are records (`topicstore.shard.record_codec`) of version 1. A part has at most about a megabyte before compression,
-or one row. Its data is a msgpack array, compressed with zstd: topics, client ids, the lowest position, then the
-columns. Each column is stored as eight planes of the bytes of 64-bit numbers, the lowest bytes first. The columns are
-the index of the topic (delta to the row before), the index of the client id, the first position (offset from the lowest
-of the part), the last position (offset from the first), the number of messages, and their bytes.
+Both are records (`topicstore.shard.record_codec`) of version 1. A part has at most about 256 kB before compression, or
+one row; older databases also have parts of a megabyte. The parts of a table are in order of its rows. A part's data is
+a msgpack array, compressed with zstd: topics, client ids, the lowest position, then the columns. Each column is stored
+as eight planes of the bytes of 64-bit numbers, the lowest bytes first. The columns are the index of the topic (delta to
+the row before), the index of the client id, the first position (offset from the lowest of the part), the last position
+(offset from the first), the number of messages, and their bytes.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,6 +48,7 @@ __all__ = [
     "TallyRange",
     "covers",
     "encoded_parts",
+    "lengths",
     "load_index",
     "load_tally",
     "put_index",
@@ -102,8 +105,7 @@ class Tally:
         topics, topic = _coded(batch.topics, rows)
         client_ids, client_id = _coded(batch.client_ids, rows)
         positions = np.asarray(batch.positions, np.uint64)
-        of_topics = np.fromiter((len(text.encode()) for text in topics), np.uint64, len(topics))
-        size = _sizes(batch.payloads, rows) + of_topics[topic]
+        size = _sizes(batch.payloads, rows) + lengths(topics).astype(np.uint64)[topic]
         ones = np.ones(rows, np.uint64)
         return _summed(cls(topics, client_ids, topic, client_id, positions, positions, ones, size))
 
@@ -153,6 +155,19 @@ class Tally:
         rest = (column[rows] for column in (self.first, self.last, self.messages, self.size))
         return type(self)(topics, client_ids, topic, client_id, *rest)
 
+    def window(self, start: int, stop: int) -> Self:
+        """Return a tally of the rows from ``start`` to before ``stop``, at least one."""
+        lowest, highest = int(self.topic[start]), int(self.topic[stop - 1])
+        client_ids, client_id = _in_use(self.client_ids, self.client_id[start:stop])
+        rest = (column[start:stop] for column in (self.first, self.last, self.messages, self.size))
+        topic = self.topic[start:stop] - np.uint64(lowest)
+        return type(self)(self.topics[lowest : highest + 1], client_ids, topic, client_id, *rest)
+
+    def without_hidden(self) -> Self:
+        """Return the tally without topics that begin with ``$``, which no table counts."""
+        begin, end = bisect_left(self.topics, "$"), bisect_left(self.topics, chr(ord("$") + 1))
+        return self if begin == end else self.where((self.topic < np.uint64(begin)) | (self.topic >= np.uint64(end)))
+
     def by_topic(self) -> Self:
         """Return the tally summed by topic, with an empty client id."""
         return _summed(attrs.evolve(self, client_ids=[""], client_id=np.zeros(len(self), np.uint64)))
@@ -188,11 +203,19 @@ def _reached(topic_filter: TopicFilter, topics: Sequence[str]) -> tuple[int, int
     if topic_filter.literal:
         at = bisect_left(topics, topic_filter.text)
         return at, min(at + 1, len(topics))
+    span = _span(topic_filter)
+    if span is None:
+        return 0, len(topics)
+    return bisect_left(topics, span[0] + "/"), bisect_left(topics, span[1])
+
+
+def _span(topic_filter: TopicFilter) -> tuple[str, str] | None:
+    """Return the lowest topic that a filter may match, and a text after the highest; None if all may match."""
     fixed = list(takewhile(lambda level: level not in ("+", "#"), topic_filter.levels))
     if not fixed:
-        return 0, len(topics)
-    above = "/".join(fixed)
-    return bisect_left(topics, above + "/"), bisect_left(topics, above + chr(ord("/") + 1))
+        return None
+    lowest = "/".join(fixed)
+    return lowest, lowest + ("\0" if topic_filter.literal else chr(ord("/") + 1))
 
 
 def _pattern(topic_filter: TopicFilter) -> re.Pattern[str]:
@@ -306,7 +329,7 @@ def _sizes(payloads: Column, rows: int) -> Numbers:
 _VERSION = 1
 _INDEX = b"\0tallies"
 _PART = b"\0tally"
-_PART_BYTES = 1 << 20
+_PART_BYTES = 1 << 18
 _ROW_BYTES = 48
 
 
@@ -356,18 +379,39 @@ def put_index(write: WriteBatch, generation: int, index: TallyIndex) -> None:
     write.put(STATE, key, _INDEXES.encode(key, index))
 
 
-def load_tally(reader: Reader, generation: int, counted: TallyRange) -> Iterator[Tally]:
-    """Yield the parts of a table. Raises `CorruptionError` if one is damaged or missing."""
-    for key in _keys(generation, counted):
-        place = f"state: tally of generation {generation} up to position {counted.last}"
-        data = reader.get(STATE, key)
-        if data is None:
-            raise CorruptionError("a part of it is missing", place)
-        part = _PARTS.decode(key, data, place)
-        try:
-            yield _unpacked(zstandard.ZstdDecompressor().decompress(part.data, max_output_size=part.size))
-        except (zstandard.ZstdError, msgspec.DecodeError) as bad:
-            raise CorruptionError(str(bad), place) from bad
+def load_tally(
+    reader: Reader, generation: int, counted: TallyRange, topic_filter: TopicFilter | None = None
+) -> Iterator[Tally]:
+    """Yield the parts of a table that may count messages of a filter; None stands for all messages.
+
+    Raises `CorruptionError` if a part that is read is damaged or missing.
+    """
+    keys = _keys(generation, counted)
+    place = f"state: tally of generation {generation} up to position {counted.last}"
+
+    @functools.cache
+    def part(number: int) -> Tally:
+        return _load_part(reader, keys[number], place)
+
+    span = None if topic_filter is None else _span(topic_filter)
+    if span is None:
+        yield from (_load_part(reader, key, place) for key in keys)
+        return
+    lowest, end = span
+    # A topic may continue in the next part, so the search is for the last part that begins before the lowest topic.
+    begin = bisect_left(range(1, len(keys)), True, key=lambda number: part(number).topics[0] >= lowest)
+    yield from takewhile(lambda found: found.topics[0] < end, map(part, range(begin, len(keys))))
+
+
+def _load_part(reader: Reader, key: bytes, place: str) -> Tally:
+    data = reader.get(STATE, key)
+    if data is None:
+        raise CorruptionError("a part of it is missing", place)
+    part = _PARTS.decode(key, data, place)
+    try:
+        return _unpacked(zstandard.ZstdDecompressor().decompress(part.data, max_output_size=part.size))
+    except (zstandard.ZstdError, msgspec.DecodeError) as bad:
+        raise CorruptionError(str(bad), place) from bad
 
 
 def encoded_parts(generation: int, counted: TallyRange, tally: Tally) -> tuple[TallyRange, list[tuple[bytes, bytes]]]:
@@ -399,16 +443,29 @@ def _keys(generation: int, counted: TallyRange) -> list[bytes]:
 
 def _cut(tally: Tally) -> Iterator[Tally]:
     """Split a tally into parts of bounded size."""
-    rows = len(tally)
-    if not rows:
+    if not len(tally):
         return
-    size = _ROW_BYTES * rows + sum(map(len, tally.topics)) + sum(map(len, tally.client_ids))
-    if rows == 1 or size <= _PART_BYTES:
-        yield tally
-        return
-    front = np.arange(rows) < rows // 2
-    yield from _cut(tally.where(front))
-    yield from _cut(tally.where(~front))
+    new_topic, new_client = (
+        np.diff(codes, prepend=codes[:1] + np.uint64(1)) != 0 for codes in (tally.topic, tally.client_id)
+    )
+    sizes = np.full(len(tally), _ROW_BYTES)
+    sizes[new_topic] += lengths(tally.topics)[tally.topic[new_topic]]
+    sizes[new_client] += lengths(tally.client_ids)[tally.client_id[new_client]]
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(tally):
+        before = int(ends[start]) - int(sizes[start])
+        stop = max(int(np.searchsorted(ends, before + _PART_BYTES, side="right")), start + 1)
+        yield tally.window(start, stop)
+        start = stop
+
+
+def lengths(texts: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Return the number of bytes of each text in UTF-8."""
+    found = np.fromiter(map(len, texts), np.int64, len(texts))
+    if not "".join(texts).isascii():
+        found = np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts))
+    return found
 
 
 def _packed(part: Tally) -> bytes:

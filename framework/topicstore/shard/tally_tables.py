@@ -1,8 +1,9 @@
 """`TallyTables`: stored counts of a shard's messages by topic and client id, which save queries from reading messages.
 
 A table counts the messages in one range of positions of one generation. It is stored with its range, so an interrupted
-count is repeated. Eight adjacent tables of the same merge level are merged into one, in the write
-that adds the last of them, so the number of tables grows with the logarithm of the number of messages.
+count is repeated. A compaction step with heads adds tables of those of its messages that no table counts, in its own
+write, unless nearly each message has a topic of its own. Eight adjacent tables of the same merge level are then merged
+into one, in a write that follows, so the number of tables grows with the logarithm of the number of messages.
 
 Messages that a delete removes are subtracted from the tables. The first write of the delete removes the affected
 tables, and one write after its last stores the reduced tables; until then the tables are absent.
@@ -16,12 +17,17 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
 
 from topicstore.contract.engine import STATE, WriteBatch
 from topicstore.contract.errors import CorruptionError
+from topicstore.contract.layout import Heads
 from topicstore.contract.topics import TopicFilter
 
 from .generations import Generations
+from .head_counter import count_heads
 from .tally_records import (
     Gathering,
     Tally,
@@ -36,7 +42,7 @@ from .tally_records import (
 )
 from .writer import PendingWrite, ShardWriter
 
-__all__ = ["TallyTables", "Withdrawal", "uncounted"]
+__all__ = ["Counted", "Span", "TallyTables", "Withdrawal", "uncounted"]
 
 _MERGED = 8
 """The number of adjacent tables that are merged into one."""
@@ -45,10 +51,26 @@ _Stored = list[tuple[bytes, bytes]]
 """The keys and values of a table's parts."""
 
 
-def uncounted(ranges: Sequence[TallyRange], before: int, last: int) -> list[tuple[int, int]]:
-    """Return the gaps between the tables' ranges within (``before``, ``last``], each as (before, last)."""
+class Span(NamedTuple):
+    """A range of positions: those above ``before``, up to ``last``."""
+
+    before: int
+    last: int
+
+
+class Counted(NamedTuple):
+    """The tally of the messages in a range of a generation's positions: those above ``before``, up to ``last``."""
+
+    generation: int
+    before: int
+    last: int
+    tally: Tally
+
+
+def uncounted(ranges: Sequence[TallyRange] | Sequence[Span], before: int, last: int) -> list[Span]:
+    """Return the gaps between ordered ranges within (``before``, ``last``]."""
     ends = [before, *(end for one in ranges for end in (one.before, one.last)), last]
-    return [(start, end) for start, end in zip(ends[::2], ends[1::2], strict=True) if start < end]
+    return [Span(start, end) for start, end in zip(ends[::2], ends[1::2], strict=True) if start < end]
 
 
 class TallyTables:
@@ -57,9 +79,9 @@ class TallyTables:
     def __init__(self, writer: ShardWriter, generations: Generations) -> None:
         self._writer = writer
         self._generations = generations
-        self.counted: Callable[[int, int, int, Tally], None] | None = None
-        """A callback after `add`, with the same arguments. It is called with `rewrite_lock` held, so that no counted
-        message was deleted meanwhile."""
+        self.counted: Callable[[Counted], None] | None = None
+        """A callback for each new table. It is called with `rewrite_lock` held, so that no counted message was deleted
+        meanwhile."""
 
     # --- lookups ---
 
@@ -95,49 +117,82 @@ class TallyTables:
                     yield counted, None
                     continue
                 with suppress(CorruptionError):
-                    parts = [p.where(p.matching(topic_filter)) for p in load_tally(view, generation, counted)]
-                    yield counted, parts
+                    parts = load_tally(view, generation, counted, topic_filter)
+                    yield counted, [part.where(part.matching(topic_filter)) for part in parts]
 
     # --- changing ---
 
     def add(self, generation: int, before: int, last: int, tally: Tally) -> None:
         """Store the tally of the range (``before``, ``last``], which no table counts yet, in one engine write.
 
-        The caller must hold `rewrite_lock`, and must have held it while it counted. The write includes the merges that
-        become due. Nothing is written if the generation was dropped.
+        The caller must hold `rewrite_lock`, and must have held it while it counted. Merges that become due follow.
+        Nothing is written if the generation was dropped.
         """
-        new = TallyRange(before=before, last=last, level=0, messages=tally.count, parts=0)
-        ranges, fresh = sorted([*self.ranges(generation), new], key=_begin), {new: tally}
-        write = WriteBatch()
-        while run := _full_run(ranges):
-            merged = TallyRange(
-                before=run[0].before, last=run[-1].last, level=run[0].level + 1, messages=0, parts=run[-1].parts
-            )
-            total = Gathering()
-            for counted in run:
-                for part in self._parts(generation, counted, fresh, write):
-                    total.add(part)
-                ranges.remove(counted)
-            fresh[merged] = total.total()
-            ranges = sorted([*ranges, merged], key=_begin)
-        for counted, counts in fresh.items():
-            ranges.remove(counted)
-            kept, stored = encoded_parts(generation, counted, counts)
+        counted, write = [Counted(generation, before, last, tally)], WriteBatch()
+        self.commit(generation, write, self._put(counted, write))
+        self.committed(counted)
+
+    def join(self, generation: int, first: int, heads: Heads, write: WriteBatch) -> list[Counted]:
+        """Add tables of those messages of a compaction step that no table counts to the step's write, and return them.
+
+        Messages that aren't worth a table are left out; they are read when a count is requested.
+
+        ``first`` is the first position of the generation. The caller must hold `rewrite_lock` from the request of the
+        step to the call of `committed`.
+        """
+        counted = []
+        for gap in uncounted(self.ranges(generation), first - 1, heads.last):
+            before, last = max(gap.before, heads.before), min(gap.last, heads.last)
+            if before < last:
+                rows = None
+                if before > heads.before or last < heads.last:
+                    rows = (heads.positions > np.uint64(max(before, 0))) & (heads.positions <= np.uint64(last))
+                tally = count_heads(heads, rows)
+                if tally is not None:
+                    counted.append(Counted(generation, before, last, tally.without_hidden()))
+        if counted:
+            put_index(write, generation, _index(self._put(counted, write)))
+        return counted
+
+    def committed(self, counted: list[Counted]) -> None:
+        """Call the callback for new tables after their commit, and store the merges that have become due."""
+        for one in counted:
+            if self.counted is not None:
+                self.counted(one)
+        for generation in {one.generation for one in counted}:
+            self._merge(generation)
+
+    def _put(self, counted: list[Counted], write: WriteBatch) -> list[TallyRange]:
+        """Add new tables of one generation to a write; return the ranges of all tables."""
+        ranges = list(self.ranges(counted[0].generation))
+        for generation, before, last, tally in counted:
+            new = TallyRange(before=before, last=last, level=0, messages=tally.count, parts=0)
+            kept, stored = encoded_parts(generation, new, tally)
             ranges.append(kept)
             _put(write, stored)
-        self.commit(generation, write, ranges)
-        if self.counted is not None:
-            self.counted(generation, before, last, tally)
+        return ranges
 
-    def _parts(
-        self, generation: int, counted: TallyRange, fresh: dict[TallyRange, Tally], write: WriteBatch
-    ) -> Iterator[Tally]:
-        """Yield the parts of a table that is being merged; if the table is stored, add its removal to the write."""
-        if counted in fresh:
-            yield fresh.pop(counted)
-            return
-        remove_parts(write, generation, counted)
-        yield from load_tally(self._writer.open_engine(), generation, counted)
+    def _merge(self, generation: int) -> None:
+        """Merge adjacent tables of the same level, each run in one engine write, as long as enough are adjacent."""
+        while run := _full_run(self.ranges(generation)):
+            write, ranges, total = WriteBatch(), list(self.ranges(generation)), Gathering()
+            merged = TallyRange(before=run[0].before, last=run[-1].last, level=run[0].level + 1, messages=0, parts=0)
+            for counted in run:
+                try:
+                    for part in load_tally(self._writer.open_engine(), generation, counted):
+                        total.add(part)
+                except CorruptionError:  # the damaged table is removed, and its messages are counted again
+                    run = [counted]
+                    break
+            for counted in run:
+                ranges.remove(counted)
+                remove_parts(write, generation, counted)
+            if len(run) > 1:
+                kept, stored = encoded_parts(generation, merged, total.total())
+                ranges.append(kept)
+                _put(write, stored)
+            if not self.commit(generation, write, ranges):
+                return
 
     def withdraw(
         self, generation: int, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter]
@@ -169,18 +224,18 @@ class TallyTables:
             return None  # the background count reads its range again
         return total.total()
 
-    def commit(self, generation: int, write: WriteBatch, ranges: list[TallyRange]) -> None:
+    def commit(self, generation: int, write: WriteBatch, ranges: list[TallyRange]) -> bool:
         """Commit a change of a generation's tables, after which it has those of ``ranges``.
 
-        Nothing is written if the generation was dropped.
+        Returns False, and writes nothing, if the generation was dropped.
         """
-        put_index(write, generation, TallyIndex(ranges=tuple(sorted(ranges, key=_begin))))
+        put_index(write, generation, _index(ranges))
 
         def prepare(pending: PendingWrite) -> bool:
             pending.write = write
             return generation in self._generations.slabs  # otherwise it was dropped meanwhile, with its tables
 
-        self._writer.commit(prepare)
+        return self._writer.commit(prepare) is not None
 
 
 class Withdrawal:
@@ -224,8 +279,8 @@ def _put(write: WriteBatch, stored: _Stored) -> None:
         write.put(STATE, key, value)
 
 
-def _begin(counted: TallyRange) -> int:
-    return counted.before
+def _index(ranges: list[TallyRange]) -> TallyIndex:
+    return TallyIndex(ranges=tuple(sorted(ranges, key=lambda counted: counted.before)))
 
 
 def _full_run(ranges: Sequence[TallyRange]) -> list[TallyRange]:

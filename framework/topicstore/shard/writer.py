@@ -118,7 +118,7 @@ class ShardCounters:
     compacted: int = 0
     """Messages rewritten by compactions."""
     reads: int = 0
-    """Batches read by cursors."""
+    """Batches read by cursors and for counts."""
     read_messages: int = 0
     """Messages in those batches."""
     read_seconds: float = 0.0

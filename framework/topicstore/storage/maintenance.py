@@ -195,7 +195,7 @@ def compact(storage: Storage, stop: Callable[[], bool]) -> CompactReport:
     started, before = time.perf_counter(), _Sizes.of(storage)
     messages = sum(shard.rewriter.compact(whole=True, stop=stop) for shard in storage.shards)
     for shard in storage.shards:
-        count(storage, shard, stop)
+        count(storage, shard, stop, whole=True)
     for shard in storage.shards:
         if not stop():
             shard.rewriter.reclaim()

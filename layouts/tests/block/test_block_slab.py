@@ -21,6 +21,7 @@ from topicstore_layouts.block.compression import Compressor
 from topicstore_layouts.block.format import MIXED, Block, block_seed, encode_block
 from topicstore_layouts.block.layout import BlockLayout, BlockOptions
 from topicstore_layouts.block.slab import BlockSlab
+from topicstore_layouts.shared import name_table
 
 ALL = 0
 
@@ -390,3 +391,29 @@ def test_verify_checks_names(stored: Stored) -> None:
     for kind in (0x10, 0x20):
         stored.replace(META, encode_generation(GENERATION) + bytes((kind, 0, 0, 0, 1)), bytes(4) + b"other")
     assert {"topic names", "client id names"} == {damage.place.split(", ")[-1] for damage in stored.verify()[1]}
+
+
+def test_heads_need_no_payloads_and_only_matching_streams(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads decompress no payloads, and blocks whose stream can't match are not decoded."""
+    for number in range(20):
+        stored.put(numbered([f"a/{number % 4}/x"], 10, size=1_000))
+    decoded: list[int] = []
+    columns = Block._columns
+    monkeypatch.setattr(Block, "payloads", None)
+    monkeypatch.setattr(Block, "_columns", lambda block: decoded.append(block.last) or columns(block))  # type: ignore[func-returns-value]
+    for text, rows in (("a/1/x", 50), ("a/1/#", 50), ("#", 200), ("b/#", 0)):
+        decoded.clear()
+        found = list(stored.slab.heads(TopicFilter(text), 0, stored.last))
+        assert rows == sum(len(heads.positions) for heads in found)
+        assert rows // 10 == len(set(decoded))
+
+
+def test_heads_of_texts_and_numbers_are_joined(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads are the same where a dictionary has some of the names, and others are stored as texts."""
+    monkeypatch.setattr(name_table, "CAPACITY", 5)
+    for first in (0, 2, 9):
+        stored.put(numbered([f"a/{number}" for number in range(first, first + 4)], 40))
+    stored.put(numbered(["a/20"], 10))
+    (heads,) = stored.slab.heads(TopicFilter("#"), 0, stored.last)
+    assert [message.topic for _, message in stored.rows] == list(heads.topics)
+    assert [message.client_id for _, message in stored.rows] == list(heads.client_ids)

@@ -23,6 +23,7 @@ from topicstore.contract.layout import CompactStep
 
 from .compression import Compressor
 from .format import MIXED, Block, Columns, encode_frame
+from .heads import merged_heads
 from .reading import Reading
 from .segments import FrameSpan, Segment, make_segment
 
@@ -105,6 +106,7 @@ class Compaction:
         frames = [f for s in segments for f in self._segments.frames(engine, s, np.flatnonzero(s.rows))]
         freed = sum(map(self._segments.stored_bytes, segments)) + sum(block.size for block in blocks)
         base = segments[0].base if segments else blocks[0].base
+        before = self._segments.end(engine, segments[0].end if segments else None)
         end = blocks[-1].last if blocks else segments[-1].end
         self._segments.reach = max(self._segments.reach, end)
         for segment in segments:
@@ -123,7 +125,8 @@ class Compaction:
         size = self._segments.put(make_segment(base, end, columns, spans, own), values, write)
         rows = len(columns.positions)
         self._segments.put_total(self._segments.total() - sum(s.messages for s in segments) + rows, write)
-        return CompactStep(write=write, messages=rows, freed=freed - size)
+        heads = merged_heads(columns, before, end)
+        return CompactStep(write=write, messages=rows, freed=freed - size, heads=heads)
 
     def _sorted(self, blocks: Sequence[Block]) -> tuple[Columns[Coded], npt.NDArray[np.int64]]:
         """Return the rows of all blocks by stream, topic, position, and the stream of each row.

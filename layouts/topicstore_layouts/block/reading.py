@@ -223,8 +223,12 @@ class Reading:
         if stream not in (ALL, block.stream) and block.stream != MIXED:
             self.counters.skipped += 1
             return False
-        topics = block.topics()
         wanted = self._wanted.of(topic_filter, None if stream == ALL else stream)
+        elsewhere = block.stream != MIXED and not wanted.everything and block.stream not in wanted.by_stream
+        if elsewhere and block.stream in self.trie:  # a stream that was lost by damage may have any topics
+            self.counters.skipped += 1  # without decoding its head
+            return False
+        topics = block.topics()
         mask = wanted.everything or block.stream in wanted.covered or self._mask(block, topic_filter, wanted)
         if mask is not False and stream != ALL and block.stream == MIXED:
             mask = mask & (self._streams(topics, block.rows) == stream)

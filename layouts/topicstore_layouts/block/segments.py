@@ -240,9 +240,10 @@ class Segments:
         """Return the key that follows the last possible index."""
         return self._generation + 1, 0, 0
 
-    def end(self, reader: Reader) -> int:
-        """Return the last position of the last segment, -1 if there is none."""
-        for chunk in reader.scan(INDEX, self.index_key(0), self.behind(), reverse=True, limit=1):
+    def end(self, reader: Reader, before: int | None = None) -> int:
+        """Return the last position of the last segment, or of the last one that ends before ``before``; -1 for none."""
+        upper = self.behind() if before is None else self.index_key(before)
+        for chunk in reader.scan(INDEX, self.index_key(0), upper, reverse=True, limit=1):
             return int(chunk[0][0][1])
         return -1
 

@@ -21,6 +21,7 @@ from topicstore.contract.layout import (
     CompactStep,
     Damage,
     DeleteStep,
+    Heads,
     ReadCounters,
     ReadLimits,
     Slab,
@@ -37,6 +38,7 @@ from .batch_blocks import BatchBlocks
 from .compaction import Compaction
 from .compression import Compressor
 from .deletion import Deletion
+from .heads import heads_of
 from .reading import ALL, Reading
 from .segments import Segments
 from .verification import Verification
@@ -53,6 +55,8 @@ them that the limit allows are joined."""
 
 class BlockSlab(Slab):
     """A slab of the block layout; the docstring of the module describes it."""
+
+    reads_heads = True
 
     def __init__(
         self,
@@ -146,6 +150,10 @@ class BlockSlab(Slab):
         self.counters.rows += rows
         place = (max(at, limits.bound + 1) if exhausted else at).to_bytes(8, "big")
         return SlabStep(batch=MessageBatch.concat(batches), place=place, exhausted=exhausted)
+
+    def heads(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[Heads]:
+        """Yield the heads of matching messages, segment by segment, and then many blocks at a time."""
+        return heads_of(self._reading, topic_filter, first, last)
 
     # --- maintenance ---
 

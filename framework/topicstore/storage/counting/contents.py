@@ -1,13 +1,14 @@
 """The contents of a database: message counts by topic and by client id, and the last message of each topic.
 
-Counts by client id are summed from the tally tables (`topicstore.shard.tally_tables`), and messages that no table
-counts are read. Counts by topic are cached in memory (`TopicCounts`). All counts concern the stored form of messages,
-without plugins. Topics that begin with ``$`` are in no table, and their messages are read at each call. Only filters
-with the same first level match them (MQTT 5, section 4.7.2).
+Counts are summed from the tally tables (`topicstore.shard.tally_tables`), and messages that no table counts are read,
+without their payloads where the layout can do that. Only what may match the filter is counted. All counts concern the
+stored form of messages, without plugins. Topics that begin with ``$`` are in no table. Only filters with the same first
+level match them (MQTT 5, section 4.7.2).
 
-`TopicCounts` is initialized from the tally tables. Afterwards each range that is counted in the background is added to
-it. The messages that no table counts yet, about 65,000 in each shard, are each read once: a call reads those stored
-since the last call. After a delete or the drop of a generation, the counts of the shard are computed again.
+Counts by topic are cached in memory (`TopicCounts`), those of ``#`` and of the filters that were requested last. They
+are initialized from the tally tables. Afterwards each table that is added is added to them. Other messages are each
+read once: a call reads those stored since the last call. After a delete or the drop of a generation, the counts of the
+shard are computed again.
 
 `Levels` has the children of a level of topics, each with the counts of all topics below it.
 """
@@ -17,8 +18,9 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from operator import is_not
 from threading import Lock
@@ -37,10 +39,11 @@ from topicstore.contract.topics import TopicFilter
 from topicstore.shard.records import GenerationRecord
 from topicstore.shard.shard import Shard
 from topicstore.shard.tally_records import Gathering, Numbers, Tally, covers
-from topicstore.shard.tally_tables import uncounted
-from topicstore.storage.reading.direct_reads import plan_generation, run_as_stored
+from topicstore.shard.tally_tables import Counted, Span, uncounted
 from topicstore.storage.reading.ordering import newest_first
 from topicstore.storage.storage import Storage
+
+from .counting import read_counts
 
 __all__ = [
     "MOST_TOPICS",
@@ -62,10 +65,9 @@ _EVERYTHING = TopicFilter("#")
 _NEVER = -1
 """A number of deleted messages that no shard has, which forces a new count."""
 _WAITING = 16
-"""The number of counted ranges in the queue from which the counting thread adds them to the counts itself."""
-
-_Counted = tuple[int, int, int, Tally]
-"""A generation, a range of positions as (before, last), and the tally of its messages."""
+"""The number of queued new tables from which the thread that made the last one adds them to the counts itself."""
+_FILTERS = 16
+"""The maximum number of filters, besides ``#``, whose counts are cached. All of them have at most `MOST_TOPICS`."""
 
 
 class TopicCounts:
@@ -73,107 +75,140 @@ class TopicCounts:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._shards: dict[int, _ShardCounts] = {}
-        self._added: tuple[list[Tally], Tally] = [], Tally.empty()
-        """The last counts of all shards, and their sum."""
+        self._kept: dict[str, _FilterCounts] = {}
+        """The counts of each filter, least recently used first. Guarded by the lock."""
 
-    def of(self, storage: Storage) -> Tally:
-        """Return the counts by topic of all messages stored before the call."""
-        tallies = [self.of_shard(storage, shard) for shard in storage.shards]
-        known, together = self._added
+    def of(self, storage: Storage, topic_filter: TopicFilter) -> Tally:
+        """Return the counts of the matching topics, of all messages stored before the call."""
+        if self._within(topic_filter, storage.shards):
+            return _matching(self.of(storage, _EVERYTHING), topic_filter)
+        counts = self._counts(topic_filter)
+        tallies = [self._of_shard(storage, shard, counts) for shard in storage.shards]
+        known, together = counts.added
         if len(known) != len(tallies) or any(map(is_not, known, tallies)):
             together = Tally.sum(tallies).by_topic()
-            self._added = tallies, together
+            counts.added = tallies, together
         return together
 
-    def of_shard(self, storage: Storage, shard: Shard) -> Tally:
-        """Return the counts by topic of all messages that a shard stored before the call."""
+    def of_shard(self, storage: Storage, shard: Shard, topic_filter: TopicFilter = _EVERYTHING) -> Tally:
+        """Return the counts of the matching topics, of all messages that a shard stored before the call."""
+        if self._within(topic_filter, [shard]):
+            return _matching(self.of_shard(storage, shard), topic_filter)
+        return self._of_shard(storage, shard, self._counts(topic_filter))
+
+    def _of_shard(self, storage: Storage, shard: Shard, counts: _FilterCounts) -> Tally:
         if shard.writer.read_only:  # no caching, because deletes of the writing process aren't visible here
-            return _ShardCounts().brought_up(storage, shard)
+            return _ShardCounts(counts.topic_filter).brought_up(storage, shard)
+        shard.tallies.counted = partial(self._note, shard.number)  # before reading tables, so that no table is missed
         with self._lock:
-            counts = self._shards.setdefault(shard.number, _ShardCounts())
-        with counts.lock:
-            return counts.brought_up(storage, shard)
+            of_shard = counts.shards.setdefault(shard.number, _ShardCounts(counts.topic_filter))
+        with of_shard.lock:
+            return of_shard.brought_up(storage, shard)
+
+    def _within(self, topic_filter: TopicFilter, shards: Sequence[Shard]) -> bool:
+        """Return whether a filter's counts are among the cached counts of ``#``."""
+        if topic_filter.text == "#" or not covers(topic_filter):
+            return False
+        with self._lock:
+            kept = self._kept.get("#")
+            known = {} if kept is None else dict(kept.shards)
+        return all(shard.number in known and known[shard.number].is_valid(shard) for shard in shards)
+
+    def _counts(self, topic_filter: TopicFilter) -> _FilterCounts:
+        with self._lock:
+            kept, text = self._kept, topic_filter.text
+            counts = kept.pop(text) if text in kept else _FilterCounts(topic_filter)
+            kept[text] = counts  # moved to the end
+            for other in [other for other in kept if other != "#"][:-_FILTERS]:
+                del kept[other]
+            return counts
+
+    def _note(self, shard: int, counted: Counted) -> None:
+        """Add a new table to the counts of all filters."""
+        counted = counted._replace(tally=counted.tally.by_topic())
+        with self._lock:
+            known = [counts.shards[shard] for counts in self._kept.values() if shard in counts.shards]
+        for of_shard in known:
+            of_shard.note(counted)
 
 
-@attrs.define
-class _Tail:
-    """The counts of a generation's messages after the last one that tables count."""
+def _matching(tally: Tally, topic_filter: TopicFilter) -> Tally:
+    return tally.where(tally.matching(topic_filter))
 
-    before: int
-    last: int
-    tally: Tally
+
+class _FilterCounts:
+    """The counts of one filter."""
+
+    def __init__(self, topic_filter: TopicFilter) -> None:
+        self.topic_filter = topic_filter
+        self.shards: dict[int, _ShardCounts] = {}
+        self.added: tuple[list[Tally], Tally] = [], Tally.empty()
+        """The last counts of all shards, and their sum."""
 
 
 class _ShardCounts:
-    def __init__(self) -> None:
+    """The counts of one filter in one shard."""
+
+    def __init__(self, topic_filter: TopicFilter) -> None:
         self.lock = Lock()
         """Held while messages are counted, which may take seconds the first time. No writer waits for it."""
-        self._waiting: deque[_Counted] = deque()
-        self._forget(0)
+        self._filter = topic_filter
+        self._most = MOST_TOPICS if topic_filter.text == "#" else MOST_TOPICS // _FILTERS
+        self._waiting: deque[Counted] = deque()
+        self._forget(_NEVER)
 
     def _forget(self, deleted: int) -> None:
         self._deleted = deleted
         """The shard's number of deleted messages when counting began. If it has changed, the counts are invalid."""
-        self._tables = Gathering(Tally.by_topic)
-        self._ends: dict[int, int] = {}
-        """By generation, the position up to which ``_tables`` counts its messages."""
-        self._tails: dict[int, _Tail] = {}
-        self._total: Tally | None = None
-        self._waiting.clear()  # ranges that were counted before a delete
+        self._total = Gathering(Tally.by_topic)
+        self._spans: dict[int, list[Span]] = {}
+        """By generation, the ranges of positions whose messages ``_total`` counts, in order."""
+        self._waiting.clear()  # tables that were made before a delete
+
+    def is_valid(self, shard: Shard) -> bool:
+        """Return whether messages were counted, and none was deleted since."""
+        return self._deleted == shard.writer.counters.deleted
 
     def brought_up(self, storage: Storage, shard: Shard) -> Tally:
         """Count the messages stored since the last call, and return all counts. The lock must be held."""
-        if not shard.writer.read_only:
-            shard.tallies.counted = self._note  # before reading the tables, so that no table is missed
         while True:
             try:
                 return self._brought_up(storage, shard)
             except (GenerationArchivedError, GenerationDroppedError):
-                self._forget(shard.writer.counters.deleted)
+                self._forget(_NEVER)
+            except BaseException:  # a part of a generation may have been counted
+                self._forget(_NEVER)
+                raise
 
     def _brought_up(self, storage: Storage, shard: Shard) -> Tally:
         deleted, began = shard.writer.counters.deleted, time.monotonic()
         slabs = shard.generations.with_slabs()
-        if deleted != self._deleted or not self._ends.keys() <= {record.number for record, _ in slabs}:
+        if deleted != self._deleted or not self._spans.keys() <= {record.number for record, _ in slabs}:
             self._forget(deleted)
         self._take()
         for record, _ in slabs:
             self._count(storage, shard, record, began)
-        if self._total is None:
-            self._total = Tally.sum([self._tables.total(), *(tail.tally for tail in self._tails.values())])
-        total = self._total
-        if len(total) > MOST_TOPICS:
+        total = self._total.total()
+        if len(total) > self._most:
             self._forget(_NEVER)
         return total
 
     def _count(self, storage: Storage, shard: Shard, record: GenerationRecord, began: float) -> None:
         number, last = record.number, shard.writer.watermark if record.last_position is None else record.last_position
-        if number not in self._ends:
-            ranges = shard.tallies.gather(number, _EVERYTHING, self._tables)
-            end = ranges[-1].last if ranges else record.first_position - 1
-            for before, until in uncounted(ranges, record.first_position - 1, end):
-                for tally in _read(storage, shard, number, before, until, began):
-                    self._tables.add(tally)
-            self._ends[number], self._total = end, None
-        end = self._ends[number]
-        tail = self._tails.pop(number, None)
-        if tail is None or tail.before != end:
-            tail = _Tail(end, end, Tally.empty())
-        if tail.last < last:
-            added = list(_read(storage, shard, number, tail.last, last, began))
-            if added:
-                self._total = None
-            tail = _Tail(end, last, Tally.sum([tail.tally, *added]))
+        spans = self._spans.get(number)
+        if spans is None:
+            ranges = shard.tallies.gather(number, self._filter, self._total)
+            spans = [Span(counted.before, counted.last) for counted in ranges]
+        for span in uncounted(spans, record.first_position - 1, last):
+            self._total.add(read_counts(storage, shard, number, self._filter, span, began, topics=True))
         shard.generations.slab(number)  # raises if it was dropped
-        if tail.last > end:
-            self._tails[number] = tail
+        self._spans[number] = [Span(record.first_position - 1, max([last, *(span.last for span in spans)]))]
 
-    # --- ranges counted in the background ---
+    # --- new tables ---
 
-    def _note(self, generation: int, before: int, last: int, tally: Tally) -> None:
-        """Queue a range that was just counted; the next call adds it, or this one if the queue is long."""
-        self._waiting.append((generation, before, last, tally.by_topic()))
+    def note(self, counted: Counted) -> None:
+        """Queue a new table; the next call adds it, or this one if the queue is long."""
+        self._waiting.append(counted)
         if len(self._waiting) >= _WAITING and self.lock.acquire(blocking=False):
             try:
                 self._take()
@@ -181,21 +216,29 @@ class _ShardCounts:
                 self.lock.release()
 
     def _take(self) -> None:
-        """Add the queued ranges that continue the counted ones; messages of others are read instead.
+        """Add the queued tables of messages that aren't counted yet; of other tables' messages, some may be read later.
 
         The lock must be held.
         """
         while self._waiting:
             generation, before, last, tally = self._waiting.popleft()
-            if self._ends.get(generation) == before:
-                self._tables.add(tally)
-                self._ends[generation], self._total = last, None
+            spans = self._spans.get(generation)
+            if spans is None or not covers(self._filter):
+                continue
+            if all(last <= span.before or before >= span.last for span in spans):
+                self._total.add(_matching(tally, self._filter))
+                self._spans[generation] = _joined(sorted([*spans, Span(before, last)]))
 
 
-def _read(storage: Storage, shard: Shard, generation: int, before: int, last: int, began: float) -> Iterator[Tally]:
-    plan = plan_generation(storage, shard, generation, _EVERYTHING, before + 1, last, since=began)
-    for batch in run_as_stored(storage, shard, [plan], "any"):
-        yield Tally.of(batch).by_topic()
+def _joined(spans: list[Span]) -> list[Span]:
+    """Join ranges that follow each other."""
+    joined = spans[:1]
+    for span in spans[1:]:
+        if span.before == joined[-1].last:
+            joined[-1] = Span(joined[-1].before, span.last)
+        else:
+            joined.append(span)
+    return joined
 
 
 _BEHIND_SLASH = chr(ord("/") + 1)
@@ -304,10 +347,7 @@ def topics(storage: Storage, topic_filter: TopicFilter) -> list[TopicTally]:
 def counted_topics(storage: Storage, topic_filter: TopicFilter) -> Tally:
     """Return the counts of the matching topics, in order of topics, of all messages stored before the call."""
     storage.check_open()
-    if not covers(topic_filter):
-        return _tally(storage, topic_filter, Tally.by_topic)
-    tally = storage.kept(TopicCounts).of(storage)
-    return tally if topic_filter.text == "#" else tally.where(tally.matching(topic_filter))
+    return storage.kept(TopicCounts).of(storage, topic_filter)
 
 
 def topic_tallies(tally: Tally) -> list[TopicTally]:
@@ -317,7 +357,12 @@ def topic_tallies(tally: Tally) -> list[TopicTally]:
 
 def clients(storage: Storage, topic_filter: TopicFilter) -> list[ClientTally]:
     """Count messages by client id; see `Database.clients`."""
-    tally = _tally(storage, topic_filter, Tally.by_client)
+    storage.check_open()
+    total, began = Gathering(), time.monotonic()
+    for shard in storage.shards:
+        for record, _ in shard.generations.with_slabs():
+            total.add(_clients(storage, shard, record, topic_filter, began))
+    tally = total.total()
     return [ClientTally(client_id=tally.client_ids[row[1]], **_counts(row)) for row in _rows(tally)]
 
 
@@ -329,7 +374,7 @@ def latest(storage: Storage, topic_filter: TopicFilter) -> list[Message]:
         return [message for batch in newest_first(storage, request, 1) for message in batch.to_messages()]
     found: dict[_Place, Message] = {}
     for _ in range(_TRIES):  # repeated if messages are deleted between counting and reading
-        tallies = [_of_shard(storage, shard, topic_filter, Tally.by_topic) for shard in storage.shards]
+        tallies = [storage.kept(TopicCounts).of_shard(storage, shard, topic_filter) for shard in storage.shards]
         last: dict[str, _Place] = {}
         for shard, tally in enumerate(tallies):
             for row in _rows(tally):
@@ -346,39 +391,17 @@ def latest(storage: Storage, topic_filter: TopicFilter) -> list[Message]:
 # --- counting -------------------------------------------------------------------------
 
 
-def _tally(storage: Storage, topic_filter: TopicFilter, change: Callable[[Tally], Tally]) -> Tally:
-    storage.check_open()
-    total = Gathering()
-    for shard in storage.shards:
-        total.add(_of_shard(storage, shard, topic_filter, change))
-    return total.total()
-
-
-def _of_shard(storage: Storage, shard: Shard, topic_filter: TopicFilter, change: Callable[[Tally], Tally]) -> Tally:
-    total, began = Gathering(), time.monotonic()
-    for record, _ in shard.generations.with_slabs():
-        total.add(_of_generation(storage, shard, record, topic_filter, change, began))
-    return total.total()
-
-
-def _of_generation(
-    storage: Storage,
-    shard: Shard,
-    record: GenerationRecord,
-    topic_filter: TopicFilter,
-    change: Callable[[Tally], Tally],
-    began: float,
+def _clients(
+    storage: Storage, shard: Shard, record: GenerationRecord, topic_filter: TopicFilter, began: float
 ) -> Tally:
-    """Count the messages of a generation. Returns an empty tally if the generation is dropped meanwhile."""
+    """Count the messages of a generation by client id. Returns an empty tally if it is dropped meanwhile."""
     while True:
-        total, number = Gathering(change), record.number
+        total, number = Gathering(Tally.by_client), record.number
         try:
             ranges = shard.tallies.gather(number, topic_filter, total)
             last = shard.writer.watermark if record.last_position is None else record.last_position
-            for before, end in uncounted(ranges, record.first_position - 1, last):
-                plan = plan_generation(storage, shard, number, topic_filter, before + 1, end, since=began)
-                for batch in run_as_stored(storage, shard, [plan], "any"):
-                    total.add(Tally.of(batch))
+            for span in uncounted(ranges, record.first_position - 1, last):
+                total.add(read_counts(storage, shard, number, topic_filter, span, began, clients=True))
             shard.generations.slab(number)  # raises if it was dropped
         except GenerationArchivedError:
             continue  # the next attempt reads its export

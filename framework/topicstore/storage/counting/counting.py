@@ -1,8 +1,10 @@
-"""Counting messages into stored tally tables, one range at a time: by `compact`, and in the background.
+"""Counting messages: when a count is requested, and into stored tally tables, one range at a time.
 
-Each range of `RANGE` messages of a shard's generation becomes a table of `topicstore.shard.tally_tables`. The rest at
-the end of a sealed generation, or before a range that is already counted, becomes a smaller table. Deletes wait while a
-range is read and counted.
+Messages of a layout that reads heads are counted by its compactions, each in the same write. Only gaps that these leave
+are counted here: those before the last table, such as of partly deleted messages, and sealed generations. Messages of
+other layouts are all counted here, by `compact` and in the background: each range of `RANGE` messages of a shard's
+generation becomes a table of `topicstore.shard.tally_tables`. The rest at the end of a sealed generation, or before a
+range that is already counted, becomes a smaller table. Deletes wait while a range is read and counted.
 
 `KeptRows` caches the counts of a filter's messages from tally tables. Reading the tables of many topics takes seconds,
 and histograms of the same filter are requested repeatedly, with other times. Only deletes change a table.
@@ -23,16 +25,18 @@ import numpy.typing as npt
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import GenerationDroppedError
+from topicstore.contract.layout import Heads
 from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore.contract.topics import TopicFilter
 from topicstore.runtime.background import BackgroundTask
 from topicstore.runtime.closing import do_all
 from topicstore.shard.damaged_slab import DamagedSlab
+from topicstore.shard.head_counter import HeadCounter, worth_a_table
 from topicstore.shard.records import GenerationRecord
 from topicstore.shard.rewriter import never
 from topicstore.shard.shard import Shard
 from topicstore.shard.tally_records import Gathering, Tally, TallyRange
-from topicstore.shard.tally_tables import uncounted
+from topicstore.shard.tally_tables import Span, uncounted
 from topicstore.storage.reading.direct_reads import plan_generation, run_as_stored
 from topicstore.storage.storage import Storage
 
@@ -44,6 +48,7 @@ __all__ = [
     "Rows",
     "backlog",
     "count",
+    "read_counts",
     "times_of",
 ]
 
@@ -117,11 +122,45 @@ def times_of(positions: Positions) -> Numbers:
     return (positions >> np.uint64(COUNTER_BITS)).astype(np.float64)
 
 
+def read_counts(
+    storage: Storage,
+    shard: Shard,
+    generation: int,
+    topic_filter: TopicFilter,
+    span: Span,
+    since: float,
+    *,
+    topics: bool = False,
+    clients: bool = False,
+) -> Tally:
+    """Read the matching messages of a range of positions, from heads if possible, and return their tally.
+
+    The tally is by topic, by client id, or by both. ``since`` is that of `topicstore.shard.reader.ShardReader.plan`.
+    Raises the errors of reading.
+    """
+    if shard.generations.slab(generation).reads_heads:
+        counter = HeadCounter(topics=topics, clients=clients)
+        for heads in shard.reader.heads(generation, topic_filter, span.before + 1, span.last):
+            storage.check_open()
+            counter.add(heads)
+        return counter.total()
+    change = Tally.by_topic if not clients else Tally.by_client if not topics else None
+    total = Gathering() if change is None else Gathering(change)
+    plan = plan_generation(storage, shard, generation, topic_filter, span.before + 1, span.last, since=since)
+    for batch in run_as_stored(storage, shard, [plan], "any"):
+        total.add(Tally.of(batch))
+    return total.total()
+
+
 RANGE = 65_536
-"""The number of messages that are counted into one table."""
+"""The number of messages that are counted into one table, or more if they are counted from heads."""
+_LONGEST = 16 * RANGE
+"""The number of messages that are counted into one table at most, and those that are read at once with the last."""
 _REST = 19
 """The pause after a range, as a multiple of the time for counting it, while messages are stored. Counting then uses a
 twentieth of the time."""
+FIRST_REST = 2.0
+"""The pause before the first range, in seconds: that of a range that took a tenth of a second."""
 _COUNTED = TopicFilter("#")
 """The filter of the messages that tables count."""
 
@@ -135,20 +174,40 @@ def _counted(shard: Shard, generation: int) -> int:
     return sum(counted.messages for counted in shard.tallies.ranges(generation))
 
 
-def count(storage: Storage, shard: Shard, stop: Callable[[], bool] = never) -> int:
+def _gaps(shard: Shard, *, whole: bool = False) -> list[tuple[GenerationRecord, list[Span]]]:
+    """Return the generations with gaps that can be counted now, and these gaps.
+
+    Where a slab reads heads, what follows the last table of the current generation waits for a compaction, unless
+    ``whole`` is true. Generations that can't be opened are left out; reading their messages raises the reason.
+    """
+    found = []
+    for record in shard.generations.listed():
+        slab = shard.generations.slabs.get(record.number)
+        if slab is None or isinstance(slab, DamagedSlab):
+            continue
+        ranges = shard.tallies.ranges(record.number)
+        last = shard.writer.watermark if record.last_position is None else record.last_position
+        if record.sealed is None and slab.reads_heads and not whole:
+            if not ranges:
+                continue
+            last = ranges[-1].last
+        elif record.sealed is None and record.messages - sum(counted.messages for counted in ranges) < RANGE:
+            continue
+        if gaps := uncounted(ranges, record.first_position - 1, last):
+            found.append((record, gaps))
+    return found
+
+
+def count(storage: Storage, shard: Shard, stop: Callable[[], bool] = never, *, whole: bool = False) -> int:
     """Count the messages of a shard that no table counts, until ``stop`` returns True; return their number.
 
-    Generations that can't be opened are skipped; reading their messages raises the reason.
+    Without ``whole``, messages that a later compaction counts are left out.
     """
     counted = 0
-    damaged = {record.number for record, slab in shard.generations.with_slabs() if isinstance(slab, DamagedSlab)}
-    for record in shard.generations.listed():
-        if record.number in damaged:
-            continue
-        if record.sealed is None and record.messages - _counted(shard, record.number) < RANGE:
-            continue
+    for record, gaps in _gaps(shard, whole=whole):
         try:
-            counted += _count_generation(storage, shard, record, stop)
+            for gap in gaps:
+                counted += _count_gap(storage, shard, record, gap, stop)
         except GenerationDroppedError:  # or archived, meanwhile
             continue
     return counted
@@ -157,8 +216,9 @@ def count(storage: Storage, shard: Shard, stop: Callable[[], bool] = never) -> i
 class CountingScheduler:
     """A scheduler that counts the messages of one database in the background.
 
-    It doesn't wait for a pause of the writers, because there may never be one. While messages are stored, it sleeps
-    after each range for many times the duration of the count, so that it hardly slows writers down.
+    It doesn't wait for a pause of the writers, because there may never be one. It sleeps before the first range, and
+    while messages are stored also after each range for many times the duration of the count, so that it hardly slows
+    writers down.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -184,7 +244,9 @@ class CountingScheduler:
 
     def _work(self) -> None:
         storage = self._storage()
-        if storage is not None:
+        if storage is None or not any(_gaps(shard) for shard in storage.shards):
+            return
+        if not self.task.stopping.wait(FIRST_REST):
             self._begin()
             do_all((partial(count, storage, shard, self._rest) for shard in storage.shards), "could not be counted")
 
@@ -199,13 +261,13 @@ class CountingScheduler:
         self._seen, self._began = self._jobs.messages, time.monotonic()
 
 
-def _count_generation(storage: Storage, shard: Shard, record: GenerationRecord, stop: Callable[[], bool]) -> int:
-    counted, sealed = 0, record.last_position is not None
+def _count_gap(storage: Storage, shard: Shard, record: GenerationRecord, span: Span, stop: Callable[[], bool]) -> int:
+    counted = 0
     last = shard.writer.watermark if record.last_position is None else record.last_position
-    for before, end in uncounted(shard.tallies.ranges(record.number), record.first_position - 1, last):
-        gap = _Gap(storage, shard, record.number, before, end, closed=sealed or end < last)
-        while not stop() and (messages := gap.count_on()) is not None:
-            counted += messages
+    closed = record.sealed is not None or span.last < last
+    gap = _Gap(storage, shard, record.number, span.before, span.last, closed=closed)
+    while not stop() and (messages := gap.count_on()) is not None:
+        counted += messages
     return counted
 
 
@@ -245,6 +307,8 @@ class _Gap:
 
     def _read(self) -> Iterator[_Range]:
         shard = self.shard
+        if shard.generations.slab(self.generation).reads_heads:
+            return _ranges_of_heads(shard.reader.heads(self.generation, _COUNTED, self.before + 1, self.last))
         plan = plan_generation(self.storage, shard, self.generation, _COUNTED, self.before + 1, self.last, since=None)
         batches = run_as_stored(self.storage, shard, [plan], "time")
         return _ranges(batches, self.last if self.closed else None)
@@ -256,6 +320,19 @@ class _Range:
 
     last: int
     tally: Tally
+
+
+def _ranges_of_heads(found: Iterator[Heads]) -> Iterator[_Range]:
+    """Yield ranges of at least `RANGE` messages that are worth a table, and then the rest."""
+    counter, held, last = HeadCounter(), 0, None
+    for heads in found:
+        counter.add(heads)
+        held, last = held + len(heads.positions), heads.last
+        if held >= _LONGEST or (held >= RANGE and worth_a_table(held, counter.pairs)):
+            yield _Range(last, counter.total())
+            counter, held, last = HeadCounter(), 0, None
+    if last is not None:
+        yield _Range(last, counter.total())
 
 
 def _ranges(batches: Iterator[MessageBatch], end: int | None) -> Iterator[_Range]:

@@ -155,7 +155,7 @@ def _gathered(storage: Storage, shard: Shard, record: GenerationRecord, topic_fi
     number = record.number
     ranges, rows = storage.kept(KeptRows).of(shard, number, topic_filter)
     last = shard.writer.watermark if record.last_position is None else record.last_position
-    times, ranks = _density(shard, record, last)
+    times, ranks = _density(storage, shard, record, last)
     room = _READ
     for before, end in uncounted(ranges, record.first_position - 1, last):
         seen = 0
@@ -174,19 +174,11 @@ def _gathered(storage: Storage, shard: Shard, record: GenerationRecord, topic_fi
 
 
 def _of_zones(storage: Storage, shard: Shard, record: GenerationRecord) -> _Part | None:
-    """Return all messages of a generation, with a row for each zone. Reads only the first message, once."""
+    """Return all messages of a generation, with a row for each zone."""
     if not record.messages:
         return None
     last = shard.writer.watermark if record.last_position is None else record.last_position
-    times, ranks = _density(shard, record, last)
-
-    def first() -> float:
-        everything = TopicFilter("#")
-        for positions in _positions(storage, shard, record.number, everything, record.first_position, last, rows=1):
-            return float(time_of(int(positions[0])))
-        return float(times[0])
-
-    times[0] = min(storage.kept(KeptRows).first_time(shard, record.number, first), times[1])
+    times, ranks = _density(storage, shard, record, last)
     return _Part(times[:-1], times[1:], np.diff(ranks), times, ranks)
 
 
@@ -213,12 +205,23 @@ def _estimated(
     return at[1:2] + 1, at[2:3], np.array([seen * (end - read) / max(read - begin, 1.0)])
 
 
-def _density(shard: Shard, record: GenerationRecord, last: int) -> tuple[_Numbers, _Numbers]:
-    """Return times, ascending, and the number of a generation's messages in a shard up to each of them."""
+def _density(storage: Storage, shard: Shard, record: GenerationRecord, last: int) -> tuple[_Numbers, _Numbers]:
+    """Return times, ascending, and the number of a generation's messages in a shard up to each of them.
+
+    The first is the time of the first message, the only message that is read, and that once.
+    """
     ends = shard.reader.zone_ends(record.number)
     times = np.array([time_of(position) for position in (record.first_position, *ends, last)], np.float64)
     full = (min(SIZE * number, record.messages) for number in range(len(ends) + 1))  # a sealed one's last isn't full
     ranks = np.array([*full, max(record.messages, 1)], np.float64)
+
+    def first() -> float:
+        everything = TopicFilter("#")
+        for positions in _positions(storage, shard, record.number, everything, record.first_position, last, rows=1):
+            return float(time_of(int(positions[0])))
+        return float(times[0])
+
+    times[0] = min(storage.kept(KeptRows).first_time(shard, record.number, first), times[1])
     return np.maximum.accumulate(times), ranks
 
 

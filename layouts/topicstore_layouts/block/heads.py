@@ -1,0 +1,142 @@
+"""The heads of stored messages: topics, client ids, positions and sizes, for which no payload is decompressed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+from topicstore import TopicFilter
+from topicstore.contract.columns import Coded, Column, Constant, Texts, take
+from topicstore.contract.engine import Reader
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.layout import Heads
+
+from topicstore_layouts.shared.name_table import NameTable
+
+from .format import Array, Block, Columns
+from .gathered_rows import Rows
+from .reading import ALL, Reading
+
+__all__ = ["heads_of", "merged_heads"]
+
+_ROWS = 131_072
+"""The number of rows of blocks, matching or not, after which a range ends. A segment has at most as many."""
+_BYTES = 32 << 20
+"""The number of stored bytes of blocks after which a range ends."""
+_BLOCKS = 8_192
+"""The number of blocks after which a range ends, however small they are."""
+
+
+def merged_heads(columns: Columns[Coded], before: int, last: int) -> Heads:
+    """Return the heads of all messages at positions above ``before``, up to ``last``, given as columns."""
+    return Heads(
+        before=before,
+        last=last,
+        topics=columns.topics,
+        client_ids=columns.client_ids,
+        positions=columns.positions,
+        sizes=np.array(columns.sizes, dtype=np.int64),
+    )
+
+
+def heads_of(reading: Reading, topic_filter: TopicFilter, first: int, last: int) -> Iterator[Heads]:
+    """Yield the heads of the matching messages at positions ``first`` to ``last``, of a segment or many blocks each.
+
+    Each range is read in a snapshot of its own, so that merges and deletes can run in between.
+    """
+    while first <= last:
+        found = _Found(reading, topic_filter, first, last)
+        with reading.engine.snapshot() as view:
+            heads = found.in_segment(view) or found.in_blocks(view)
+        yield heads
+        first = heads.last + 1
+
+
+class _Found:
+    """The columns of the matching rows of one range."""
+
+    def __init__(self, reading: Reading, topic_filter: TopicFilter, first: int, last: int) -> None:
+        self._reading = reading
+        self._filter = topic_filter
+        self._first = first
+        self._last = last
+        self._topics: list[Column] = []
+        self._client_ids: list[Column] = []
+        self._positions: list[Column] = []
+        self._sizes: list[Column] = []
+
+    def in_segment(self, view: Reader) -> Heads | None:
+        """Return the heads of the next segment; None if no segment has positions of the range."""
+        segments = self._reading.segments
+        segment = next(segments.between(view, self._first, self._last), None)
+        if segment is None:
+            return None
+        numbers = self._reading.select(segment, ALL, self._filter, self._first, self._last)
+        frames = segments.frames(view, segment, numbers)
+        for number, frame in zip(numbers.tolist(), frames, strict=True):
+            self._add(frame, segments.place(segment.end, number))
+        return self._heads(segment.end)
+
+    def in_blocks(self, view: Reader) -> Heads:
+        """Return the heads of the next blocks."""
+        rows = size = number = 0
+        for together in self._reading.blocks.batches(view, self._first, self._last):
+            for block in together:
+                self._add(block, self._reading.blocks.place(block.last))
+                rows, size, number = rows + block.rows, size + block.size, number + 1
+            if rows >= _ROWS or size >= _BYTES or number >= _BLOCKS:
+                return self._heads(together[-1].last)
+        return self._heads(self._last)
+
+    def _add(self, block: Block, place: str) -> None:
+        try:
+            rows = self._reading.match(block, ALL, self._filter, self._first, self._last)
+            if not isinstance(rows, bool):
+                self._topics.append(_picked(block.topics(), rows))
+                self._client_ids.append(_picked(block.client_ids(), rows))
+                self._positions.append(_picked(block.positions(), rows))
+                self._sizes.append(_picked(block.sizes(), rows))
+        except CorruptionError as bad:
+            raise CorruptionError(bad.reason, place) from bad
+
+    def _heads(self, last: int) -> Heads:
+        return Heads(
+            before=self._first - 1,
+            last=min(last, self._last),
+            topics=_names(self._reading.topics, self._topics),
+            client_ids=_names(self._reading.clients, self._client_ids),
+            positions=_numbers(self._positions, np.uint64),
+            sizes=_numbers(self._sizes, np.int64),
+        )
+
+
+def _names(table: NameTable, columns: list[Column]) -> Constant[str] | Coded:
+    """Join columns of names, which may be numbers of a dictionary or texts."""
+    if not columns:
+        return Constant("", 0)
+    if all(isinstance(c, np.ndarray) or (isinstance(c, Constant) and isinstance(c.value, int)) for c in columns):
+        return table.names(_numbers(columns, np.int64))
+    numbers: dict[str, int] = {}
+
+    def numbered(texts: list[str]) -> Array:
+        return np.fromiter((numbers.setdefault(text, len(numbers)) for text in texts), np.int64, len(texts))
+
+    codes = []
+    for column in columns:
+        texts = Reading.texts(table, column)
+        if isinstance(texts, Constant):
+            codes.append(np.full(len(texts), numbered([texts.value])[0]))
+        else:
+            codes.append(texts.mapped(numbered))
+    return Coded(np.concatenate(codes), Texts.of(list(numbers)))
+
+
+def _picked(column: Column, rows: Rows) -> Column:
+    return column if rows is None else take(column, rows)
+
+
+def _numbers(columns: list[Column], dtype: npt.DTypeLike) -> Array:
+    """Join columns of numbers."""
+    parts = [np.full(len(c), c.value, dtype) if isinstance(c, Constant) else np.asarray(c, dtype) for c in columns]
+    return np.concatenate(parts) if parts else np.empty(0, dtype)
