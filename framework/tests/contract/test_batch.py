@@ -265,6 +265,28 @@ def test_a_bad_topic_is_refused_however_many_good_ones_came_before() -> None:
     assert refused([Message("wild/+/#", b"")], "wildcard").index == 0
 
 
+@given(
+    topic=st.sampled_from(("a/b", "", "a/#", 1)),
+    payload=st.sampled_from((b"x", b"", "x", None)),
+    client_id=st.sampled_from(("c", "", "c\0", None)),
+    qos=st.sampled_from((0, 1, 2, 3, -1, True, 1.0)),
+    retain=st.sampled_from((False, True, 0, None)),
+    timestamp=st.sampled_from((None, None, 0, MAX_TIME, -1, True)),
+    properties=st.sampled_from((None, None, Properties(), Properties(content_type="\0"), {})),
+)
+def test_a_message_alone_is_checked_as_among_others(**fields: Any) -> None:
+    """A batch of one message has the values of a larger batch of the same message, or raises the same error."""
+    MessageBatch.from_messages([Message("a/b", b"", client) for client in ("c", "")])  # their names are known now
+    message, outcomes = Message(**fields), []
+    for rows in ([message], [message, message]):
+        try:
+            batch = MessageBatch.from_messages(rows)
+            outcomes.append([type(getattr(batch, name)[0]) for name in FIELDS] + batch.to_messages()[:1])
+        except InvalidMessageError as error:
+            outcomes.append([type(error), str(error)])
+    assert outcomes[0] == outcomes[1]
+
+
 def test_the_memory_of_texts_is_bounded_in_number() -> None:
     """At most 65,536 valid topics are cached, and bad topics are still refused when the cache is full."""
     known = validation._Known(validation._check_topic, "\0+#")

@@ -101,6 +101,8 @@ class MessageBatch:
         rows = messages if isinstance(messages, list) else list(messages)
         if not rows:
             return cls.empty()
+        if len(rows) == 1 and isinstance(rows[0], Message) and validation.is_plain(rows[0]):
+            return cls._of_plain(rows[0])
         try:
             # One comprehension for each field: the fastest way to take fields out of objects in Python.
             topics = validation.check_topics([m.topic for m in rows])
@@ -120,6 +122,20 @@ class MessageBatch:
                 if not isinstance(row, Message):
                     raise InvalidMessageError(f"a {type(row).__name__} is not a Message", index) from None
             raise
+
+    @classmethod
+    def _of_plain(cls, message: Message) -> MessageBatch:
+        """Return a batch of one message that `topicstore.contract.validation.is_plain` accepts."""
+        return cls(
+            Constant(message.topic, 1),
+            [message.payload],
+            Constant(message.client_id, 1),
+            Constant(message.qos, 1),
+            Constant(message.retain, 1),
+            _NONE,
+            _NONE,
+            payload_bytes=len(message.payload),
+        )
 
     @classmethod
     def from_arrow(cls, batch: pa.RecordBatch) -> MessageBatch:
@@ -262,6 +278,9 @@ class MessageBatch:
 
     def __repr__(self) -> str:
         return f"<MessageBatch of {len(self)}>"
+
+
+_NONE: Constant[None] = Constant(None, 1)
 
 
 def _size(payloads: Column) -> int:

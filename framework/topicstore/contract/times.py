@@ -149,6 +149,8 @@ def instant(when: Time, now: Callable[[], int], *, allow_ancient: bool = False) 
 def check_recent(timestamps: Column) -> None:
     """Raise `InvalidMessageError` for the first message whose timestamp is probably not in microseconds."""
     if isinstance(timestamps, Constant):
+        if timestamps.value is None:
+            return
         timestamps = [timestamps.value]
     if isinstance(timestamps, np.ndarray):
         if timestamps.min() >= _MOST_SUSPECTED:

@@ -13,7 +13,7 @@ import msgspec
 
 from .columns import Column, Constant, fold
 from .errors import InvalidMessageError, InvalidTopicError, MessageTooLargeError
-from .model import MAX_PAYLOAD, Properties
+from .model import MAX_PAYLOAD, Message, Properties
 from .positions import MAX_TIME
 from .topics import check_topic, check_utf8
 
@@ -26,6 +26,7 @@ __all__ = [
     "check_qos",
     "check_timestamps",
     "check_topics",
+    "is_plain",
     "sized_payloads",
 ]
 
@@ -45,6 +46,10 @@ class _Known:
         """The characters that a text must not have. A text without them that is neither empty nor long is valid."""
         self._texts: set[str] = set()
         self._characters = 0
+
+    def has(self, text: Any) -> bool:
+        """Return True only if a text has passed its check before."""
+        return type(text) is str and text in self._texts
 
     def check(self, values: list[Any]) -> Column:
         column = fold(values)
@@ -97,8 +102,29 @@ def _check_utf8(value: Any, what: str) -> None:
     check_utf8(value, what, InvalidMessageError)
 
 
-check_topics = _Known(_check_topic, "\0+#").check
-check_client_ids = _Known(_check_client_id, "\0").check
+_TOPICS = _Known(_check_topic, "\0+#")
+_CLIENT_IDS = _Known(_check_client_id, "\0")
+check_topics = _TOPICS.check
+check_client_ids = _CLIENT_IDS.check
+
+
+def is_plain(message: Message) -> bool:
+    """Return True only if a message is valid, has known names, and neither a timestamp nor properties.
+
+    A few checks of one message's values are much cheaper than the checks of its columns, which decide all other cases.
+    """
+    qos, payload = message.qos, message.payload
+    return (
+        message.timestamp is None
+        and message.properties is None
+        and type(qos) is int
+        and 0 <= qos <= 2
+        and type(message.retain) is bool
+        and type(payload) is bytes
+        and len(payload) <= MAX_PAYLOAD
+        and _TOPICS.has(message.topic)
+        and _CLIENT_IDS.has(message.client_id)
+    )
 
 
 def check_payloads(values: list[Any]) -> Column:

@@ -165,9 +165,8 @@ def archive(
         # In sequence, so that the disk space of a generation is free before the next needs space.
         for number in _told(numbers, progress):
             # Deletes wait for the locks; otherwise the export would still hold messages that are deleted meanwhile.
-            slabs.extend(
-                holding((shard.generations.rewrite_lock for shard in storage.shards), partial(archive_one, number))
-            )
+            locks = [shard.generations.rewrite_lock for shard in storage.shards]
+            slabs.extend(holding(locks, partial(archive_one, number)))
             if storage.listener is not None:
                 storage.listener.forget()  # ends scans under way, which read the local slabs
 

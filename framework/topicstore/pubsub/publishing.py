@@ -36,6 +36,9 @@ __all__ = ["PERSIST", "PublishResult", "publish", "store_retaining"]
 PERSIST = "topicstore-persist"
 """The user property by which a publisher asks for its message to be stored; its value is ``1`` or ``true``."""
 
+_Chosen = bool | npt.NDArray[np.bool_]
+"""For each message, whether it is chosen; one value for all, or an array in which both values occur."""
+
 _ASKING = frozenset(((PERSIST, "1"), (PERSIST, "true")))
 
 
@@ -76,8 +79,9 @@ def publish(
         writes[shard] = [*writes.get(shard, ()), *more]
     result = _store(storage, batch, stored, keyed, writes)
     listening = hub()
-    if listening is not None:
-        _route(listening, batch, ~stored, storage.clock())
+    if listening is not None and stored is not True:
+        live = np.ones(len(batch), np.bool_) if stored is False else ~stored
+        _route(listening, batch, live, storage.clock())
     return PublishResult(
         count=len(batch),
         stored=result.count,
@@ -106,24 +110,26 @@ def store_retaining(
     rows = np.flatnonzero(retained).tolist()
     for shard, more in state.items():
         writes[shard] = [*writes.get(shard, ()), *more]
-    return _store(storage, batch, np.array(stored, np.bool_), {rows[row]: key for row, key in keyed.items()}, writes)
+    keyed = {rows[row]: key for row, key in keyed.items()}
+    return _store(storage, batch, _shortened(np.array(stored, np.bool_)), keyed, writes)
 
 
 def _store(
     storage: Storage,
     batch: MessageBatch,
-    stored: npt.NDArray[np.bool_],
+    stored: _Chosen,
     keyed: Mapping[int, tuple[int, bytes]],
     state: Mapping[int, Sequence[StateWrite]],
 ) -> StoreResult:
     """Commit stored and retained messages and the state. If all messages are only passed on, plugins are not called."""
-    if not keyed and stored.all():
+    if not keyed and stored is True:
         return storage.write(batch, state)
-    if keyed or stored.any():
+    if keyed or stored is not False:
         earliest = storage.kept(EarliestEnd)
         if keyed:
             earliest.look(storage)
-        result = storage.write(batch, state, Destinations(stored=stored, keyed=keyed))
+        rows = np.full(len(batch), stored) if isinstance(stored, bool) else stored
+        result = storage.write(batch, state, Destinations(stored=rows, keyed=keyed))
         earliest.expect(batch, keyed, storage.clock())
         return result
     if state:
@@ -136,44 +142,57 @@ def _chosen(
     rules: PersistenceRules,
     wanted: Callable[[], Callable[..., object]],
     store_qos0: Callable[[], bool] = lambda: True,
-) -> npt.NDArray[np.bool_]:
+) -> _Chosen:
     """Return, for each message, whether to store it; the cheapest checks come first."""
-    stored = rules.matching(batch)
-    if not stored.all():
-        stored |= _asked(batch.properties, len(batch))
-    if not stored.all():
-        chosen = wanted()
-        stored |= _of_topics(batch, chosen) if store_qos0() else _wanted_by_qos(batch, chosen)
-    return stored
+    stored = _either(False if rules.none else _shortened(rules.matching(batch)), _asked(batch.properties, len(batch)))
+    if stored is True:
+        return True
+    chosen = wanted()
+    return _either(stored, _of_topics(batch, chosen) if store_qos0() else _wanted_by_qos(batch, chosen))
 
 
-def _wanted_by_qos(batch: MessageBatch, wanted: Callable[..., object]) -> npt.NDArray[np.bool_]:
+def _either(some: _Chosen, others: _Chosen) -> _Chosen:
+    """Return, for each message, whether one of two choices is True."""
+    if some is True or others is True:
+        return True
+    if others is False:
+        return some
+    return others if some is False else _shortened(some | others)
+
+
+def _shortened(chosen: npt.NDArray[np.bool_]) -> _Chosen:
+    return True if chosen.all() else chosen if chosen.any() else False
+
+
+def _wanted_by_qos(batch: MessageBatch, wanted: Callable[..., object]) -> _Chosen:
     """Return, for each message, whether to store it for a durable subscription, if `Sessions.store_qos0` is off."""
 
     def of_qos0(topic: str) -> object:
         return wanted(topic, 0)
 
+    if isinstance(batch.qos, Constant):
+        return _of_topics(batch, wanted if batch.qos.value else of_qos0)
     light = np.fromiter(to_iterable(batch.qos), np.int8, len(batch)) == 0
-    if light.all():
-        return _of_topics(batch, of_qos0)
-    found = _of_topics(batch, wanted)
-    return np.where(light, _of_topics(batch, of_qos0), found) if light.any() else found
+    return _shortened(np.where(light, _of_topics(batch, of_qos0), _of_topics(batch, wanted)))
 
 
-def _of_topics(batch: MessageBatch, chosen: Callable[[str], object]) -> npt.NDArray[np.bool_]:
+def _of_topics(batch: MessageBatch, chosen: Callable[[str], object]) -> _Chosen:
     """Return, for each message, whether ``chosen`` returns True for its topic; each topic is checked once."""
+    if isinstance(batch.topics, Constant):
+        return bool(chosen(batch.topics.value))
     topics = to_iterable(batch.topics)
-    found = set(filter(chosen, set(topics)))
-    if not found:
-        return np.zeros(len(batch), np.bool_)
+    distinct = set(topics)
+    found = set(filter(chosen, distinct))
+    if len(found) in (0, len(distinct)):
+        return bool(found)
     return np.fromiter(map(found.__contains__, topics), np.bool_, len(batch))
 
 
-def _asked(properties: Column, rows: int) -> npt.NDArray[np.bool_] | bool:
+def _asked(properties: Column, rows: int) -> _Chosen:
     """Return, for each message, whether its publisher requests that it is stored."""
     if isinstance(properties, Constant):
         return _asks(properties.value)
-    return np.fromiter(map(_asks, to_iterable(properties)), np.bool_, rows)
+    return _shortened(np.fromiter(map(_asks, to_iterable(properties)), np.bool_, rows))
 
 
 def _asks(properties: Properties | None) -> bool:

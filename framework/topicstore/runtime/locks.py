@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -65,12 +65,16 @@ def check_not_owned(lock: FairLock) -> None:
         raise NestedCallError("another call of this thread, within which this one was made, is writing")
 
 
-def holding(locks: Iterable[FairLock], work: Callable[[], T]) -> T:
+def holding(locks: Sequence[FairLock], work: Callable[[], T]) -> T:
     """Acquire the locks in order, call ``work``, release the locks, and return the result of ``work``.
 
     The order must be the same everywhere, to avoid deadlocks. Raises `NestedCallError` if this thread already holds one
     of the locks. Ctrl-C releases all acquired locks.
     """
+    if len(locks) == 1:
+        check_not_owned(locks[0])
+        with locks[0]:
+            return work()
     noted: list[FairLock] = []
 
     def held() -> T:

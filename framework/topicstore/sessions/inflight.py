@@ -430,7 +430,8 @@ class InflightWindow:
             number += 1
         rewritten: list[Flight | Released] = []
         if self.stored:
-            rewritten = self._to_rewrite(whole=whole)
+            if whole or released is not None:
+                rewritten = self._to_rewrite(whole=whole)
             if released is not None:
                 writes.append(put(keys.released(released.number), (VERSION, pack_ids(released.ids))))
             writes += [put(keys.flight(new.number), new.record()) for new in flights]
@@ -504,8 +505,6 @@ class InflightWindow:
 
     def _to_rewrite(self, *, whole: bool) -> list[Flight | Released]:
         if not whole:
-            if not self._received:
-                return []
             shrunk = dict.fromkeys(self._received.values())  # their received ids move to the record of released ids
             return [flight for flight in shrunk if flight.left]
         return [kept for kept in self._stored.values() if 0 < kept.left < kept.written]

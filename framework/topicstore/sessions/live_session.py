@@ -259,7 +259,7 @@ class LiveSession:
                     break
                 if asks and portion:
                     later.append(source)  # not twice in a draft, so that only undecided messages are read again
-                else:
+                elif not source.exhausted:
                     self._behind[source] = None  # after the others
                 portion = permitted
                 sources.append(source)

@@ -81,6 +81,11 @@ class Source(ABC):
         """Stop reading. The source must not be used afterwards."""
 
     @property
+    def exhausted(self) -> bool:
+        """Whether `read` is known to return None now; the source calls ``ready`` when that changes."""
+        return False
+
+    @property
     def urgent(self) -> bool:
         """Whether `writes` must be committed at once, even if no message is handed out with them."""
         return False
@@ -260,6 +265,11 @@ class FeedSource(Source):
         after = self._places[shard]
         found = self._channel.feed.fetch(shard, [position for position in positions if position > after])
         return {position: message for position, message in found.items() if not self._is_own(message)}
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no shard may have messages to read, and no message that is not stored waits."""
+        return not (self._behind or self._live)
 
     def quiet(self, shard: int) -> bool:
         """Return whether no matching message after its place was announced, so that no visible one exists either."""

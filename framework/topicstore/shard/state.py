@@ -76,15 +76,22 @@ def stage(writes: Iterable[StateWrite], reader: StateReader, batch: WriteBatch) 
     A write whose value is the same object as its expected value is only a condition, and isn't added. Raises
     `StateConflictError`, with nothing added, if a condition doesn't hold.
     """
-    writes = list(writes)
+    conditions: list[StateWrite] = []
+    keys: list[bytes] = []
+    values: list[bytes | None] = []
     for write in writes:
         if not isinstance(write, StateWrite):
             raise InvalidArgumentError(f"a state write is a StateWrite, not a {type(write).__name__}")
-    conditions = [write for write in writes if write.expect is not ANY and not isinstance(write.expect, AnyValue)]
+        expected, value = write.expect, write.value
+        if expected is not ANY and not isinstance(expected, AnyValue):
+            conditions.append(write)
+            if value is not None and value is expected:
+                continue
+        keys.append(write.key)
+        values.append(value)
     if conditions:
         _check(conditions, reader)
-    changes = [write for write in writes if write.value is None or write.value is not write.expect]
-    batch.change_many(STATE, [write.key for write in changes], [write.value for write in changes])
+    batch.change_many(STATE, keys, values)
 
 
 def _check(conditions: list[StateWrite], reader: StateReader) -> None:

@@ -451,13 +451,15 @@ class ShardWriter:
 
     def prepare_locked(self, pending: PendingWrite) -> None:
         """Check a write and the conditions of its state, and assign positions. The shard isn't changed yet."""
-        self.check_writable()
-        if len(pending.messages) and isinstance(self.slab, DamagedSlab):
+        if self._refusal is not None or self.read_only or self._failure is not None:
+            self.check_writable()
+        rows = len(pending.messages)
+        if rows and isinstance(self.slab, DamagedSlab):
             raise self.slab.error
         if pending.state:
             stage(pending.state, self._pending_state, pending.write)
         pending.tail = self.pending_tail
-        if len(pending.messages):
+        if rows:
             self._place(pending)
 
     def encode_locked(self, pending: PendingWrite) -> None:
@@ -692,7 +694,7 @@ class ShardWriter:
         timestamps = _fill(batch.timestamps, now)
         last_time = tail.last_time
         if policy.timestamps == "commit":
-            self._tell_if_ahead()
+            self._tell_if_ahead(now)
             positions = commit_positions(tail.last_position, now, rows)
         else:
             times, pending.lifted = self._times(batch.timestamps, timestamps, now, tail.last_time)
@@ -770,17 +772,20 @@ class ShardWriter:
             UserWarning,
         )
 
-    def _tell_if_ahead(self) -> None:
+    def _tell_if_ahead(self, now: int) -> None:
         """Warn if the clock was set back behind the last position, once until it has caught up."""
-        before, self._behind = self._behind, self.ahead() >= _SET_BACK
+        before, self._behind = self._behind, self.ahead(now) >= _SET_BACK
         if self._behind and not before:
             with suppress(UserWarning):  # where warnings are errors, messages are stored nevertheless
                 self._warn_of_clock()
 
-    def ahead(self) -> int:
-        """Return the number of microseconds by which the last position lies in the future, or 0."""
+    def ahead(self, now: int | None = None) -> int:
+        """Return the number of microseconds by which the last position lies in the future, or 0.
+
+        now: the current time in microseconds, if the caller knows it.
+        """
         # A tolerance of 1 ms, because the counters of a large batch may overflow into the time.
-        return max(0, time_of(self.tail.last_position) - self.policy.now() - 1_000)
+        return max(0, time_of(self.tail.last_position) - (self.policy.now() if now is None else now) - 1_000)
 
     # --- opening and closing ---
 

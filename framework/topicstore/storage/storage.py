@@ -222,7 +222,7 @@ class Storage:
 
     def locked(self, work: Callable[[], T]) -> T:
         """Call ``work`` while the locks of all shards are held, acquired in ascending order; return its result."""
-        return holding((shard.writer.lock for shard in self.shards), work)
+        return holding([shard.writer.lock for shard in self.shards], work)
 
     # --- reading ---
 

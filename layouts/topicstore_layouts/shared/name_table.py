@@ -174,7 +174,10 @@ class NameTable:
 
     def stream(self, number: int) -> int:
         """Return the stream of a number."""
-        return int(self.streams(np.array([number]))[0])
+        with self._lock:
+            if number >= len(self._loaded) or not self._loaded[number]:
+                self._load(np.array([number]))
+            return int(self._streams[number])
 
     def streams(self, ids: npt.NDArray[Any]) -> Ids:
         """Return the stream of each number."""
