@@ -92,6 +92,16 @@ class Texts:
         self.values[number] = text
         self.count += 1
 
+    def extend(self, first: int, texts: list[str]) -> None:
+        """Set the unset entries from number ``first`` on; the list grows if necessary."""
+        stop = first + len(texts)
+        if stop > len(self.values):
+            room = np.full(max(stop, 2 * len(self.values)), None, dtype=object)
+            room[: len(self.values)] = self.values
+            self.values = room
+        self.values[first:stop] = texts
+        self.count += len(texts)
+
 
 class Coded:
     """A dictionary-encoded column of texts: each row is an index into ``texts``.
