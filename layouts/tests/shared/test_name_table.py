@@ -236,17 +236,17 @@ def test_a_full_table_takes_no_more(engine: MemoryEngine, small: int, size: int)
         assert not write
 
 
-def test_names_used_once_take_half_of_the_memory(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that are never used again get numbers for half of the memory; the other half is for names used again."""
-    monkeypatch.setattr(name_table, "MOST_BYTES", room(100))
+def test_names_used_once_take_an_eighth_of_the_memory(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that are never used again get numbers for an eighth of the memory; the rest is for names used again."""
+    monkeypatch.setattr(name_table, "MOST_BYTES", room(1_000))
     names = table(engine)
-    for number in range(500):
-        names.encode([f"n{number:03}"])
-    assert 48 <= len(names) <= 52
-    assert names.memory <= room(100) // 2 + room(1)
-    for number in range(500):
-        names.encode([f"n{number % 90:03}"])
-    assert 90 == len(names)
+    for number in range(5_000):
+        names.encode([f"n{number:04}"])
+    assert 100 <= len(names) <= 150
+    assert names.memory <= room(1_000) // 8 + room(1)
+    for number in range(5_000):
+        names.encode([f"n{number % 900:04}"])
+    assert 900 == len(names)
 
 
 def test_the_counted_bytes_are_those_that_names_take(engine: MemoryEngine) -> None:
@@ -285,7 +285,7 @@ def test_all_names_are_loaded_by_one_scan(engine: MemoryEngine) -> None:
     counting.reads.clear()
     assert learn == to_list(names.names(np.arange(len(learn))))
     assert list(range(len(learn))) == [names.find(name) for name in learn]
-    assert ["scan", "get", "get"] == counting.reads
+    assert ["scan", "get_many"] == counting.reads
 
 
 def test_texts_in_every_form(engine: MemoryEngine, small: int) -> None:

@@ -66,7 +66,7 @@ class BlockSlab(Slab):
         self.counters = ReadCounters()
         self.trie = trie
         place = f"shard {shard}, generation {generation}"
-        self._topics = NameTable(engine, generation, _TOPICS, trie.learn_all, f"{place}, topic names")
+        self._topics = NameTable(engine, generation, _TOPICS, trie.learn_uncached, f"{place}, topic names")
         self._clients = NameTable(engine, generation, _CLIENTS, _no_streams, f"{place}, client id names")
         names = self._topics, self._clients
         blocks = BatchBlocks(shard, generation, compress)

@@ -90,6 +90,7 @@ class _Node:
         """The stream of topics that end here; 0 if none does."""
 
 
+@attrs.define
 class _Memo:
     """A cache of the streams of topics, bounded in bytes. Its owner's lock guards it.
 
@@ -98,20 +99,26 @@ class _Memo:
     time, so that a flood of unique topics costs little.
     """
 
-    def __init__(self) -> None:
-        self._young: dict[str, int] = {}
-        self._old: dict[str, int] = {}
-        self._room = _MEMO_BYTES // 2
-        """The bytes that the younger half has left."""
-        self._found = 0
-        """The number of topics found since the younger half was begun."""
-        self._resting = 0
-        """The number of topics that are still to be passed over."""
+    _young: dict[str, int] = attrs.field(factory=dict, init=False)
+    _old: dict[str, int] = attrs.field(factory=dict, init=False)
+    _filled: int = attrs.field(default=0, init=False)
+    """The bytes that the younger half takes."""
+    _found: int = attrs.field(default=0, init=False)
+    """The number of topics found since the younger half was begun."""
+    _resting: int = attrs.field(default=0, init=False)
+    """The number of topics that are still to be passed over."""
 
     @property
     def memory(self) -> int:
         """The approximate bytes of memory that the cache takes."""
         return _size_of(self._young) + _size_of(self._old)
+
+    def rests(self, topics: int) -> bool:
+        """Return whether nothing is cached for the time being, and count the topics that are passed over."""
+        if not self._resting:
+            return False
+        self._resting = max(self._resting - topics, 0)
+        return True
 
     def of(self, topics: list[str]) -> list[int | None]:
         """Return the stream of each topic, or None if it isn't cached."""
@@ -127,21 +134,18 @@ class _Memo:
 
     def add(self, streams: dict[str, int]) -> None:
         """Cache the streams of topics that the younger half doesn't have."""
-        if self._resting:
-            self._resting = max(self._resting - len(streams), 0)
-            return
         if max(map(len, streams)) > _LONGEST_KNOWN:
             streams = {topic: stream for topic, stream in streams.items() if len(topic) <= _LONGEST_KNOWN}
         size = _size_of(streams)
-        if size > self._room:
+        if self._filled + size > _MEMO_BYTES // 2:
             if self._found < len(self._young):
                 self._resting = _REST_FACTOR * len(self._young)
                 self._young = {}
             self._old, self._young = self._young, {}
-            self._found, self._room = 0, _MEMO_BYTES // 2
-        if size <= self._room and not self._resting:
+            self._found = self._filled = 0
+        if size <= _MEMO_BYTES // 2 and not self._resting:
             self._young.update(streams)
-            self._room -= size
+            self._filled += size
 
 
 def _size_of(topics: Iterable[str]) -> int:
@@ -269,10 +273,17 @@ class LearnedTopics:
         """Return the stream of each topic, growing the trie where they are new."""
         return self._streams(topics, self._learn)
 
+    def learn_uncached(self, topics: Iterable[str]) -> list[int]:
+        """Return what `learn_all` returns, without caching it, for a caller that keeps the streams itself."""
+        with self._lock:
+            return list(map(self._learn, topics))
+
     def _streams(self, topics: Iterable[str], find: Callable[[str], int]) -> list[int]:
         """Return the stream of each topic, calling ``find`` for topics that are not cached."""
         names = list(topics)
         with self._lock:
+            if self._memo.rests(len(names)):
+                return list(map(find, names))
             known = self._memo.of(names)
             if None not in known:
                 return known  # type: ignore[return-value]

@@ -2,9 +2,9 @@
 
 Numbers count from 0 and are never reused. A dictionary takes names as long as they fit into 64 MB of memory, which
 about 350,000 names do. Further names, and those of more than 256 characters, are stored as texts where they are used.
-The second half of the memory is for names that are used repeatedly: a dictionary beyond the first half takes new names
-only while known names are found at least as often as names are added. So names that are used only once, such as random
-client ids, take no more than half of the memory, and further ones cost nothing here.
+Most of the memory is for names that are used repeatedly. A dictionary beyond an eighth of it takes new names only if
+names were found at least a sixteenth as often as there are names; beyond the half, at least as often. So names that are
+used only once, such as random client ids, take no more than an eighth of the memory, and further ones cost little.
 
 The names of a slab are loaded as a whole when the first one is needed.
 
@@ -42,7 +42,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from topicstore.contract.checksums import add_checksum, strip_checksum
-from topicstore.contract.columns import Coded, Column, Constant, Texts, to_list
+from topicstore.contract.columns import Coded, CodedNumbers, Column, Constant, Texts, to_iterable, to_list
 from topicstore.contract.engine import META, Reader, WriteBatch, encode_generation
 from topicstore.contract.errors import CorruptionError
 
@@ -94,8 +94,10 @@ class NameTable:
         self._forward = encode_generation(generation) + bytes((kind,))
         self._back = encode_generation(generation) + bytes((kind + 1,))
         self._streams_of = streams_of
-        self._count = self._stored_count()
+        self._count = 0
         """The number of names, including uncommitted ones and those that aren't loaded yet."""
+        for chunk in reader.scan(META, self._forward, self._back, reverse=True, limit=1):
+            self._count = _U32.unpack(chunk[0][0][5:])[0] + 1
         self._committed = self._saving = self._count
         """The number of names that are committed, and of those in the last `save`."""
         self._loaded = False
@@ -111,13 +113,9 @@ class NameTable:
         self._found = 0
         """How often a name was found in memory, plus the number of names when the dictionary was loaded."""
         self._full = False
+        self._by_code = CodedNumbers()
         self._lock = threading.Lock()
         """Guards the loading and adding of names."""
-
-    def _stored_count(self) -> int:
-        for chunk in self._reader.scan(META, self._forward, self._back, reverse=True, limit=1):
-            return int(_U32.unpack(chunk[0][0][5:])[0]) + 1
-        return 0
 
     def __len__(self) -> int:
         return self._count
@@ -134,39 +132,30 @@ class NameTable:
     # --- loading ---
 
     def _load(self) -> None:
-        """Load the names of the engine, unless they are loaded."""
-        if self._loaded:
-            return
+        """Load the names of the engine, unless another thread does it meanwhile."""
         with self._lock:
-            if not self._loaded:
-                self._load_locked()
-
-    def _load_locked(self) -> None:
-        reached = 0
-        for chunk in self._reader.scan(META, self._forward, self._back):
-            for key, stored in chunk:
-                number = _U32.unpack(key[5:])[0]
-                try:
-                    names, streams = self._decode(key, stored)
-                    first = number + 1 - len(names)
-                    if first < reached:  # a record that repeats names of the ones before
-                        names, streams = names[reached - first :], streams[reached - first :]
-                    elif first > reached:
-                        self._damages.append((reached, first, "is missing"))
-                    self._add_locked(number + 1 - len(names), names, streams)
-                except CorruptionError as bad:
-                    self._damages.append((reached, number + 1, f"is damaged: {bad.reason}"))
-                reached = max(reached, number + 1)
-        self._count = self._committed = self._saving = self._found = reached
-        self._marked = self._marking = self._reader.get(META, self._back + _MARK) is not None
-        self._has_texts = self._marked or self._stored_v1() >= _V1_CAPACITY
-        self._loaded = True
-
-    def _stored_v1(self) -> int:
-        """Return the number of names of version 1, if they are as many as a dictionary of version 1 took, else 0."""
-        key = self._forward + _U32.pack(_V1_CAPACITY - 1)
-        stored = self._reader.get(META, key)
-        return _V1_CAPACITY if stored is not None and stored[4:5] == b"\0" else 0
+            if self._loaded:
+                return
+            reached = 0
+            for chunk in self._reader.scan(META, self._forward, self._back):
+                for key, stored in chunk:
+                    stop = _U32.unpack(key[5:])[0] + 1
+                    try:
+                        names, streams = self._decode(key, stored)
+                        first = stop - len(names)
+                        if first > reached:
+                            self._damages.append((reached, first, "is missing"))
+                        again = max(reached - first, 0)  # names that the records before have, too
+                        self._add_locked(first + again, names[again:], streams[again:])
+                    except CorruptionError as bad:
+                        self._damages.append((reached, stop, f"is damaged: {bad.reason}"))
+                    reached = stop
+            self._count = self._committed = self._saving = self._found = reached
+            key = self._forward + _U32.pack(_V1_CAPACITY - 1)
+            marks = self._reader.get_many(META, [self._back + _MARK, key])
+            self._marked = self._marking = marks[0] is not None
+            self._has_texts = self._marked or (marks[1] or b"")[4:5] == b"\0"
+            self._loaded = True
 
     def _decode(self, key: bytes, stored: bytes) -> tuple[list[str], Ids]:
         """Return the names and streams of a record of version 2, or of an entry of version 1."""
@@ -194,8 +183,9 @@ class NameTable:
             self._streams = grown
         self._streams[first:stop] = streams
         self._texts.extend(first, names)
+        self._count = max(self._count, stop)  # before the numbers are found, so that Ctrl-C can't have them given twice
         self._ids.update(zip(names, range(first, stop), strict=True))
-        self._bytes += sum(_sizes(names))
+        self._bytes += _size_of(names)
 
     # --- writing ---
 
@@ -204,51 +194,64 @@ class NameTable:
 
         If it doesn't take one of them, all stay texts: `Coded` with a list of their own, or `Constant`.
         """
-        self._load()
+        if not self._loaded:
+            self._load()
+        count = self._count
+        encoded: Ids | Constant[int] | Coded | Constant[str]
         if isinstance(names, Constant):
-            number = self._ids.get(names.value)
-            if number is None and self._learn([names.value], len(names)):
-                number = self._ids[names.value]
-            elif number is not None:
-                self._found += len(names)
-            return names if number is None else Constant(number, len(names))
-        rows = names if isinstance(names, Coded) else to_list(names)
-        try:
-            ids = self._known(rows)
-        except KeyError:
-            texts = to_list(rows)
-            return self._known(rows) if self._learn(texts, len(texts)) else coded(texts)
-        self._found += len(ids)
-        return ids
+            (number,) = self._numbers([names.value])
+            encoded = names if number is None else Constant(number, len(names))
+        elif isinstance(names, Coded):
+            ids = self._by_code.of(names, self._numbers)
+            encoded = names.compact() if -1 in ids else ids.astype(np.uint32)
+        else:
+            texts = to_list(names)
+            numbers = self._numbers(texts)
+            encoded = coded(texts) if None in numbers else np.array(numbers, dtype=np.uint32)
+        if not isinstance(encoded, Coded):
+            self._found += len(encoded) - (self._count - count)
+        elif not self._full:
+            self._found += sum(map(self._ids.__contains__, to_iterable(names)))
+        return encoded
 
-    def _known(self, names: Coded | list[str]) -> Ids:
-        """Return the numbers of names. Raises `KeyError` if one has none."""
-        if isinstance(names, Coded):
-            return names.mapped(self._known)
-        return np.fromiter(map(self._ids.__getitem__, names), np.uint32, len(names))
+    def _numbers(self, names: list[str]) -> list[int | None]:
+        """Return the number of each name, or None; new names get numbers as long as the dictionary takes them."""
+        numbers: list[int | None] = list(map(self._ids.get, names))
+        if None in numbers:
+            unknown = [name for name, number in zip(names, numbers, strict=True) if number is None]
+            if self._learn(unknown):
+                numbers = list(map(self._ids.get, names))
+        return numbers
 
-    def _learn(self, names: list[str], rows: int) -> bool:
-        """Give numbers to those names of ``rows`` rows that have none; return whether all of them have one now."""
+    def _learn(self, names: list[str]) -> bool:
+        """Give numbers to names without one, as long as the dictionary takes them; return whether any has one now."""
         if self._full or self._damages or self._unproven:
-            self._found += 0 if self._full else sum(map(self._ids.__contains__, names))
             self._has_texts = True
             return False
-        new = [name for name in dict.fromkeys(names) if name not in self._ids]
-        short = [name for name in new if len(name) <= LONGEST]
-        ends = list(accumulate(_sizes(short), initial=self._bytes))
-        taken = short[: bisect_right(ends, MOST_BYTES) - 1] if ends[-1] > MOST_BYTES else short
-        self._found += rows - len(new)
-        with self._lock:
-            self._add_locked(self._count, taken, self._streams_of(taken) if taken else [])
-            self._count += len(taken)
-        if len(taken) < len(short):
+        new = list(dict.fromkeys(names))
+        if max(map(len, new)) > LONGEST:
+            new = [name for name in new if len(name) <= LONGEST]
+        if self._bytes + _size_of(new) > MOST_BYTES:
+            ends = list(accumulate((_size_of([name]) for name in new), initial=self._bytes))
+            new = new[: bisect_right(ends, MOST_BYTES) - 1]
             self._full = self._has_texts = True
-        return len(taken) == len(new)
+        if new:
+            streams = self._streams_of(new)
+            with self._lock:
+                self._add_locked(self._count, new, streams)
+        return bool(new)
 
     @property
     def _unproven(self) -> bool:
-        """Whether the names fill half of the memory, and were used too seldom to take the rest."""
-        return self._bytes > MOST_BYTES // 2 and self._found < self._count
+        """Whether the names fill much of the memory, and were used too seldom to take more."""
+        if self._bytes <= MOST_BYTES // 8:
+            return False
+        return self._found < (self._count if self._bytes > MOST_BYTES // 2 else self._count // 16)
+
+    def encoded_streams(self, ids: Ids) -> Ids:
+        """Return the streams of numbers that `encode` returned."""
+        streams: Ids = self._streams[ids]
+        return streams
 
     def save(self, write: WriteBatch) -> None:
         """Add all uncommitted names to ``write``, as one record. The caller calls `saved` after the commit."""
@@ -272,7 +275,8 @@ class NameTable:
 
     def find(self, name: str) -> int | None:
         """Return the number of a name, or None if it has none."""
-        self._load()
+        if not self._loaded:
+            self._load()
         return self._ids.get(name)
 
     def name(self, number: int) -> str:
@@ -290,7 +294,8 @@ class NameTable:
 
     def all(self, first: int) -> list[str | None]:
         """Return all names from a number on, with None for each that can't be read."""
-        self._load()
+        if not self._loaded:
+            self._load()
         names: list[str | None] = self._texts.values[first : self._count].tolist()
         return names
 
@@ -308,7 +313,8 @@ class NameTable:
 
     def check(self, ids: npt.NDArray[Any]) -> None:
         """Raise `CorruptionError` if one of the numbers has no name."""
-        self._load()
+        if not self._loaded:
+            self._load()
         if len(ids) and int(ids.max()) >= self._count:
             raise CorruptionError(f"number {int(ids.max())} was never given to a name", self.place)
         for first, stop, reason in self._damages:
@@ -356,13 +362,16 @@ def _verify_one(name: str, number: int, other: int, streams: tuple[int, int | No
         yield f"name {name[:80]!r} has stream {streams[0]}, not the one that its levels lead to"
 
 
-def _sizes(names: list[str]) -> list[int]:
-    """Return the approximate bytes of memory of each name in a dictionary."""
-    return [NAME_BYTES + size for size in map(sys.getsizeof, names)]
+def _size_of(names: list[str]) -> int:
+    """Return the approximate bytes of memory of names in a dictionary."""
+    return NAME_BYTES * len(names) + sum(map(sys.getsizeof, names))
 
 
 def coded(names: list[str]) -> Coded:
     """Return a `Coded` column: the distinct texts in order of first occurrence, and an index for each row."""
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    distinct = dict.fromkeys(names)
+    if len(distinct) == len(names):
+        return Coded(np.arange(len(names), dtype=np.uint32), Texts.of(names))
+    numbers = {name: number for number, name in enumerate(distinct)}
     codes = np.fromiter(map(numbers.__getitem__, names), np.uint32, len(names))
     return Coded(codes, Texts.of(list(numbers)))
