@@ -45,13 +45,13 @@ def test_an_interrupted_encode_closes_the_shard_and_loses_nothing(tmp_path: Path
     with ts.open(tmp_path / "db") as opened:
         opened.store([ts.Message("a", b"1")])
         slab = opened.storage.shards[0].generations.slab(1)
-        original = slab.trie.learn  # type: ignore[attr-defined]
+        original = slab.trie.learn_all  # type: ignore[attr-defined]
 
-        def interrupt(topic: str) -> int:
-            original(topic)
+        def interrupt(topics: list[str]) -> list[int]:
+            original(topics)
             raise KeyboardInterrupt
 
-        slab._topics._stream_of = interrupt  # type: ignore[attr-defined]
+        slab._topics._streams_of = interrupt  # type: ignore[attr-defined]
         with pytest.raises(KeyboardInterrupt):
             opened.store([ts.Message("new/topic", b"2")])
         with pytest.raises(ts.ShardReadOnlyError, match="KeyboardInterrupt"):
@@ -121,10 +121,10 @@ def test_a_newer_form_of_a_layout_is_refused(tmp_path: Path, monkeypatch: pytest
     from topicstore_layouts.block.layout import BlockLayout
 
     with monkeypatch.context() as later:
-        later.setattr(BlockLayout, "format", 2)
+        later.setattr(BlockLayout, "format", 99)
         with ts.open(tmp_path / "db") as opened:
             opened.store(messages(1))
-    with pytest.raises(ts.NewerFormatError, match="format 2 of layout 'block'"):
+    with pytest.raises(ts.NewerFormatError, match="format 99 of layout 'block'"):
         ts.open(tmp_path / "db")
 
 

@@ -24,7 +24,7 @@ def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         },
         segments: {"_ROWS_A_TOPIC": 2},
         reading: {"_FEW_FRAMES": 1},
-        name_table: {"CAPACITY": 12, "LONGEST": 50},
+        name_table: {"MOST_BYTES": 2_000, "LONGEST": 50},
     }.items():
         for name, value in values.items():
             monkeypatch.setattr(module, name, value)

@@ -1,4 +1,4 @@
-"""Tests that the stored bytes of version 1 stay readable; the bytes below never change.
+"""Tests that the stored bytes of every version stay readable; the bytes below never change.
 
 If one of these tests fails, the stored form has changed. Old databases must stay readable: a new form
 needs a new version byte or a new layout, and the bytes below stay as they are.
@@ -28,6 +28,7 @@ from topicstore_layouts.block.format import MIXED, Block, Columns, block_seed, e
 from topicstore_layouts.block.layout import BlockLayout, BlockOptions
 from topicstore_layouts.block.slab import BlockSlab
 from topicstore_layouts.reference import ReferenceLayout, ReferenceOptions
+from topicstore_layouts.shared import name_table
 from topicstore_layouts.shared.learned_topics import LearnedTopics
 from topicstore_layouts.shared.name_table import NameTable, coded
 
@@ -225,6 +226,17 @@ NAME_ENTRIES = [
 ]
 
 
+# The same names as one record of version 2; a record of names without streams; and the mark of stored texts.
+NAME_RECORD = [("000001021000000001", "0ed2e1410292c408030000000000000092a4612fc3a9a0")]
+CLIENT_RECORD = [("000001022000000000", "53f11e180292c40091a163")]
+MARK = [("000001021100", "19954ec802")]
+
+
+def lengths(names: list[str]) -> list[int]:
+    """Return the streams of names: the numbers of their characters."""
+    return list(map(len, names))
+
+
 def put(engine: Engine, entries: list[tuple[str, str]], keyspace: Any = META) -> None:
     write = WriteBatch()
     for key, value in entries:
@@ -257,22 +269,42 @@ def test_the_trie_is_written() -> None:
     assert TRIE == hex_of(write)
 
 
-def test_names_are_read() -> None:
-    """A stored dictionary returns its names and their streams, and numbers new names after the stored ones."""
+@pytest.mark.parametrize("stored", [NAME_ENTRIES, NAME_RECORD])
+def test_names_are_read(stored: list[tuple[str, str]]) -> None:
+    """A stored dictionary of either version returns its names and their streams, and continues its numbers."""
     engine = MemoryEngine(KEYSPACES)
-    put(engine, NAME_ENTRIES)
-    names = NameTable(engine, GENERATION, 0x10, len)
+    put(engine, stored)
+    names = NameTable(engine, GENERATION, 0x10, lengths)
     assert NAMES == to_list(names.names(np.array([0, 1])))
     assert [3, 0] == names.streams(np.array([0, 1])).tolist()
     assert [1, 2, 0] == to_list(names.encode(["", "new", "a/é"]))
 
 
 def test_names_are_written() -> None:
-    """A dictionary writes both entries of each name: from number to name, and from name to number."""
-    names, write = NameTable(MemoryEngine(KEYSPACES), GENERATION, 0x10, len), WriteBatch()
+    """A dictionary writes the new names of a batch as one record, and a mark once it has stored one as text."""
+    engine = MemoryEngine(KEYSPACES)
+    names, write = NameTable(engine, GENERATION, 0x10, lengths), WriteBatch()
     names.encode(NAMES)
     names.save(write)
-    assert NAME_ENTRIES == hex_of(write)
+    assert NAME_RECORD == hex_of(write)
+    write = WriteBatch()
+    clients = NameTable(engine, GENERATION, 0x20, lambda names: [0] * len(names))
+    clients.encode(["c"])
+    clients.save(write)
+    assert CLIENT_RECORD == hex_of(write)
+
+
+def test_the_mark_of_stored_texts_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dictionary that took no more names writes a mark, and a dictionary with the mark lacks no name."""
+    monkeypatch.setattr(name_table, "MOST_BYTES", 0)
+    engine, write = MemoryEngine(KEYSPACES), WriteBatch()
+    names = NameTable(engine, GENERATION, 0x10, lengths)
+    assert names.lacks("a")
+    names.encode(["a"])
+    names.save(write)
+    assert MARK == hex_of(write)
+    put(engine, MARK)
+    assert not NameTable(engine, GENERATION, 0x10, lengths).lacks("a")
 
 
 # Topic 7, "t", of stream 1; client id 0, "c".

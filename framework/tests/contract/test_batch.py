@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterable
+import tracemalloc
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.contract import validation
 from topicstore.contract.batch import FIELDS, MessageBatch
-from topicstore.contract.columns import Constant
+from topicstore.contract.columns import Coded, Column, Constant, to_list
 from topicstore.contract.errors import InvalidMessageError, MessageTooLargeError
 from topicstore.contract.model import MAX_PAYLOAD, Message, MessageId, Properties
 from topicstore.contract.positions import MAX_TIME
@@ -287,29 +287,108 @@ def test_a_message_alone_is_checked_as_among_others(**fields: Any) -> None:
     assert outcomes[0] == outcomes[1]
 
 
-def test_the_memory_of_texts_is_bounded_in_number() -> None:
-    """At most 65,536 valid topics are cached, and bad topics are still refused when the cache is full."""
-    known = validation._Known(validation._check_topic, "\0+#")
-    for start in range(0, 200_000, 7_000):
+def known_topics() -> validation._Known:
+    return validation._Known(validation._check_topic, "\0+#")
+
+
+def test_topics_of_many_rows_are_coded() -> None:
+    """A column of many topics is `Coded`, with one list for all batches; one of equal topics is `Constant`."""
+    topics = [f"coded/{number % 40}" for number in range(100)]
+    first, again = (MessageBatch.from_messages([Message(topic, b"") for topic in topics]) for _ in range(2))
+    assert isinstance(first.topics, Coded)
+    assert isinstance(again.topics, Coded)
+    assert first.topics.texts is again.topics.texts
+    assert topics == to_list(first.topics) == to_list(again.topics)
+    assert isinstance(MessageBatch.from_messages([Message("coded/1", b"")] * 100).topics, Constant)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 90)), max_size=30), st.sampled_from([500, 4_000, 1 << 20])
+)
+def test_columns_have_the_texts_that_were_given(batches: list[tuple[int, int]], most: int) -> None:
+    """Texts are returned as they were given, in batches of any size, however often texts are displaced."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(validation, "_KNOWN_BYTES", most)
+        known, columns = known_topics(), []
+        for start, rows in batches:
+            topics = [f"t/{number}" for number in range(start, start + rows)]
+            columns.append((topics, known.check(topics)))
+            assert known.memory <= most
+        for topics, column in columns:
+            assert topics == to_list(column)
+
+
+class OtherText(str):
+    """A text of another type, which equals a topic."""
+
+
+def test_texts_of_a_subclass_are_not_remembered() -> None:
+    """Topics of a subclass of str are accepted as they are, and columns of others never share their objects."""
+    topics = [f"typed/{number}" for number in range(50)]
+    for _ in range(2):
+        assert topics == to_list(
+            MessageBatch.from_messages([Message(OtherText(topic), b"") for topic in topics]).topics
+        )
+        column = MessageBatch.from_messages([Message(topic, b"") for topic in topics]).topics
+        assert {str} == set(map(type, to_list(column)))
+
+
+def test_the_memory_of_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remembered topics take no more bytes than they may, and bad ones are refused afterwards."""
+    monkeypatch.setattr(validation, "_KNOWN_BYTES", 8 << 20)
+    known = known_topics()
+    tracemalloc.start()
+    for start in [*range(0, 200_000, 7_000)] * 2:
         known.check([f"t/{number}" for number in range(start, start + 7_000)])
-        assert len(known._texts) <= 65_536
+        assert known.memory <= 8 << 20
     known.check([f"u/{number}" for number in range(70_000)])
-    assert len(known._texts) <= 65_536
+    for number in range(600):
+        known.check([f"{number}/".ljust(65_000, "x"), "t"])
+        assert known.memory <= 8 << 20
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert taken < 10 << 20
     with pytest.raises(InvalidMessageError) as caught:
         known.check(["t/1", "t/2", "t/#"])
     assert caught.value.index == 2
 
 
-def test_the_memory_of_texts_is_bounded_in_size() -> None:
-    """Cached topics have at most 16 Mi characters in all."""
-    known = validation._Known(validation._check_topic, "\0+#")
-    for number in range(600):
-        known.check([f"{number}/".ljust(65_000, "x"), "t"])
-        assert known._characters == sum(map(len, known._texts))
-        assert known._characters <= 1 << 24
-    assert len(known._texts) > 1
-    known.check([f"{number}/".ljust(65_000, "y") for number in range(300)])
-    assert known._characters <= 1 << 24
+def test_the_counted_bytes_are_those_that_texts_take() -> None:
+    """The memory that is counted for remembered topics is what they take."""
+    known = known_topics()
+    tracemalloc.start()
+    for start in range(0, 90_000, 1_000):
+        known.check([f"counted/topic-{number}/x" for number in range(start, start + 1_000)])
+    taken, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0.7 * known.memory < taken < 1.1 * known.memory
+
+
+def test_topics_in_use_stay_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topics that come again and again stay in the memory, however many others come only once beside them."""
+    monkeypatch.setattr(validation, "_KNOWN_BYTES", 1 << 20)
+    known = known_topics()
+    often = [f"often/{number}" for number in range(1_000)]
+    lacking = 0
+    for turn in range(60):
+        lacking += sum(text not in known._checked.codes for text in often)
+        known.check(often)
+        known.check([f"once/{turn}/{number}" for number in range(500)])
+    assert len(often) == lacking
+
+
+def test_topics_that_come_once_are_soon_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a flood of topics that come only once, few are added to the memory, until topics come again."""
+    monkeypatch.setattr(validation, "_KNOWN_BYTES", 1 << 20)
+    known, held = known_topics(), []
+    for turn in range(300):
+        known.check([f"once/{turn}/{number}" for number in range(500)])
+        held.append(known.memory)
+    assert held.count(0) > 150
+    often = [f"often/{number}" for number in range(1_000)]
+    for _ in range(60):
+        known.check(often)
+    assert isinstance(known.check(often), Coded)
 
 
 def test_threads_share_the_memory_of_texts() -> None:
@@ -331,17 +410,17 @@ def test_threads_share_the_memory_of_texts() -> None:
 
 
 def test_texts_that_another_thread_has_checked_meanwhile() -> None:
-    """Texts that another thread validates between the two cache lookups are accepted."""
+    """Texts that another thread adds between the lookup and the check are accepted, and have one number."""
 
-    class Shared(set[str]):
-        def issuperset(self, texts: Iterable[Any]) -> bool:
-            known = super().issuperset(texts)
-            self.update(texts)
-            return known
+    class Beaten(validation._Checked):
+        def coded(self, values: list[str]) -> Column:
+            self.add([text for text in values if text not in self.codes], 0)
+            raise KeyError(values[0])
 
-    known = validation._Known(validation._check_topic, "\0+#")
-    known._texts = Shared()
-    assert ["a", "b"] == known.check(["a", "b"])
+    known, topics = known_topics(), [f"t/{number}" for number in range(40)]
+    known._checked = Beaten([])
+    assert topics == to_list(known.check(topics))
+    assert list(range(40)) == [int.from_bytes(code, "little") for code in known._checked.codes.values()]
 
 
 # --- slicing, taking, joining -----------------------------------------------------------

@@ -9,7 +9,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from topicstore.contract.columns import Coded, Constant, Texts, concat, fold, take, to_iterable, to_list, window
+from topicstore.contract.columns import (
+    Coded,
+    CodedNumbers,
+    Constant,
+    Texts,
+    concat,
+    fold,
+    take,
+    to_iterable,
+    to_list,
+    window,
+)
 
 FORMS = ["list", "numpy", "object", "arrow"]
 values = st.lists(st.integers(0, 2**53), max_size=12)
@@ -159,16 +170,27 @@ def test_a_constant_shows_itself() -> None:
     assert expected == repr(Constant("a", 3))
 
 
-@given(st.lists(st.sampled_from("abcdef"), max_size=20), st.sampled_from([0, 1, 100]))
-def test_each_text_of_a_column_is_mapped_once(rows: list[str], more: int) -> None:
-    """`mapped` calls its function once for each distinct text that the column uses, and not for unused texts."""
-    known = [*(f"other {number}" for number in range(more)), *"abcdef", *("" for _ in range(more))]
-    column = Coded(np.array([known.index(text) for text in rows], np.uint32), Texts.of(known))
-    asked: list[str] = []
+@given(st.lists(st.lists(st.sampled_from("abcdef"), max_size=20)), st.sampled_from([0, 1, 100]))
+def test_each_text_of_a_list_is_numbered_once(columns: list[list[str]], more: int) -> None:
+    """`CodedNumbers` asks once for the number of each text in use, however many columns share the list as it grows.
 
-    def lengths(texts: list[str]) -> Any:
-        asked.extend(texts)
-        return np.array([ord(text) for text in texts], np.int64)
+    Only for texts without a number it asks again. `compact` returns the same rows with only the texts in use.
+    """
+    texts, shown, asked = Texts.of([f"other {number}" for number in range(more)]), CodedNumbers(), []
+    known: list[str] = [*(f"other {number}" for number in range(more))]
 
-    assert [ord(text) for text in rows] == column.mapped(lengths).tolist()
-    assert sorted(set(rows)) == sorted(asked)
+    def numbers(new: list[str]) -> list[int | None]:
+        asked.extend(new)
+        return [None if text == "f" else ord(text) for text in new]
+
+    for rows in columns:
+        for text in dict.fromkeys(rows):
+            if text not in known:
+                texts.extend(len(known), [text])
+                known.append(text)
+        column = Coded(np.array([known.index(text) for text in rows], np.uint32), texts)
+        assert [-1 if text == "f" else ord(text) for text in rows] == shown.of(column, numbers).tolist()
+        assert rows == column.compact().tolist()
+        assert sorted(set(rows)) == sorted(column.compact().texts.values.tolist())
+    assert sorted(set("".join(map("".join, columns))) - {"f"}) == sorted(set(asked) - {"f"})
+    assert len(set(asked) - {"f"}) == len([text for text in asked if text != "f"])

@@ -217,7 +217,7 @@ class MessageBatch:
         return np.empty(0, np.uint64)
 
     def __len__(self) -> int:
-        return len(self.topics)
+        return len(self.payloads)  # of new messages, the only column that always is a list
 
     def __getitem__(self, rows: slice) -> MessageBatch:
         if not isinstance(rows, slice):

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeGuard, TypeVar, overload
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ __all__ = [
     "ArrowArray",
     "ArrowColumn",
     "Coded",
+    "CodedNumbers",
     "Column",
     "Constant",
     "Indices",
@@ -35,8 +37,6 @@ __all__ = [
 
 T = TypeVar("T")
 S = TypeVar("S", bound=np.generic)
-_SORTED_FROM = 4
-"""If a list has more than this many times as many texts as a column has rows, sorting finds the texts in use."""
 Indices = npt.NDArray[np.intp]
 
 
@@ -92,6 +92,16 @@ class Texts:
         self.values[number] = text
         self.count += 1
 
+    def extend(self, first: int, texts: list[str]) -> None:
+        """Set the unset entries from number ``first`` on; the list grows if necessary."""
+        stop = first + len(texts)
+        if stop > len(self.values):
+            room = np.full(max(stop, 2 * len(self.values)), None, dtype=object)
+            room[: len(self.values)] = self.values
+            self.values = room
+        self.values[first:stop] = texts
+        self.count += len(texts)
+
 
 class Coded:
     """A dictionary-encoded column of texts: each row is an index into ``texts``.
@@ -122,18 +132,42 @@ class Coded:
         texts: list[str] = self.texts.values[self.codes].tolist()
         return texts
 
-    def mapped(self, values_of: Callable[[list[str]], Any]) -> npt.NDArray[Any]:
-        """Return a value for each row; ``values_of`` maps the list of distinct texts to an array of values."""
-        if len(self.texts.values) > _SORTED_FROM * len(self.codes):
-            used, places = np.unique(self.codes, return_inverse=True)
-            values: npt.NDArray[Any] = values_of(self.texts.values[used].tolist())[places]
-            return values
-        used = np.flatnonzero(np.bincount(self.codes, minlength=len(self.texts.values)))
-        found = values_of(self.texts.values[used].tolist())
-        places = np.empty(len(self.texts.values), np.intp)
-        places[used] = np.arange(len(used))
-        by_row: npt.NDArray[Any] = found[places[self.codes]]
-        return by_row
+    def compact(self) -> Coded:
+        """Return the same rows with a list of their own, which has only the texts in use, each once."""
+        used, places = np.unique(self.codes, return_inverse=True)
+        return Coded(places, Texts.of(self.texts.values[used].tolist()))
+
+
+class CodedNumbers:
+    """A number for each text of lists that `Coded` columns share, so that each text is looked up only once a list.
+
+    The numbers are from 0 to 2 ** 31 - 1. They are released together with the lists. Threads may use it at the same
+    time, if the number of a text never changes.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: WeakKeyDictionary[Texts, npt.NDArray[np.int32]] = WeakKeyDictionary()
+        self._last: tuple[Callable[[], Texts | None], npt.NDArray[np.int32]] = lambda: None, np.empty(0, np.int32)
+        """The list used last, weakly, and its numbers: a lookup in the dictionary costs ten times as much."""
+
+    def of(self, column: Coded, numbers_of: Callable[[list[str]], Sequence[int | None]]) -> npt.NDArray[np.int32]:
+        """Return the number of each row's text, or -1 for a text without one.
+
+        ``numbers_of`` returns the numbers of texts that had none so far; it is called once, or not at all.
+        """
+        texts, (last, numbers) = column.texts.values, self._last
+        if last() is not column.texts or len(numbers) < len(texts):
+            numbers = self._numbers.get(column.texts, numbers[:0])
+            if len(numbers) < len(texts):
+                numbers = np.concatenate([numbers, np.full(len(texts) - len(numbers), -1, dtype=np.int32)])
+                self._numbers[column.texts] = numbers
+            self._last = ref(column.texts), numbers
+        found: npt.NDArray[np.int32] = numbers[column.codes]
+        if -1 in found:
+            new = np.unique(column.codes[found < 0])
+            numbers[new] = [-1 if number is None else number for number in numbers_of(texts[new].tolist())]
+            found = numbers[column.codes]
+        return found
 
 
 class LazyColumn(ABC):

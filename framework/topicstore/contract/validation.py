@@ -1,17 +1,22 @@
 """Checks of messages before they are stored, one column at a time.
 
 Each function takes the values of one field for all rows of a batch and returns the column, as a `Constant` if all rows
-are equal. It raises `InvalidMessageError` for the first invalid row, with the row's index.
+are equal. Topics and client ids of many rows become `Coded`, by the lookup that finds that they are valid. A function
+raises `InvalidMessageError` for the first invalid row, with the row's index.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
+from operator import itemgetter
+from threading import Lock
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from .columns import Column, Constant, fold
+from .columns import Coded, Column, Constant, Texts, fold
 from .errors import InvalidMessageError, InvalidTopicError, MessageTooLargeError
 from .model import MAX_PAYLOAD, Message, Properties
 from .positions import MAX_TIME
@@ -30,47 +35,104 @@ __all__ = [
     "sized_payloads",
 ]
 
-_KNOWN_TEXTS, _KNOWN_CHARACTERS = 65_536, 1 << 24
+_KNOWN_BYTES = 64 << 20
+"""The approximate bytes of memory that the checked texts of one kind may take."""
+_TEXT_BYTES = 130
+"""The approximate bytes of memory that a checked text takes besides itself."""
+_WORTH_CODES = 32
+"""The least number of rows for which a column of codes is cheaper than a list of texts."""
+_LEAST_USED, _PASSED_OVER = 8, 8
+"""If fewer than one in this many checked texts came again, this many times as many rows are not remembered."""
 _SHORT = 0xFFFF // 4
 """The maximum number of characters that fit into 65,535 bytes of UTF-8 whatever the characters are."""
 _TWO_BYTES, _FOUR_BYTES = 0xFFFF, 0xFFFF_FFFF
 _ENCODER = msgspec.msgpack.Encoder()
 
 
+class _Checked:
+    """Texts that have passed their check, each with a number. Threads read it without a lock; one at a time adds."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self.texts = Texts(np.full(1_024, None, dtype=object))
+        self.codes: dict[str, bytes] = {}
+        """The number of each text, 4 bytes: joined, those of a batch are an array."""
+        self.used = np.zeros(1_024, dtype=np.bool_)
+        """Whether a text was found since it was added, by number."""
+        self.bytes = 0
+        self.add(texts, _size_of(texts))
+
+    def add(self, texts: list[str], size: int) -> None:
+        """Add texts that are not in yet, with their `_size_of`."""
+        first, stop = len(self.codes), len(self.codes) + len(texts)
+        packed = np.arange(first, stop, dtype=np.uint32).tobytes()
+        self.texts.extend(first, texts)  # before the codes, which make the texts visible to other threads
+        if stop > len(self.used):
+            self.used = np.concatenate([self.used, np.zeros(stop, dtype=np.bool_)])
+        self.codes.update(zip(texts, (packed[at : at + 4] for at in range(0, len(packed), 4)), strict=True))
+        self.bytes += size
+
+    def coded(self, values: list[str]) -> Column:
+        """Return two or more texts as a column. Raises `KeyError` if one is not in."""
+        codes = np.frombuffer(b"".join(itemgetter(*values)(self.codes)), np.uint32)
+        if codes[0] == codes[-1] and (codes == codes[0]).all():
+            return Constant(values[0], len(values))
+        self.used[codes] = True
+        return Coded(codes, self.texts)
+
+
 class _Known:
-    """A cache of texts that have passed their check. It is bounded in number and size, and cleared at the limit."""
+    """A cache of texts that have passed their check, by which a column of texts becomes a column of codes.
+
+    It is bounded in bytes. When it is full, it keeps the texts that were found again, at most half of them. If those
+    are few, most texts are unique, and the cache stays empty for a time: filling it would be in vain. Thread-safe.
+    """
 
     def __init__(self, check: Callable[[Any], None], forbidden: str) -> None:
         self._check = check
         self._forbidden = forbidden
         """The characters that a text must not have. A text without them that is neither empty nor long is valid."""
-        self._texts: set[str] = set()
-        self._characters = 0
+        self._checked = _Checked([])
+        self._passing = 0
+        """The number of texts that are still to be passed over."""
+        self._lock = Lock()
+        """Guards adding, and `_passing`."""
+
+    @property
+    def memory(self) -> int:
+        """The approximate bytes of memory that the texts take."""
+        return self._checked.bytes
 
     def has(self, text: Any) -> bool:
         """Return True only if a text has passed its check before."""
-        return type(text) is str and text in self._texts
+        return type(text) is str and text in self._checked.codes
 
     def check(self, values: list[Any]) -> Column:
-        column = fold(values)
+        """Return the texts as a column: `Constant`, `Coded` or the list itself."""
+        rows = len(values)
+        column = fold(values) if values[0] == values[-1] else values
         texts = [column.value] if isinstance(column, Constant) else values
         # The type must be exactly str: a value of another type that equals a known text would fail later.
         if list(map(type, texts)).count(str) == len(texts):
-            if self._texts.issuperset(texts):
-                return column
-            new = set(texts) - self._texts  # may be empty, if another thread has checked them in the meantime
+            checked = self._checked
+            if len(texts) < _WORTH_CODES:
+                if None not in map(checked.codes.get, texts):
+                    return column
+            else:
+                try:
+                    return checked.coded(values)
+                except KeyError:
+                    pass
+            new = [text for text in dict.fromkeys(texts) if text not in checked.codes]
             if self._all_good(new):
-                self._remember(new)
-                return column
+                return self._remembered(new, column, rows)
         for index, text in enumerate(texts):
             try:
                 self._check(text)
             except ValueError as bad:
                 raise InvalidMessageError(str(bad), index) from bad
-        self._remember(set(texts) - self._texts)
-        return column
+        return self._remembered([text for text in dict.fromkeys(texts) if type(text) is str], column, rows)
 
-    def _all_good(self, texts: set[str]) -> bool:
+    def _all_good(self, texts: list[str]) -> bool:
         """Return whether all texts are certainly valid. One check of all costs a fraction of checking each."""
         joined = "".join(texts)
         if "" in texts or max(map(len, texts), default=0) > _SHORT or any(map(joined.__contains__, self._forbidden)):
@@ -81,13 +143,48 @@ class _Known:
             return False
         return True
 
-    def _remember(self, new: set[str]) -> None:
-        characters = sum(map(len, new))
-        if len(self._texts) + len(new) > _KNOWN_TEXTS or self._characters + characters > _KNOWN_CHARACTERS:
-            self._texts, self._characters = set(), 0
-        if len(new) <= _KNOWN_TEXTS and characters <= _KNOWN_CHARACTERS:
-            self._texts.update(new)
-            self._characters += characters
+    def _remembered(self, new: list[str], column: Column, rows: int) -> Column:
+        """Return a column whose new texts have passed their check, after adding these to the cache."""
+        # Without waiting: another thread, or the caller of a signal's handler, may be adding; a fork may have lost it.
+        if not self._lock.acquire(blocking=False):
+            return column
+        try:
+            if self._passing:
+                self._passing = max(self._passing - rows, 0)
+                return column
+            checked = self._checked
+            if not checked.codes.keys().isdisjoint(new):  # another thread has added some
+                new = [text for text in new if text not in checked.codes]
+            size = _size_of(new)
+            if checked.bytes + size > _KNOWN_BYTES:
+                self._checked = checked = self._thinned(checked)
+                if self._passing or checked.bytes + size > _KNOWN_BYTES:
+                    return column
+            first = len(checked.codes)
+            checked.add(new, size)
+        finally:
+            self._lock.release()
+        if isinstance(column, list) and rows >= _WORTH_CODES:
+            try:
+                column = checked.coded(column)
+                checked.used[first : first + len(new)] = False  # they were not found again, but added
+            except KeyError:  # a text was displaced
+                return column
+        return column
+
+    def _thinned(self, checked: _Checked) -> _Checked:
+        """Return a cache with those texts of a full one that were found again, at most half of them."""
+        count = len(checked.codes)
+        kept = checked.texts.values[np.flatnonzero(checked.used[:count])].tolist()
+        if len(kept) * _LEAST_USED < count:
+            self._passing = _PASSED_OVER * count
+        room = np.cumsum([_TEXT_BYTES + size for size in map(sys.getsizeof, reversed(kept))])
+        fits = int(np.searchsorted(room, _KNOWN_BYTES // 2, side="right"))
+        return _Checked(kept[len(kept) - fits :])
+
+
+def _size_of(texts: list[str]) -> int:
+    return _TEXT_BYTES * len(texts) + sum(map(sys.getsizeof, texts))
 
 
 def _check_topic(value: Any) -> None:

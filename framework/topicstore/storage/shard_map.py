@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from topicstore.contract.columns import Coded, Column, Constant, to_list
+from topicstore.contract.columns import Coded, CodedNumbers, Column, Constant, to_list
 
 __all__ = ["ShardMap"]
 
@@ -22,6 +22,7 @@ class ShardMap:
     def __init__(self, shards: int) -> None:
         self.shards = shards
         self._cache: dict[str, int] = {}
+        self._by_code = CodedNumbers()
 
     def __repr__(self) -> str:
         return f"<ShardMap onto {self.shards} shards>"
@@ -38,18 +39,21 @@ class ShardMap:
             return [(0, None)]
         if isinstance(client_ids, Constant):
             return [(self.of(client_ids.value), None)]
-        rows = client_ids.mapped(self._of_all) if isinstance(client_ids, Coded) else self._of_all(to_list(client_ids))
+        if isinstance(client_ids, Coded):
+            rows = self._by_code.of(client_ids, lambda texts: list(map(self.of, texts)))
+        else:
+            rows = self._of_all(to_list(client_ids))
         touched = np.unique(rows).tolist()
         if len(touched) == 1:
             return [(touched[0], None)]
         return [(shard, np.flatnonzero(rows == shard)) for shard in touched]
 
-    def _of_all(self, client_ids: list[str]) -> npt.NDArray[np.intp]:
+    def _of_all(self, client_ids: list[str]) -> npt.NDArray[np.int32]:
         cache = self._cache
         try:
-            return np.fromiter(map(cache.__getitem__, client_ids), np.intp, len(client_ids))
+            return np.fromiter(map(cache.__getitem__, client_ids), np.int32, len(client_ids))
         except KeyError:
             # A new dictionary instead of changing the old one, which other threads may be reading.
             fresh = {client_id: self.of(client_id) for client_id in set(client_ids)}
             self._cache = {**cache, **fresh} if len(cache) + len(fresh) <= _CACHED else fresh
-            return np.fromiter(map(fresh.__getitem__, client_ids), np.intp, len(client_ids))
+            return np.fromiter(map(fresh.__getitem__, client_ids), np.int32, len(client_ids))

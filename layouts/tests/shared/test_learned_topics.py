@@ -18,6 +18,7 @@ from topicstore_conformance.backend.fixtures import put
 from topicstore_conformance.faults.threads import Beside
 from topicstore_conformance.layout.damage import broken
 from topicstore_conformance.oracle.strategies import EDGE_TOPICS, filters, filters_of, topics
+from topicstore_layouts.shared import learned_topics
 from topicstore_layouts.shared.learned_topics import CAPACITY, MAX_LEVELS, LearnedTopics
 
 GENERATION = 3
@@ -255,8 +256,9 @@ def test_many_are_learned_as_one_by_one(batches: list[list[str]], limits: tuple[
         assert [one.learn(topic) for topic in batch] == other.learn_all(iter(batch))
 
 
-def test_more_topics_than_are_remembered() -> None:
-    """Topics beyond the cache keep their streams, and take no more memory."""
+def test_more_topics_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topics beyond the cache keep their streams, and take no more memory than the cache counts."""
+    monkeypatch.setattr(learned_topics, "_MEMO_BYTES", 8 << 20)
     trie = learned([], 100, 20)
     first = [f"fleet/region-{number % 3}/bus-{number}/temp" for number in range(70_000)]
     streams = trie.learn_all(first)
@@ -268,7 +270,51 @@ def test_more_topics_than_are_remembered() -> None:
     tracemalloc.stop()
     assert streams == trie.learn_all(first)
     assert 3 * 21 + 99 + 1 == len(trie)
-    assert grown < 20e6
+    assert grown < 10e6
+    for _ in range(3):  # topics that come again and fill both halves
+        trie.learn_all(first[:20_000])
+        trie.learn_all(first[20_000:40_000])
+    assert trie._memo.memory <= 8 << 20
+
+
+class Walks(LearnedTopics):
+    """A trie that counts the topics that it looks up level by level."""
+
+    walks = 0
+
+    def _learn(self, topic: str) -> int:
+        self.walks += 1
+        return super()._learn(topic)
+
+
+def test_topics_in_use_stay_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topics that come again and again are looked up once, however many others come only once beside them."""
+    monkeypatch.setattr(learned_topics, "_MEMO_BYTES", 1 << 20)
+    trie = Walks(GENERATION, (100, 20))
+    often = [f"often/{number}" for number in range(1_000)]
+    for turn in range(60):
+        trie.learn_all(often)
+        trie.learn_all([f"once/{turn}/{number}" for number in range(500)])
+    assert len(often) + 60 * 500 == trie.walks
+
+
+def test_topics_that_come_once_are_soon_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a flood of topics that come only once, most are not even added to the cache, until they come again."""
+    monkeypatch.setattr(learned_topics, "_MEMO_BYTES", 1 << 20)
+    trie = learned([], 100, 20)
+    held = []
+    for turn in range(200):
+        trie.learn_all([f"once/{turn}/{number}" for number in range(500)])
+        held.append(trie._memo.memory)
+    assert max(held) <= 1 << 20
+    assert held.count(0) > 100
+    walking = Walks(GENERATION, (100, 20))
+    walking._memo = trie._memo
+    for _ in range(40):
+        walking.learn_all([f"often/{number}" for number in range(1_000)])
+    walks = walking.walks
+    walking.learn_all([f"often/{number}" for number in range(1_000)])
+    assert walks == walking.walks
 
 
 # --- floods -------------------------------------------------------------------------

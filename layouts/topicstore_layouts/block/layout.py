@@ -36,6 +36,8 @@ class BlockOptions:
 class BlockLayout(Layout):
     """A layout of compressed columnar blocks, one per batch, and of sorted segments merged from them."""
 
+    format = 2  # 2: new names are one record a write (see `topicstore_layouts.shared.name_table`)
+
     Options = BlockOptions
     options: BlockOptions
 

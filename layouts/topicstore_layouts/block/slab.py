@@ -70,8 +70,8 @@ class BlockSlab(Slab):
         self.counters = ReadCounters()
         self.trie = trie
         place = f"shard {shard}, generation {generation}"
-        self._topics = NameTable(engine, generation, _TOPICS, trie.learn, f"{place}, topic names")
-        self._clients = NameTable(engine, generation, _CLIENTS, lambda _: 0, f"{place}, client id names")
+        self._topics = NameTable(engine, generation, _TOPICS, trie.learn_uncached, f"{place}, topic names")
+        self._clients = NameTable(engine, generation, _CLIENTS, _no_streams, f"{place}, client id names")
         names = self._topics, self._clients
         blocks = BatchBlocks(shard, generation, compress)
         self._segments = Segments(engine, shard, generation)
@@ -190,3 +190,7 @@ class BlockSlab(Slab):
     def verify(self, bound: int) -> Iterator[Damage | int]:
         """Decode every block and frame, check each against its neighbours, and check the dictionaries."""
         return self._verification.run(bound)
+
+
+def _no_streams(names: list[str]) -> Sequence[int]:
+    return [0] * len(names)

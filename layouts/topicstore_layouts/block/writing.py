@@ -67,7 +67,7 @@ class Writing:
             return [(streams, columns)]
         if (streams == streams[0]).all():
             return [(int(streams[0]), columns)]
-        touched = np.unique(streams).tolist()
+        touched = sorted(set(streams.tolist()))
         if len(streams) < _SPLIT_ROWS * len(touched):
             return [(MIXED, columns)]
         return [(stream, columns.take(np.flatnonzero(streams == stream))) for stream in touched]
@@ -79,10 +79,10 @@ class Writing:
             known = isinstance(topics.value, int)
             return self._topics.stream(topics.value) if known else self._trie.learn(topics.value)
         if isinstance(topics, Coded):
-            used, places = np.unique(topics.codes, return_inverse=True)
-            streams: Array = np.array(self._trie.learn_all(topics.texts.values[used].tolist()))[places]
+            # The list has only topics of this batch.
+            streams: Array = np.array(self._trie.learn_all(topics.texts.values.tolist()))[topics.codes]
             return streams
-        return self._topics.streams(np.asarray(topics))
+        return self._topics.encoded_streams(np.asarray(topics))
 
 
 def _by_size(columns: Columns[Column]) -> Iterator[Columns[Column]]:

@@ -33,6 +33,7 @@ All values have a checksum (see `topicstore.contract.checksums`). Nodes 0 and 1 
 from __future__ import annotations
 
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -51,10 +52,14 @@ CAPACITY = 65_536
 """The number of nodes that a trie has room for. Nodes for ``#`` don't count."""
 _TOKEN_BYTES = 64
 """A node counts once more for each of this many bytes of its token."""
-_MOST_KNOWN = 65_536
-"""The largest number of topics whose streams are cached."""
+_MEMO_BYTES = 64 << 20
+"""The approximate bytes of memory that the cached streams of topics may take."""
+_TOPIC_BYTES = 80
+"""The approximate bytes of memory that a cached topic takes besides its text."""
 _LONGEST_KNOWN = 128
 """The most characters of a cached topic: longer topics would take too much memory."""
+_REST_FACTOR = 8
+"""After a time in which most topics came only once, this many times as many topics aren't cached."""
 _LARGEST_THRESHOLD = (1 << 32) - 1
 
 _EDGE, _LEAF = b"\x01", b"\x02"
@@ -85,6 +90,68 @@ class _Node:
         """The stream of topics that end here; 0 if none does."""
 
 
+@attrs.define
+class _Memo:
+    """A cache of the streams of topics, bounded in bytes. Its owner's lock guards it.
+
+    It has two halves. When the younger one is full, it replaces the older one; topics that are asked for move to the
+    younger one. If most topics of a full half came only once, both halves are dropped, and nothing is cached for a
+    time, so that a flood of unique topics costs little.
+    """
+
+    _young: dict[str, int] = attrs.field(factory=dict, init=False)
+    _old: dict[str, int] = attrs.field(factory=dict, init=False)
+    _filled: int = attrs.field(default=0, init=False)
+    """The bytes that the younger half takes."""
+    _found: int = attrs.field(default=0, init=False)
+    """The number of topics found since the younger half was begun."""
+    _resting: int = attrs.field(default=0, init=False)
+    """The number of topics that are still to be passed over."""
+
+    @property
+    def memory(self) -> int:
+        """The approximate bytes of memory that the cache takes."""
+        return _size_of(self._young) + _size_of(self._old)
+
+    def rests(self, topics: int) -> bool:
+        """Return whether nothing is cached for the time being, and count the topics that are passed over."""
+        if not self._resting:
+            return False
+        self._resting = max(self._resting - topics, 0)
+        return True
+
+    def of(self, topics: list[str]) -> list[int | None]:
+        """Return the stream of each topic, or None if it isn't cached."""
+        found: list[int | None] = list(map(self._young.get, topics))
+        self._found += len(topics) - found.count(None)
+        return found
+
+    def older(self, topic: str) -> int | None:
+        """Return the stream of a topic in the older half, or None."""
+        stream = self._old.get(topic)
+        self._found += stream is not None
+        return stream
+
+    def add(self, streams: dict[str, int]) -> None:
+        """Cache the streams of topics that the younger half doesn't have."""
+        if max(map(len, streams)) > _LONGEST_KNOWN:
+            streams = {topic: stream for topic, stream in streams.items() if len(topic) <= _LONGEST_KNOWN}
+        size = _size_of(streams)
+        if self._filled + size > _MEMO_BYTES // 2:
+            if self._found < len(self._young):
+                self._resting = _REST_FACTOR * len(self._young)
+                self._young = {}
+            self._old, self._young = self._young, {}
+            self._found = self._filled = 0
+        if size <= _MEMO_BYTES // 2 and not self._resting:
+            self._young.update(streams)
+            self._filled += size
+
+
+def _size_of(topics: Iterable[str]) -> int:
+    return sum([_TOPIC_BYTES + size for size in map(sys.getsizeof, topics)])
+
+
 class LearnedTopics:
     """The trie of one slab. One writer at a time; readers in any thread.
 
@@ -102,7 +169,7 @@ class LearnedTopics:
         self._ends: list[_Node] = []
         """The nodes at which topics end, by stream."""
         self._capacity = self._room = capacity
-        self._known: dict[str, int] = {}
+        self._memo = _Memo()
         self._unsaved: list[tuple[bytes, bytes]] = []
         self._saving = 0
         """The number of unsaved entries that the last `save` wrote."""
@@ -206,16 +273,24 @@ class LearnedTopics:
         """Return the stream of each topic, growing the trie where they are new."""
         return self._streams(topics, self._learn)
 
+    def learn_uncached(self, topics: Iterable[str]) -> list[int]:
+        """Return what `learn_all` returns, without caching it, for a caller that keeps the streams itself."""
+        with self._lock:
+            return list(map(self._learn, topics))
+
     def _streams(self, topics: Iterable[str], find: Callable[[str], int]) -> list[int]:
         """Return the stream of each topic, calling ``find`` for topics that are not cached."""
         names = list(topics)
         with self._lock:
-            known = list(map(self._known.get, names))
+            if self._memo.rests(len(names)):
+                return list(map(find, names))
+            known = self._memo.of(names)
             if None not in known:
                 return known  # type: ignore[return-value]
-            streams = [stream or find(name) for stream, name in zip(known, names, strict=True)]
-            self._remember(names, streams)
-        return streams
+            missing = dict.fromkeys([name for name, stream in zip(names, known, strict=True) if stream is None])
+            streams = {name: self._memo.older(name) or find(name) for name in missing}
+            self._memo.add(streams)
+        return [stream or streams[name] for name, stream in zip(names, known, strict=True)]
 
     def _learn(self, topic: str) -> int:
         """Return the stream of a topic that may be new."""
@@ -223,18 +298,6 @@ class LearnedTopics:
         for token in topic.split("/", MAX_LEVELS):
             node = node.children.get(token) or node.wild or self._grow(node, token)
         return node.stream or self._begin(node)
-
-    def _remember(self, topics: list[str], streams: list[int]) -> None:
-        """Cache as many of these topics as allowed; evict all others first if necessary."""
-        if max(map(len, topics)) > _LONGEST_KNOWN:
-            short = [
-                (topic, stream) for topic, stream in zip(topics, streams, strict=True) if len(topic) <= _LONGEST_KNOWN
-            ]
-        else:
-            short = list(zip(topics, streams, strict=True))
-        if len(self._known) + len(short) > _MOST_KNOWN:
-            self._known.clear()
-        self._known.update(short[:_MOST_KNOWN])
 
     def _grow(self, node: _Node, token: str) -> _Node:
         """Return a new child for a token that has none."""
