@@ -164,7 +164,7 @@ def _forget_what_was_read(storage: Storage) -> None:
 
 WORTH_IT = 65_536
 """The number of newly stored messages after which the scheduler checks for work."""
-URGENT = 32 * WORTH_IT
+URGENT = 4 * WORTH_IT
 """The backlog of a shard, in messages, from which compaction runs concurrently with writers."""
 QUIET = 0.5
 """The number of seconds without a store after which background compaction may run."""

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, groupby, pairwise
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from topicstore.contract.columns import Coded, Column, Constant, Indices, Texts, take, to_list
+from topicstore.contract.columns import Coded, Constant, Texts
 from topicstore.contract.engine import DATA, Engine, WriteBatch
 from topicstore.contract.layout import CompactStep
 
@@ -26,10 +25,9 @@ from .format import MIXED, Block, Columns, encode_frame
 from .heads import merged_heads
 from .reading import Reading
 from .segments import FrameSpan, Segment, make_segment
+from .sorted_rows import Codes, SortedRows, arrays_of_blocks, own_times, sort_rows
 
 __all__ = ["Compaction"]
-
-T = TypeVar("T")
 
 SEGMENT_ROWS = 131_072
 SEGMENT_BYTES = 32 << 20
@@ -113,48 +111,27 @@ class Compaction:
             self._segments.remove(segment, write)
         if blocks:
             write.delete_range(DATA, self._blocks.key(blocks[0].last), self._blocks.key(end + 1))
-        columns, streams = self._sorted([*frames, *blocks])
+        rows = self._sorted([*frames, *blocks])
+        blocks.clear()
+        streams = rows.streams[rows.topics]
         values, spans = [], []
         small = _small(streams)
-        for number, (part, span) in enumerate(_frames(columns, streams, small)):
+        for number, (part, span) in enumerate(_frames(rows, streams, small)):
             stream = MIXED if small[span.first[0]] else span.first[0]
             seed = self._segments.frame_seed(end, number)
             values.append(encode_frame(part, stream, base, seed, self._compress))
             spans.append(span)
         own = sum(not small[span.first[0]] for span in spans)
-        size = self._segments.put(make_segment(base, end, columns, spans, own), values, write)
-        rows = len(columns.positions)
-        self._segments.put_total(self._segments.total() - sum(s.messages for s in segments) + rows, write)
-        heads = merged_heads(columns, before, end)
-        return CompactStep(write=write, messages=rows, freed=freed - size, heads=heads)
+        size = self._segments.put(make_segment(base, end, rows, spans, own), values, write)
+        messages = len(rows.positions)
+        self._segments.put_total(self._segments.total() - sum(s.messages for s in segments) + messages, write)
+        heads = merged_heads(rows, before, end)
+        return CompactStep(write=write, messages=messages, freed=freed - size, heads=heads)
 
-    def _sorted(self, blocks: Sequence[Block]) -> tuple[Columns[Coded], npt.NDArray[np.int64]]:
-        """Return the rows of all blocks by stream, topic, position, and the stream of each row.
-
-        The topics' codes are in the same order, so they ascend from row to row.
-        """
-        parts = [block.columns() for block in blocks]
-        topics = _joined([self._reading.texts(self._reading.topics, part.topics) for part in parts])
-        texts = topics.texts.values.tolist()
-        streams = np.array(self._reading.find_all(texts), dtype=np.int64)
-        ranked = _order(_small(streams[topics.codes])[streams], streams, texts)
-        rank = np.empty(len(texts), dtype=np.int64)
-        rank[ranked] = np.arange(len(texts))
-        codes = rank[topics.codes]
-        positions = np.concatenate([part.positions for part in parts])
-        order = np.lexsort((positions, codes))
-        columns = Columns(
-            positions[order],
-            Coded(codes[order], Texts.of([texts[number] for number in ranked.tolist()])),
-            take(_joined([self._reading.texts(self._reading.clients, part.client_ids) for part in parts]), order),
-            _numbers([part.qos for part in parts], np.uint8)[order],
-            _numbers([part.retain for part in parts], np.uint8)[order],
-            _numbers([part.timestamps for part in parts], np.int64)[order],
-            _properties([part.properties for part in parts], order),
-            _taken([part.payloads for part in parts], order),
-            _taken([part.sizes for part in parts], order),
-        )
-        return columns, streams[topics.codes][order]
+    def _sorted(self, blocks: Sequence[Block]) -> SortedRows:
+        """Return the rows of all blocks by stream, topic, position, those of small streams last."""
+        part = arrays_of_blocks(blocks, self._reading.topics, self._reading.clients)
+        return sort_rows([part], self._reading.find_all, _order)
 
 
 def _small(streams: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -163,16 +140,16 @@ def _small(streams: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     return small
 
 
-def _order(small: npt.NDArray[np.bool_], streams: npt.NDArray[np.int64], texts: list[str]) -> Indices:
+def _order(codes: Codes, streams: Codes, texts: pa.Array) -> Codes:
     """Return the indexes of topics in order of stream and text, those of small streams last.
 
     The order of UTF-8 bytes is that of Python's strings.
     """
     import pyarrow.compute as pc  # slow, so not before it is needed
 
-    table = pa.table({"small": small, "stream": streams, "topic": texts})
-    order: Indices = (
-        pc.sort_indices(table, [(name, "ascending") for name in table.column_names]).to_numpy().astype(np.intp)
+    table = pa.table({"small": _small(streams[codes])[streams], "stream": streams, "topic": texts})
+    order: Codes = (
+        pc.sort_indices(table, [(name, "ascending") for name in table.column_names]).to_numpy().astype(np.int64)
     )
     return order
 
@@ -181,63 +158,42 @@ def _fits(rows: int, size: int) -> bool:
     return rows <= SEGMENT_ROWS and size <= SEGMENT_BYTES
 
 
-def _joined(columns: Sequence[Constant[str] | Coded]) -> Coded:
-    """Join columns of texts into one, with a list that has each text once."""
-    numbers: dict[str, int] = {}
-    codes = [_numbered(column, numbers) for column in columns]
-    return Coded(np.concatenate(codes), Texts.of(list(numbers)))
-
-
-def _numbered(column: Constant[str] | Coded, numbers: dict[str, int]) -> npt.NDArray[np.int64]:
-    """Return a column's texts as numbers, and add numbers for new texts."""
-    if isinstance(column, Constant):
-        return np.full(len(column), numbers.setdefault(column.value, len(numbers)), dtype=np.int64)
-    used = np.unique(column.codes)
-    texts = column.texts.values[used].tolist()
-    mine = np.fromiter((numbers.setdefault(text, len(numbers)) for text in texts), np.int64, len(texts))
-    moved: npt.NDArray[np.int64] = mine[np.searchsorted(used, column.codes)]
-    return moved
-
-
-def _numbers(columns: Sequence[Column], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-    return np.concatenate(
-        [
-            np.full(len(c), c.value, dtype=dtype) if isinstance(c, Constant) else np.asarray(c, dtype=dtype)
-            for c in columns
-        ]
-    )
-
-
-def _taken(columns: Sequence[list[T]], order: Indices) -> list[T]:
-    joined = [value for column in columns for value in column]
-    return list(map(joined.__getitem__, order.tolist()))
-
-
-def _properties(columns: Sequence[Column], order: Indices) -> Column:
-    if all(isinstance(column, Constant) and column.value is None for column in columns):
-        return Constant(None, len(order))
-    return _taken([to_list(column) for column in columns], order)
-
-
 def _frames(
-    columns: Columns[Coded], streams: npt.NDArray[np.int64], small: npt.NDArray[np.bool_]
+    rows: SortedRows, streams: Codes, small: npt.NDArray[np.bool_]
 ) -> Iterator[tuple[Columns[Coded], FrameSpan]]:
     """Cut sorted rows into frames; return each with the streams, topics and positions that it spans."""
-    ends = np.cumsum(columns.sizes)
+    topics, clients = Texts.of(rows.topic_texts), Texts.of(rows.client_texts)
     for begin, end in _groups(streams, small):
-        for start, stop in _cuts(begin, end, ends):
-            part = columns.window(start, stop)
-            codes, texts = part.topics.codes, part.topics.texts.values
+        for start, stop in _cuts(begin, end, rows.offsets[1:]):
+            part = _window(rows, start, stop, topics, clients)
             yield (
                 part,
                 FrameSpan(
                     stop - start,
                     int(part.positions.min()),
                     int(part.positions.max()),
-                    (int(streams[start]), texts[codes[0]]),
-                    (int(streams[stop - 1]), texts[codes[-1]]),
+                    (int(streams[start]), topics.values[rows.topics[start]]),
+                    (int(streams[stop - 1]), topics.values[rows.topics[stop - 1]]),
                 ),
             )
+
+
+def _window(rows: SortedRows, start: int, stop: int, topics: Texts, clients: Texts) -> Columns[Coded]:
+    """Return the rows from ``start`` to before ``stop`` as columns."""
+    positions = rows.positions[start:stop]
+    marks = rows.offsets[start : stop + 1].tolist()
+    payloads = [rows.data[begin:end] for begin, end in pairwise(marks)]
+    return Columns(
+        positions,
+        Coded(rows.topics[start:stop], topics),
+        Coded(rows.clients[start:stop], clients),
+        rows.qos[start:stop],
+        rows.retain[start:stop],
+        own_times(positions) if rows.timestamps is None else rows.timestamps[start:stop],
+        Constant(None, stop - start) if rows.properties is None else rows.properties[start:stop],
+        payloads,
+        list(map(len, payloads)),
+    )
 
 
 def _groups(streams: npt.NDArray[np.int64], small: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:

@@ -14,9 +14,10 @@ from topicstore.contract.layout import Heads
 
 from topicstore_layouts.shared.name_table import NameTable
 
-from .format import Array, Block, Columns
+from .format import Array, Block
 from .gathered_rows import Rows
 from .reading import ALL, Reading
+from .sorted_rows import SortedRows
 
 __all__ = ["heads_of", "merged_heads"]
 
@@ -28,15 +29,15 @@ _BLOCKS = 8_192
 """The number of blocks after which a range ends, however small they are."""
 
 
-def merged_heads(columns: Columns[Coded], before: int, last: int) -> Heads:
-    """Return the heads of all messages at positions above ``before``, up to ``last``, given as columns."""
+def merged_heads(rows: SortedRows, before: int, last: int) -> Heads:
+    """Return the heads of all messages at positions above ``before``, up to ``last``."""
     return Heads(
         before=before,
         last=last,
-        topics=columns.topics,
-        client_ids=columns.client_ids,
-        positions=columns.positions,
-        sizes=np.array(columns.sizes, dtype=np.int64),
+        topics=Coded(rows.topics, Texts.of(rows.topic_texts)),
+        client_ids=Coded(rows.clients, Texts.of(rows.client_texts)),
+        positions=rows.positions,
+        sizes=np.diff(rows.offsets),
     )
 
 
@@ -128,7 +129,8 @@ def _names(table: NameTable, columns: list[Column]) -> Constant[str] | Coded:
         if isinstance(texts, Constant):
             codes.append(np.full(len(texts), numbered([texts.value])[0]))
         else:
-            codes.append(texts.mapped(numbered))
+            used, rows = np.unique(texts.codes, return_inverse=True)
+            codes.append(numbered(texts.texts.values[used].tolist())[rows])
     return Coded(np.concatenate(codes), Texts.of(list(numbers)))
 
 

@@ -37,12 +37,13 @@ import numpy.typing as npt
 import xxhash
 import zstandard
 from topicstore.contract.checksums import add_checksum, strip_checksum
-from topicstore.contract.columns import Coded, Indices
+from topicstore.contract.columns import Indices
 from topicstore.contract.engine import DATA, INDEX, META, Engine, Reader, WriteBatch, encode_generation
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 from .compression import ZSTD, decompress
-from .format import Array, Block, Columns, frame_seed
+from .format import Array, Block, frame_seed
+from .sorted_rows import SortedRows
 from .stream_ranges import StreamRanges
 
 __all__ = ["FrameSpan", "Segment", "Segments", "make_segment"]
@@ -149,13 +150,13 @@ class Segment:
         return attrs.evolve(self, rows=left)
 
 
-def make_segment(base: int, end: int, columns: Columns[Coded], spans: Sequence[FrameSpan], small: int) -> Segment:
+def make_segment(base: int, end: int, rows: SortedRows, spans: Sequence[FrameSpan], small: int) -> Segment:
     """Return the index of sorted rows in frames with these spans; frames from ``small`` on are of small streams."""
-    directory, places = _directory(columns, [span.rows for span in spans])
+    directory, places = _directory(rows, [span.rows for span in spans])
     return Segment(
         base,
         end,
-        sum(columns.sizes) + _text_bytes(columns.topics) + _text_bytes(columns.client_ids),
+        rows.raw_bytes,
         np.array([span.rows for span in spans], dtype="<u4"),
         np.array([span.lowest for span in spans], dtype="<u8"),
         np.array([span.highest for span in spans], dtype="<u8"),
@@ -167,19 +168,14 @@ def make_segment(base: int, end: int, columns: Columns[Coded], spans: Sequence[F
     )
 
 
-def _text_bytes(names: Coded) -> int:
-    """Return the approximate bytes of a column's texts, each counted once."""
-    return sum(map(len, names.texts.values.tolist()))
-
-
-def _directory(columns: Columns[Coded], rows: list[int]) -> tuple[list[str], Array]:
+def _directory(rows: SortedRows, sizes: list[int]) -> tuple[list[str], Array]:
     """Return the topics of sorted rows, and the first and the last frame of each."""
-    codes, topics = columns.topics.codes, columns.topics.texts.values.tolist()
+    codes, topics = rows.topics, rows.topic_texts
     if len(topics) * _ROWS_A_TOPIC > len(codes) or sum(map(len, topics)) > _DIRECTORY_CHARACTERS:
         return [], np.empty((0, 2), dtype="<u4")
     numbers = np.arange(len(topics))
     ends = np.searchsorted(codes, numbers), np.searchsorted(codes, numbers, side="right") - 1
-    frames = np.searchsorted(np.cumsum(rows), np.stack(ends, axis=1), side="right")
+    frames = np.searchsorted(np.cumsum(sizes), np.stack(ends, axis=1), side="right")
     return topics, frames.astype("<u4")
 
 
