@@ -60,7 +60,8 @@ class ReadLimits:
     """The limits of one call of `Slab.next`."""
 
     rows: int
-    """The maximum number of rows in the batch; at least 1."""
+    """The maximum number of rows in the batch; at least 1. A layout may end a batch earlier. A reader that accepts
+    8,192 rows or more wants large batches, because it converts whole columns, as to Arrow."""
     bytes: int
     """The approximate maximum size of the batch's payloads in bytes. The first row is returned whatever its size."""
     bound: int

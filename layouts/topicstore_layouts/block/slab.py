@@ -49,6 +49,9 @@ _ENOUGH = 512
 """The number of rows after which a batch that is read ends. Smaller blocks are joined; joining larger ones costs
 more, in copies and cache misses, than the next call does. Rows selected from blocks are copies anyway, so all of
 them that the limit allows are joined."""
+_LARGE = 8_192
+"""The number of rows for which blocks are joined if a reader accepts as many. Such readers convert whole columns, as to
+Arrow, where each batch costs more than the copies."""
 
 
 class BlockSlab(Slab):
@@ -122,7 +125,8 @@ class BlockSlab(Slab):
         batches: list[MessageBatch] = []
         rows = size = 0
         exhausted = True
-        with closing(self._reading.pieces(stream, topic_filter, at, limits.bound)) as pieces:
+        joined = _LARGE if limits.rows >= _LARGE else min(limits.rows, _ENOUGH)
+        with closing(self._reading.pieces(stream, topic_filter, at, limits, joined)) as pieces:
             try:
                 for piece in pieces:
                     if batches and rows + piece.most > limits.rows:
