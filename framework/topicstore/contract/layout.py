@@ -236,6 +236,17 @@ class Slab(ABC):
         returned exactly as it was stored, or not at all.
         """
 
+    def newest(
+        self, stream: int, topic_filter: TopicFilter, first: int, last: int, rows: int
+    ) -> tuple[int, int] | None:
+        """Return a span of positions, within ``first`` to ``last``, that has the stream's newest matching messages.
+
+        No message between the span's end and ``last`` matches, and a read of the span returns about ``rows`` messages,
+        fewer if more of them would cost much more. The span begins after its end only if nothing matches at all. The
+        default returns None, which means unknown. Raises the errors of `next`.
+        """
+        return None
+
     @abstractmethod
     def delete(
         self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()

@@ -15,6 +15,7 @@ from topicstore.contract.columns import Coded, Column, Constant, Indices, concat
 from topicstore.contract.engine import Engine, Reader
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.layout import ReadCounters, ReadLimits
+from topicstore.contract.positions import Positions
 
 from topicstore_layouts.shared.learned_topics import LearnedTopics
 from topicstore_layouts.shared.name_table import NameTable
@@ -223,6 +224,22 @@ class Reading:
         batch, sizes = gather(found, self.shard) if found else (MessageBatch.empty(), np.empty(0, dtype=np.int64))
         return _Kept(deletes, ask.at, min(segment.end, ask.bound), batch, np.cumsum(sizes))
 
+    def find_in_segment(
+        self,
+        view: Reader,
+        deletes: int,
+        segment: Segment,
+        stream: int,
+        topic_filter: TopicFilter,
+        first: int,
+        last: int,
+    ) -> Positions:
+        """Return the positions of the matching rows of a segment, and cache the rows for the next read."""
+        kept = self._find(view, deletes, segment, _Ask(stream, topic_filter, max(first, segment.base), last))
+        if len(kept.batch):
+            self.keep((segment.end, stream, topic_filter.text), kept)
+        return kept.batch.positions
+
     def keep(self, key: tuple[int, int, str], kept: _Kept) -> None:
         """Cache rows, and evict the least recently used ones if there are too many."""
         others = [(other, each) for other, each in self._kept.items() if other != key and each.deletes == self.deletes]
@@ -302,30 +319,28 @@ class Reading:
         """Return rows of one or more blocks of batches, in order of position."""
         if len(found) == 1:
             ((block, rows),) = found
-            at = block.positions()
-            names, rest = (block.topics(), block.client_ids()), (block.qos(), block.retain())
-            times, properties, payloads = block.timestamps(at), block.properties(), block.payloads()
+            at, packed = block.positions(), block.payloads()
+            columns: Sequence[Column] = (
+                *(block.topics(), block.client_ids()),
+                *(block.qos(), block.retain(), block.timestamps(at), block.properties()),
+            )
             if rows is not None:
-                names, rest = (take(names[0], rows), take(names[1], rows)), (take(rest[0], rows), take(rest[1], rows))
-                at, times, properties = at[rows], take(times, rows), take(properties, rows)
-                payloads = payloads.pick(rows)
+                columns, at = [take(column, rows) for column in columns], at[rows]
             return MessageBatch(
-                self.texts(self.topics, names[0]),
-                payloads,
-                self.texts(self.clients, names[1]),
-                *rest,
-                times,
-                properties,
+                self.texts(self.topics, columns[0]),
+                packed if rows is None else packed.pick(rows),
+                self.texts(self.clients, columns[1]),
+                *columns[2:],
                 positions=at,
                 shards=Constant(self.shard, len(at)),
             )
-        columns = []
+        parts: list[Sequence[Column]] = []
         for block, rows in found:
             at = block.positions()
             names, rest = (block.topics(), block.client_ids()), (block.qos(), block.retain(), block.properties())
-            column = (*names, *rest, block.timestamps(at), at)
-            columns.append(column if rows is None else [take(each, rows) for each in column])
-        topics, client_ids, qos, retain, properties, timestamps, positions = zip(*columns, strict=True)
+            columns = (*names, *rest, block.timestamps(at), at)
+            parts.append(columns if rows is None else [take(column, rows) for column in columns])
+        topics, client_ids, qos, retain, properties, timestamps, positions = zip(*parts, strict=True)
         if all(rows is None for _, rows in found):
             payloads: Column = PackedPayloads.joined([block.payloads() for block, _ in found])
         else:  # copies, which keep no block in memory

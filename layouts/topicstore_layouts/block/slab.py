@@ -37,6 +37,7 @@ from .batch_blocks import BatchBlocks
 from .compaction import Compaction
 from .compression import Compressor
 from .deletion import Deletion
+from .newest import newest_span
 from .reading import ALL, Reading
 from .segments import Segments
 from .verification import Verification
@@ -150,6 +151,10 @@ class BlockSlab(Slab):
         self.counters.rows += rows
         place = (max(at, limits.bound + 1) if exhausted else at).to_bytes(8, "big")
         return SlabStep(batch=MessageBatch.concat(batches), place=place, exhausted=exhausted)
+
+    def newest(self, stream: int, topic_filter: TopicFilter, first: int, last: int, rows: int) -> tuple[int, int]:
+        """Search the blocks, and then the segments, from the last one on."""
+        return newest_span(self._reading, stream, topic_filter, first, last, rows)
 
     # --- maintenance ---
 
