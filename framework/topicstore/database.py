@@ -157,6 +157,8 @@ def database_info(
 
 BATCH_SIZE = 4_096
 """Default number of messages in a batch when reading."""
+ARROW_BATCH_SIZE = 16_384
+"""Default number of messages in a record batch, which costs more to begin."""
 _INTERNAL = frozenset(("storage",))
 """Public attributes that only other parts of the framework use."""
 
@@ -409,7 +411,7 @@ class Database:
         order: ReplayOrder = "time",
         reverse: bool = False,
         limit: int | None = None,
-        batch_size: int = BATCH_SIZE,
+        batch_size: int = ARROW_BATCH_SIZE,
         ids: bool = False,
     ) -> pa.RecordBatchReader:
         """Return the messages of a `replay` as record batches of at most ``batch_size`` rows of `topicstore.SCHEMA`.

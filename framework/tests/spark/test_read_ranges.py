@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import topicstore as ts
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
 
@@ -14,6 +17,7 @@ from topicstore.contract.replay_plan import TimeRange
 from topicstore.shard import zones
 from topicstore.spark import reading
 from topicstore.spark.options import ReadSettings, Selection
+from topicstore.storage.storage import Storage
 
 FIRST = 1_700_000_000_000_000
 
@@ -38,6 +42,32 @@ def test_large_generations_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ]
     assert [n for n in range(1_000) if messages[n].timestamp >= start] == sorted(n for part in parts for n in part)
     assert all(parts)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+    """An open database that other processes can open, too."""
+    path = tmp_path_factory.mktemp("opened") / "db"
+    ts.open(path).close()
+    with reading.open_to_read(str(path)) as storage:
+        storage.shards[0].writer.open_engine()
+        assert storage.mode != "owner"
+        yield storage
+
+
+@given(messages=st.lists(st.integers(0, 1_000_000) | st.just(0), max_size=40), tasks=st.integers(1, 50))
+def test_tasks_share_the_ranges(opened: Storage, messages: list[int], tasks: int) -> None:
+    """Each range is in one partition, in order; no partition has more than an equal share and its largest range."""
+    ranges = [reading.ReadRange(n, 1, 0, 9, count) for n, count in enumerate(messages)]
+    partitions = reading.partitions_of(opened, ranges, Selection(), tasks)
+    groups = [partition.ranges for partition in partitions if isinstance(partition, reading.RangesPartition)]
+    assert ranges == [one for group in groups for one in group]
+    assert 1 <= len(groups) <= tasks
+    assert all(groups) or not ranges
+    share = (sum(messages) + len(messages)) / tasks
+    for group in groups:
+        sizes = [one.messages + 1 for one in group]
+        assert sum(sizes) <= share + max(sizes, default=0)
 
 
 @pytest.mark.parametrize("least", [1, 4])

@@ -359,7 +359,7 @@ def test_only_what_may_match_is_read(spark: SparkSession, there: Path, pushing: 
     manifest = existing_manifest(there)
     late = "timestamp > timestamp_micros(1700000800000000) and client_id = 'bus-7'"
     for condition, partitions in (("true", 6), ("client_id = 'bus-7'", 2), (late, 1)):
-        narrowed_frame = spark.read.format(pushing).load(str(there)).where(condition)
+        narrowed_frame = spark.read.format(pushing).options(minPartitions=9).load(str(there)).where(condition)
         assert narrowed_frame.rdd.getNumPartitions() == partitions
     chosen = Selection(filters=("fleet/+/bus-1/#",)).narrowed(
         [StringStartsWith(("topic",), "fleet/eu/bus"), In(("shard",), (0, 2)), EqualTo(("shard",), 2)], manifest
@@ -384,6 +384,15 @@ def test_without_push_down(spark: SparkSession, there: Path, pushing: str) -> No
     """A source with pushdown also works in a session without pushdown, in which Spark applies the conditions."""
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
     assert len(numbers(spark.read.format(pushing).load(str(there)).where("client_id = 'bus-7'"))) == 100
+
+
+def test_ranges_of_several_shards_share_a_task(spark: SparkSession, there: Path) -> None:
+    """As many tasks read as the session runs at a time, or as ``minPartitions`` says, whatever the number of shards."""
+    assert spark.sparkContext.defaultParallelism == 2
+    for options, tasks in (({}, 2), ({"minPartitions": 1}, 1), ({"minPartitions": 4}, 4), ({"minPartitions": 99}, 6)):
+        frame_ = load(spark, there, **options)
+        assert frame_.rdd.getNumPartitions() == tasks
+        assert frame_.rdd.map(lambda row: int(bytes(row.payload))).sum() == sum(range(1_000))
 
 
 @pytest.mark.slow

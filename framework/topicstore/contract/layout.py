@@ -65,7 +65,8 @@ class ReadLimits:
     """The limits of one call of `Slab.next`."""
 
     rows: int
-    """The maximum number of rows in the batch; at least 1."""
+    """The maximum number of rows in the batch; at least 1. A layout may end a batch earlier. A reader that accepts
+    8,192 rows or more wants large batches, because it converts whole columns, as to Arrow."""
     bytes: int
     """The approximate maximum size of the batch's payloads in bytes. The first row is returned whatever its size."""
     bound: int
@@ -278,6 +279,17 @@ class Slab(ABC):
         aren't checked. Only a slab that `reads_heads` implements it, and only with an `epoch` of 1.
         """
         raise NotImplementedError
+
+    def newest(
+        self, stream: int, topic_filter: TopicFilter, first: int, last: int, rows: int
+    ) -> tuple[int, int] | None:
+        """Return a span of positions, within ``first`` to ``last``, that has the stream's newest matching messages.
+
+        No message between the span's end and ``last`` matches, and a read of the span returns about ``rows`` messages,
+        fewer if more of them would cost much more. The span begins after its end only if nothing matches at all. The
+        default returns None, which means unknown. Raises the errors of `next`.
+        """
+        return None
 
     @abstractmethod
     def delete(

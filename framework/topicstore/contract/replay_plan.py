@@ -55,6 +55,8 @@ class GenerationPlan:
     """The number of positions within which its streams are not in order (`topicstore.contract.layout.Slab.epoch`)."""
     bound: int = (1 << 64) - 1
     """The highest position of this part to return, if that is below the shard's."""
+    first: int = 0
+    """The lowest position of this part, before which the cursors have no messages to return."""
 
 
 @attrs.frozen(kw_only=True)

@@ -8,7 +8,7 @@ end as the shard's last position. Later messages then get later positions, even 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -89,7 +89,7 @@ class ShardReader:
                     )
                     for stream in streams
                 ]
-                plans.append(GenerationPlan(cursors, slab.epoch, last))
+                plans.append(GenerationPlan(cursors, slab.epoch, last, begin))
         return ShardPlan(shard=number, bound=bound, generations=plans)
 
     def _parts(
@@ -120,6 +120,24 @@ class ShardReader:
         """Return the last position of each full zone of a generation, in order."""
         zones = self._generations.zones([generation])  # including the current zone, which has no end yet
         return sorted({zone.last for zone in zones if zone.last <= self._writer.watermark})
+
+    def begin(self, cursors: Sequence[Cursor], position: int) -> list[Cursor]:
+        """Return cursors of a generation, moved to a position; those without later messages may be left out."""
+        slab = self._generations.slab(cursors[0].generation)
+        filters = {cursor.topic_filter: cursor.filter for cursor in cursors}
+        reaching = {stream for parsed in filters.values() for stream in slab.cover(parsed, position)}
+        # A layout may cover the filter by other streams than when the cursors were made; then none is left out.
+        known = reaching <= {cursor.stream for cursor in cursors}
+        return [
+            cursor.advance(slab.begin(cursor.stream, cursor.filter, position))
+            for cursor in cursors
+            if not known or cursor.stream in reaching
+        ]
+
+    def newest(self, cursor: Cursor, first: int, last: int, rows: int) -> Span | None:
+        """Return a span of positions with the newest messages of a cursor's stream: see `Slab.newest`."""
+        slab = self._generations.slab(cursor.generation)
+        return slab.newest(cursor.stream, cursor.filter, first, last, rows)
 
     def next(
         self,

@@ -14,7 +14,6 @@ include more than the query needs, but never less. A value that can't be a topic
 from __future__ import annotations
 
 import difflib
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -160,14 +159,17 @@ class ReadSettings:
     ids: bool
     most_messages: int | None
     """The maximum number of messages in a micro-batch; None for no limit."""
-    least_partitions: int
-    """The minimum number of partitions of a batch query, if there are enough messages."""
+    tasks: int
+    """The number of tasks that share the messages of a query or micro-batch, if there are enough messages."""
     counted: str | None
     """The kind of counts to read, ``topics`` or ``clients``; None to read messages."""
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> ReadSettings:
-        """Return the settings in a query's options. Raises `InvalidArgumentError`, also for an unknown option."""
+    def of(cls, options: Mapping[str, str], tasks: int = 1) -> ReadSettings:
+        """Return the settings in a query's options, by default with ``tasks`` tasks.
+
+        Raises `InvalidArgumentError`, also for an unknown option.
+        """
         counted = _option(options, "of", _OF.__getitem__, None)
         _check_known(options, _READ if counted is None else _COUNTED)
         start, until = (_option(options, name, _time, None) for name in ("start", "until"))
@@ -187,7 +189,7 @@ class ReadSettings:
             ends=until is not None,
             ids=_option(options, "ids", lambda text: _FLAGS[text.lower()], False),
             most_messages=_option(options, "maxMessagesPerTrigger", _count, None),
-            least_partitions=_option(options, "minPartitions", _count, os.cpu_count() or 1),
+            tasks=_option(options, "minPartitions", _count, tasks),
             counted=counted,
         )
 

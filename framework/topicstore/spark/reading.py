@@ -3,11 +3,15 @@
 The driver plans ranges from one snapshot of the database; each task reads its ranges from a snapshot of the same time
 or later. Spark may reuse a plan for later queries. So the last range of each shard is open-ended, and its task also
 reads messages stored after planning. All other ranges are bounded by positions.
+
+Spark needs tens of milliseconds for a task that reads nothing. So there are only as many tasks as the query asks for,
+each of which reads the ranges of several shards and generations, one after the other.
 """
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from itertools import pairwise
@@ -57,6 +61,8 @@ class ReadRange:
     """The generation to read; None for all live ones. Reading fails if a generation that it needs was dropped."""
     first: int
     last: int
+    messages: int = 0
+    """The approximate number of messages of all topics in the range; 0 if it is unknown."""
 
 
 def open_to_read(path: str) -> AbstractContextManager[Storage]:
@@ -64,25 +70,24 @@ def open_to_read(path: str) -> AbstractContextManager[Storage]:
     return closing(open_lazily(Path(path)))
 
 
-def ranges_of(storage: Storage, selection: Selection, least: int = 1) -> list[ReadRange]:
+def ranges_of(storage: Storage, selection: Selection, tasks: int = 1) -> list[ReadRange]:
     """Return the ranges of a selection: one for each shard and generation; the last of each shard is open-ended.
 
-    If there are fewer than ``least`` ranges, those with many messages are divided into equal spans of positions.
+    A range with more messages than each of ``tasks`` tasks should read is divided into equal spans of positions.
     """
     numbers = [number for number in range(storage.manifest.shards) if selection.of_shard(number)]
     found = [read_range for number in numbers for read_range in _ranges_of_shard(storage.shards[number], selection)]
-    if len(found) >= least:
-        return [read_range for read_range, _ in found]
-    messages = sum(count for _, count in found)
+    share = sum(read_range.messages for read_range in found) / tasks
     return [
         part
-        for read_range, count in found
-        for part in _cut(storage, read_range, min(count // _WORTH_CUTTING, -(-least * count // max(messages, 1))))
+        for read_range in found
+        for part in _cut(
+            storage, read_range, min(read_range.messages // _WORTH_CUTTING, round(read_range.messages / (share or 1)))
+        )
     ]
 
 
-def _ranges_of_shard(shard: Shard, selection: Selection) -> Iterator[tuple[ReadRange, int]]:
-    """Yield ranges, each with the number of messages in its generation."""
+def _ranges_of_shard(shard: Shard, selection: Selection) -> Iterator[ReadRange]:
     for record in shard.generations.listed():
         current = record.last_position is None
         end = selection.last if record.last_position is None else record.last_position
@@ -91,7 +96,7 @@ def _ranges_of_shard(shard: Shard, selection: Selection) -> Iterator[tuple[ReadR
             spans = shard.reader.spans(selection.timestamps, first, last)
             first, last = (spans[0][0], spans[-1][1]) if spans else (1, 0)
         if first <= last:
-            yield ReadRange(shard.number, None if current else record.number, first, last), record.messages
+            yield ReadRange(shard.number, None if current else record.number, first, last, record.messages)
 
 
 def _cut(storage: Storage, read_range: ReadRange, parts: int) -> Iterator[ReadRange]:
@@ -104,7 +109,7 @@ def _cut(storage: Storage, read_range: ReadRange, parts: int) -> Iterator[ReadRa
     starts = [read_range.first, *(oldest + (end - oldest) * part // parts for part in range(1, parts))]
     for start, after in pairwise([*starts, read_range.last + 1]):
         if start < after:
-            yield attrs.evolve(read_range, first=start, last=after - 1)
+            yield attrs.evolve(read_range, first=start, last=after - 1, messages=read_range.messages // parts)
 
 
 def read(
@@ -152,14 +157,24 @@ class RangesPartition(InputPartition):
         self.timestamps = timestamps
 
 
-def partitions_of(storage: Storage, ranges: Sequence[ReadRange], selection: Selection) -> list[InputPartition]:
-    """Return a partition for each range, or a single one if only one process can have the database open.
+def partitions_of(
+    storage: Storage, ranges: Sequence[ReadRange], selection: Selection, tasks: int
+) -> list[InputPartition]:
+    """Return the partitions of at most ``tasks`` tasks, of about equally many messages each.
 
-    There is always at least one partition, because Spark can't plan a query without any.
+    Neighbouring ranges share a partition, so that few tasks have to open the same shard. There is a single partition
+    if only one process can have the database open. There is always at least one, because Spark can't plan a query
+    without any.
     """
-    if storage.mode == "owner" or not ranges:
-        return [RangesPartition(tuple(ranges), selection.filters, selection.timestamps)]
-    return [RangesPartition((read_range,), selection.filters, selection.timestamps) for read_range in ranges]
+    most = 1 if storage.mode == "owner" else tasks
+    groups: defaultdict[int, list[ReadRange]] = defaultdict(list)
+    total, done = sum(read_range.messages + 1 for read_range in ranges), 0
+    for read_range in ranges:
+        size = read_range.messages + 1  # an empty range has a share, too: each must be in one group only
+        groups[(2 * done + size) * most // (2 * total)].append(read_range)
+        done += size
+    chosen = list(map(tuple, groups.values())) or [()]
+    return [RangesPartition(group, selection.filters, selection.timestamps) for group in chosen]
 
 
 def rows_of(path: str, partition: InputPartition, shape: Shape) -> Iterator[pa.RecordBatch]:
@@ -179,13 +194,14 @@ class TopicstoreReader(DataSourceReader):
     def __init__(self, settings: ReadSettings, schema: StructType) -> None:
         self.path = settings.path
         self.selection = settings.selection
-        self._least = settings.least_partitions
+        self._tasks = settings.tasks
         self._shape = Shape(schema)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the partitions of the messages stored at this moment."""
         with open_to_read(self.path) as storage:
-            return partitions_of(storage, ranges_of(storage, self.selection, self._least), self.selection)
+            ranges = ranges_of(storage, self.selection, self._tasks)
+            return partitions_of(storage, ranges, self.selection, self._tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""

@@ -78,7 +78,13 @@ def register(spark: SparkSession) -> None:
     Conditions are pushed down if the session's setting ``spark.sql.python.filterPushdown.enabled`` is true and Spark
     keeps the conditions of different queries separate, which the first call tests.
     """
-    spark.dataSource.register(PushingSource if can_push_down(spark) else TopicstoreSource)
+    base = PushingSource if can_push_down(spark) else TopicstoreSource
+
+    class Source(base):  # type: ignore[misc, valid-type]
+        # Spark plans queries in processes that don't know the session's parallelism, so the pickled class carries it.
+        tasks = spark.sparkContext.defaultParallelism
+
+    spark.dataSource.register(Source)
 
 
 def _defaults() -> dict[str, str]:

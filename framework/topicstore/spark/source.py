@@ -15,13 +15,15 @@ Reading, ``spark.read.format("topicstore")``
                    messages were not stored in that order; by default ``position``.
     ``ids``        ``true``: adds the columns ``shard`` and ``position``.
     ``minPartitions``
-                   large generations are divided by time until there are about this many partitions; by
-                   default as many as this machine has cores.
+                   the number of tasks that read, if there are enough messages. Tasks read several small generations,
+                   also of several shards, or a part of a large one. The default is the default parallelism of the
+                   session in which ``session`` or ``register`` has registered the source, otherwise the number of
+                   this machine's cores.
 
     A query returns at least the messages that were committed when it began, each exactly once. Tasks also read messages
-    committed before the task begins, unless ``until`` excludes them. Each task reads one generation of one shard, or a
-    part of it. Spark 4.3.0 plans a frame once. Its next queries see later messages, but if one of its generations was
-    dropped in the meantime, they fail with `GenerationDroppedError`, and the table must be loaded again.
+    committed before the task begins, unless ``until`` excludes them. Spark 4.3.0 plans a frame once. Its next queries
+    see later messages, but if one of its generations was dropped in the meantime, they fail with
+    `GenerationDroppedError`, and the table must be loaded again.
     Reading works beside a live writer if the backend supports that (``rocksdb``). Otherwise one task reads everything,
     and the query fails with `DatabaseLockedError` if another process has the database open.
     ``filter``, ``start`` and ``until`` narrow the read. Conditions on topic, client id, shard, position and time are
@@ -79,6 +81,7 @@ Streaming, ``df.writeStream.format("topicstore")``
 
 from __future__ import annotations
 
+import os
 from collections.abc import MutableMapping
 from typing import ClassVar
 
@@ -108,6 +111,8 @@ class TopicstoreSource(DataSource):
     """The data source ``topicstore``, with messages as rows. The module's docstring describes its options."""
 
     _messages: ClassVar[type[TopicstoreReader]] = TopicstoreReader
+    tasks: ClassVar[int] = os.cpu_count() or 1
+    """The default of the option ``minPartitions``."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -126,12 +131,12 @@ class TopicstoreSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the messages, or of the counts."""
-        settings = ReadSettings.of(self.options)
+        settings = ReadSettings.of(self.options, self.tasks)
         return self._messages(settings, schema) if settings.counted is None else TallyReader(settings, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return a reader of new messages in micro-batches."""
-        return TopicstoreStreamReader(ReadSettings.of(self.options), schema)
+        return TopicstoreStreamReader(ReadSettings.of(self.options, self.tasks), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a writer that appends the rows of a batch query."""

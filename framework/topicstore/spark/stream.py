@@ -43,6 +43,7 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         self._path = settings.path
         self._selection = settings.selection
         self._most = settings.most_messages
+        self._tasks = settings.tasks
         self._shape = Shape(schema)
         self._target: Places | None = None
         """The offset at which a query with the trigger ``availableNow`` ends."""
@@ -83,12 +84,12 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
             self._target = _latest(storage)
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Return the partitions of the messages between two offsets, one for each shard that may have some."""
+        """Return the partitions of the messages between two offsets."""
         with open_to_read(self._path) as storage:
             ranges = _ranges(_places(storage, start), _places(storage, end))
             for read_range in ranges[:1]:
                 storage.shards[read_range.shard].writer.open_engine()  # opens the shard, which sets the storage's mode
-            return partitions_of(storage, ranges, self._selection)
+            return partitions_of(storage, ranges, self._selection, self._tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a partition."""

@@ -26,7 +26,7 @@ from topicstore.contract.cursors import Cursor
 from topicstore.contract.replay_plan import ReplayPlan, ShardPlan, TimeRange
 from topicstore.contract.requests import ReadResult
 
-__all__ = ["Fetch", "in_order", "limited", "run", "slices"]
+__all__ = ["Fetch", "in_order", "limited", "merge", "run", "slices"]
 
 Fetch = Callable[[Cursor, int, int], ReadResult]
 """A function that fetches the next batch of a cursor, up to a bound, of at most the given number of messages."""
@@ -39,7 +39,7 @@ def run(plan: ReplayPlan, fetch: Fetch) -> Iterator[MessageBatch]:
     if plan.timestamps is not None:
         fetch = _only(plan.timestamps, fetch)
     if plan.order == "time":
-        return _merge([in_order(shard, fetch, plan.batch_size) for shard in plan.shards])
+        return merge([in_order(shard, fetch, plan.batch_size) for shard in plan.shards])
     return _take_turns([_by_generation(shard, fetch, plan.batch_size) for shard in plan.shards])
 
 
@@ -68,7 +68,7 @@ def in_order(plan: ShardPlan, fetch: Fetch, limit: int) -> Iterator[MessageBatch
         streams = [_stream(cursor, bound, fetch, each) for cursor in generation.cursors]
         if generation.epoch > 1:
             streams = [_by_epoch(stream, generation.epoch) for stream in streams]
-        yield from _merge(streams)
+        yield from merge(streams)
 
 
 def _stream(cursor: Cursor, bound: int, fetch: Fetch, limit: int) -> Iterator[MessageBatch]:
@@ -106,7 +106,7 @@ def _take_turns(sources: list[Iterator[MessageBatch]]) -> Iterator[MessageBatch]
         sources = left
 
 
-def _merge(sources: list[Iterator[MessageBatch]]) -> Iterator[MessageBatch]:
+def merge(sources: list[Iterator[MessageBatch]]) -> Iterator[MessageBatch]:
     """Merge sources that are each in order of position; equal positions are in the order of the sources.
 
     The merge processes a whole run at a time. All messages up to the lowest last position of the sources' current

@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
-from topicstore import Message, TopicFilter
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from topicstore import Message, MessageBatch, TopicFilter
 from topicstore.contract.columns import Constant
 from topicstore.contract.engine import DATA, KEYSPACES, META, encode_generation
 from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.layout import ReadLimits
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance import LayoutSubject
 from topicstore_conformance.layout.fixtures import GENERATION, SHARD, START, Reader, Stored, numbered, rows_of
@@ -213,9 +217,66 @@ def test_small_blocks_are_joined_up_to_what_is_enough(stored: Stored) -> None:
     """A call joins several small batches, up to a bounded number of rows."""
     for _ in range(10):
         stored.put(numbered(["a"], 4))
-    assert [12, 12, 12, 4] == calls(stored)
+    assert [12, 12, 12, 4] == calls(stored, limit=1_000)
     assert [8] * 5 == calls(stored, limit=9)
     assert [1] * 40 == calls(stored, limit=1)
+
+
+def test_readers_of_many_rows_get_large_batches(stored: Stored) -> None:
+    """A reader that accepts 8,192 rows gets as many from unmerged blocks; another limit ends a batch earlier."""
+    for _ in range(50):
+        stored.put(numbered(["a", "b"], 400))
+    assert [8_400, 8_400, 3_200] == calls(stored, limit=32_768)
+    assert [8_000, 8_000, 4_000] == calls(stored, limit=8_192)
+    assert [800] * 25 == calls(stored, limit=8_191)
+    assert [400] * 50 == calls(stored, limit=8_192, limit_bytes=100)
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(st.sampled_from("abcdef"), st.sampled_from("xyz"), st.integers(0, 2), st.binary(max_size=300)),
+            min_size=1,
+            max_size=12,
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.usefixtures("tiny_blocks")
+def test_joined_blocks_have_the_rows_that_were_stored(batches: list[list[tuple[str, str, int, bytes]]]) -> None:
+    """Joined blocks have the stored rows, as messages and as Arrow: constant columns or not, numbers or texts."""
+    made = Stored(with_options(), MemoryEngine(KEYSPACES))
+    made.create()
+    for batch in batches:
+        made.put([Message(t * 20 * (t > "d") + t, p, c * 30, qos) for t, c, qos, p in batch])
+    at, found = made.slab.begin(ALL, TopicFilter("#"), 0), []
+    while True:
+        step = made.slab.next(ALL, TopicFilter("#"), at, ReadLimits(rows=1_000, bytes=1 << 20, bound=made.last))
+        found.append(step.batch)
+        at = step.place
+        if step.exhausted:
+            break
+    stored_ = [message for _, message in made.rows]
+    assert stored_ == [message for batch in found for message in batch.to_messages()]
+    expected = pa.Table.from_batches([MessageBatch.from_messages(stored_).to_arrow()])
+    assert expected.equals(pa.Table.from_batches([batch.to_arrow() for batch in found]).combine_chunks())
+
+
+def test_rows_before_a_block_that_cannot_be_decoded_come_first(stored: Stored) -> None:
+    """A block that can't be decoded though its checksum is right raises, by name, after the rows before it."""
+    for _ in range(3):
+        stored.put(numbered(["a", "b"], 10))
+    block = blocks(stored)[1]
+    columns = replaced(block.columns(), topics=np.full(10, 7))
+    seed = block_seed(block.last, SHARD << 32 | GENERATION)
+    value = encode_block(columns, 0, block.base, seed, Compressor("none", 0))
+    stored.replace(DATA, (GENERATION, 0, block.last), value)
+    reader = Reader(stored, ALL, "#")
+    assert 10 == len(reader.step(stored.last).batch)
+    with pytest.raises(CorruptionError, match=f"block that ends at position {block.last}"):
+        reader.step(stored.last)
 
 
 def test_a_call_ends_at_its_deadline(stored: Stored) -> None:

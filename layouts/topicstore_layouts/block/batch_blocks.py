@@ -26,6 +26,8 @@ class BatchBlocks:
 
     def __init__(self, shard: int, generation: int, compress: Compressor) -> None:
         self.cache = BlockCache()
+        self.end = generation, _RUN + 1, 0
+        """The key that follows the last possible block."""
         self._shard = shard
         self._generation = generation
         self._slab = shard << 32 | generation
@@ -34,10 +36,6 @@ class BatchBlocks:
     def key(self, last: int) -> tuple[int, int, int]:
         """Return the key of the block that ends at a position."""
         return self._generation, _RUN, last
-
-    def end(self) -> tuple[int, int, int]:
-        """Return the key that follows the last possible block."""
-        return self._generation, _RUN + 1, 0
 
     def encode(self, columns: Columns[Column], stream: int, base: int, last: int) -> bytes:
         """Return the value of a block that ends at a position."""
@@ -57,20 +55,17 @@ class BatchBlocks:
     def batches(self, reader: Reader, first: int, bound: int) -> Iterator[list[Block]]:
         """Yield the blocks that may hold positions from ``first`` to ``bound``, those of a batch together."""
         together: list[Block] = []
-        for block in self._scan(reader, first):
-            if together and block.base != together[0].base:
-                yield together
-                together = []
-            if block.base > bound:
-                return
-            together.append(block)
-            if block.rows == block.last - block.base + 1:  # the block is the whole batch
-                yield together
-                together = []
+        for chunk in reader.scan(DATA, self.key(first), self.end):
+            for key, value in chunk:
+                block = self.cache.get(key[2], value) or self.decode(key[2], value)
+                if together and block.base != together[0].base:
+                    yield together
+                    together = []
+                if block.base > bound:
+                    return
+                together.append(block)
+                if block.rows == block.last - block.base + 1:  # the block is the whole batch
+                    yield together
+                    together = []
         if together:
             yield together
-
-    def _scan(self, reader: Reader, first: int) -> Iterator[Block]:
-        for chunk in reader.scan(DATA, self.key(first), self.end()):
-            for key, value in chunk:
-                yield self.cache.get(key[2], value) or self.decode(key[2], value)

@@ -14,8 +14,9 @@ from topicstore.contract.columns import Coded, Column, Constant, Indices, LazyCo
 from topicstore.contract.errors import CorruptionError
 
 from .format import Array, Block
+from .payloads import PackedPayloads
 
-__all__ = ["Rows", "gather"]
+__all__ = ["Rows", "concat_names", "gather"]
 
 Rows = Indices | None
 """The indexes of rows of a block. None means all rows."""
@@ -63,7 +64,10 @@ class _Parts:
 
     def toarrow(self) -> pa.Array:
         if self._arrow is None:
-            self._arrow = pa.concat_arrays([_arrow(block, rows) for block, rows in self._found])
+            if all(rows is None for _, rows in self._found):
+                self._arrow = PackedPayloads.joined([block.payloads() for block, _ in self._found]).toarrow()
+            else:
+                self._arrow = pa.concat_arrays([_arrow(block, rows) for block, rows in self._found])
         return self._arrow
 
 
@@ -80,9 +84,9 @@ def gather(found: Sequence[tuple[Block, Rows]], shard: int) -> tuple[MessageBatc
     order = np.argsort(at)
     topics, clients, qos, retain, timestamps, properties, sizes = columns
     batch = MessageBatch(
-        topics=take(_names(topics), order),
+        topics=take(concat_names(topics), order),
         payloads=_Payloads(_Parts(found), order),
-        client_ids=take(_names(clients), order),
+        client_ids=take(concat_names(clients), order),
         qos=take(concat(qos), order),
         retain=take(concat(retain), order),
         timestamps=_joined(timestamps)[order],
@@ -116,7 +120,7 @@ def _joined(columns: list[Column]) -> Array:
     )
 
 
-def _names(columns: list[Column]) -> Coded:
+def concat_names(columns: Sequence[Column]) -> Coded:
     """Concatenate columns of texts: their lists, and their codes shifted accordingly."""
     texts: list[str] = []
     codes = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -22,9 +23,27 @@ class PackedPayloads(LazyColumn):
     """A msgpack array of byte strings, with the length of each."""
 
     def __init__(self, raw: bytes | memoryview, sizes: Constant[int] | npt.NDArray[Any]) -> None:
+        rows = len(sizes)
         self._raw = raw
+        self._head = 1 if rows < 1 << 4 else 3 if rows < 1 << 16 else 5
+        """The number of bytes before the first payload."""
         self._sizes = sizes
         self._list: list[bytes] | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Return the payloads of all parts, one part after the other, as one array."""
+        if len(parts) == 1:
+            return parts[0]
+        sizes = [p._sizes for p in parts]  # noqa: SLF001 - of the same class, as below
+        arrays = [
+            np.full(len(s), s.value, np.min_scalar_type(s.value)) if isinstance(s, Constant) else s for s in sizes
+        ]
+        joined, rows = cls(b"", np.concatenate(arrays)), sum(map(len, parts))
+        marker = bytes((0x90 | rows,)) if rows < 1 << 4 else b"\xdc" if rows < 1 << 16 else b"\xdd"
+        head = marker + rows.to_bytes(joined._head - 1, "big") if rows >= 1 << 4 else marker
+        joined._raw = b"".join([head, *(memoryview(p._raw)[p._head :] for p in parts)])  # noqa: SLF001
+        return joined
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -48,13 +67,13 @@ class PackedPayloads(LazyColumn):
         if isinstance(self._sizes, Constant):
             size = self._sizes.value
             self._check(len(self) * (size + _prefix(size)))
-            ends = self._head() + (rows + 1) * (size + _prefix(size))
+            ends = self._head + (rows + 1) * (size + _prefix(size))
             starts = ends - size
         else:
             sizes = self._sizes.astype(np.int64)
             ends = np.cumsum(sizes + _prefixes(self._sizes))
             self._check(int(ends[-1]))
-            ends = self._head() + ends[rows]
+            ends = self._head + ends[rows]
             starts = ends - sizes[rows]
         raw = bytes(self._raw)  # no copy if the value is bytes already
         return [raw[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
@@ -70,9 +89,9 @@ class PackedPayloads(LazyColumn):
 
             self._check(int(self._sizes.sum()) + prefix * len(self))  # otherwise Arrow would read past the end
             offsets = np.empty(len(self) + 1, dtype=np.int32)
-            offsets[0] = self._head()
+            offsets[0] = self._head
             np.cumsum(self._sizes.astype(np.int32) + prefix, out=offsets[1:])
-            offsets[1:] += self._head()
+            offsets[1:] += self._head
             buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._raw)]
             return pc.binary_replace_slice(pa.Array.from_buffers(pa.binary(), len(self), buffers), 0, prefix, b"")
         return pa.array(self.tolist(), pa.binary())
@@ -82,20 +101,15 @@ class PackedPayloads(LazyColumn):
         if size * rows >= 1 << 31:
             return pa.array(self.tolist(), pa.binary())
         self._check(rows * (size + _prefix(size)))
-        table = np.frombuffer(self._raw, np.uint8)[self._head() :].reshape(rows, -1)
+        table = np.frombuffer(self._raw, np.uint8)[self._head :].reshape(rows, -1)
         data = np.ascontiguousarray(table[:, _prefix(size) :])
         offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(size)
         return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
     def _check(self, size: int) -> None:
         """Compare the sum of the lengths and their prefixes with the actual size. Raises `CorruptionError`."""
-        if self._head() + size != len(self._raw):
+        if self._head + size != len(self._raw):
             raise CorruptionError("the lengths of a block don't fit its payloads")
-
-    def _head(self) -> int:
-        """Return the number of bytes before the first payload."""
-        rows = len(self)
-        return 1 if rows < 1 << 4 else 3 if rows < 1 << 16 else 5
 
 
 def _prefixes(sizes: npt.NDArray[Any]) -> npt.NDArray[Any] | int:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 import attrs
 import numpy as np
 from topicstore import MessageBatch, TopicFilter
-from topicstore.contract.columns import Coded, Column, Constant, Indices, take
+from topicstore.contract.columns import Coded, Column, Constant, Indices, concat, take, to_integers
 from topicstore.contract.engine import Engine, Reader
-from topicstore.contract.errors import CorruptionError
+from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.layout import ReadCounters, ReadLimits
+from topicstore.contract.positions import Positions
 
 from topicstore_layouts.shared.learned_topics import LearnedTopics
 from topicstore_layouts.shared.name_table import NameTable
 
 from .batch_blocks import BatchBlocks
 from .format import MIXED, Array, Block
-from .gathered_rows import Rows, gather
+from .gathered_rows import Rows, concat_names, gather
 from .matching import Mask, Matchers
+from .payloads import PackedPayloads
 from .segments import Segment, Segments
 from .stream_ranges import StreamRanges, StreamRangesCache
 
@@ -133,12 +137,18 @@ class Reading:
         self._kept: dict[tuple[int, int, str], _Kept] = {}
         self._matchers = Matchers(self.topics)
 
-    def pieces(self, stream: int, topic_filter: TopicFilter, at: int, bound: int) -> Generator[Piece, None, None]:
-        """Yield the pieces that together hold all matching messages, in order of position."""
+    def pieces(
+        self, stream: int, topic_filter: TopicFilter, at: int, limits: ReadLimits, joined: int
+    ) -> Generator[Piece, None, None]:
+        """Yield the pieces that together hold all matching messages up to the bound, in order of position.
+
+        If everything matches, blocks of batches are joined until a piece has ``joined`` rows or reaches another limit.
+        """
+        bound = limits.bound
         if at > bound:
             return
         if at > self.segments.reach:
-            behind = self._batch_pieces(self.engine, _Ask(stream, topic_filter, at, bound))
+            behind = self._batch_pieces(self.engine, _Ask(stream, topic_filter, at, bound), limits, joined)
             first = next(behind, None)  # this opens the scan
             if at > self.segments.reach:  # checked again: nothing from here on was merged before the scan was opened
                 if first is not None:
@@ -159,14 +169,38 @@ class Reading:
                 at = segment.end + 1
                 if at > bound:
                     return
-            yield from self._batch_pieces(view, _Ask(stream, topic_filter, at, bound))
+            yield from self._batch_pieces(view, _Ask(stream, topic_filter, at, bound), limits, joined)
 
-    def _batch_pieces(self, reader: Reader, ask: _Ask) -> Iterator[Piece]:
+    def _batch_pieces(self, reader: Reader, ask: _Ask, limits: ReadLimits, joined: int) -> Iterator[Piece]:
         if ask.at > ask.bound:
             return
         self.counters.seeks += 1
-        for blocks in self.blocks.batches(reader, ask.at, ask.bound):
-            yield BatchPiece(self, blocks, ask)
+        stream = None if ask.stream == ALL else ask.stream
+        if joined == 1 or not self._wanted.of(ask.topic_filter, stream).everything:
+            for blocks in self.blocks.batches(reader, ask.at, ask.bound):
+                yield BatchPiece(self, blocks, ask)
+            return
+        held: list[Block] = []
+        rows = size = 0
+        try:
+            for blocks in self.blocks.batches(reader, ask.at, ask.bound):
+                more = sum([block.rows for block in blocks])
+                if held and rows + more > limits.rows:
+                    yield BatchPiece(self, held, ask)
+                    held, rows, size = [], 0, 0
+                held += blocks
+                rows += more
+                size += sum([block.payload_bytes for block in blocks])
+                late = limits.deadline is not None and time.monotonic() >= limits.deadline
+                if rows >= joined or size >= limits.bytes or late:
+                    yield BatchPiece(self, held, ask)
+                    held, rows, size = [], 0, 0
+        except (CorruptionError, NewerFormatError):
+            if held:
+                yield BatchPiece(self, held, ask)  # the messages before the damage come first
+            raise
+        if held:
+            yield BatchPiece(self, held, ask)
 
     def _begun_piece(self, ask: _Ask) -> SegmentPiece | None:
         """Return the piece of a segment that a reader has read in part, or None if its rows aren't cached."""
@@ -189,6 +223,22 @@ class Reading:
                 found.append((block, rows))
         batch, sizes = gather(found, self.shard) if found else (MessageBatch.empty(), np.empty(0, dtype=np.int64))
         return _Kept(deletes, ask.at, min(segment.end, ask.bound), batch, np.cumsum(sizes))
+
+    def find_in_segment(
+        self,
+        view: Reader,
+        deletes: int,
+        segment: Segment,
+        stream: int,
+        topic_filter: TopicFilter,
+        first: int,
+        last: int,
+    ) -> Positions:
+        """Return the positions of the matching rows of a segment, and cache the rows for the next read."""
+        kept = self._find(view, deletes, segment, _Ask(stream, topic_filter, max(first, segment.base), last))
+        if len(kept.batch):
+            self.keep((segment.end, stream, topic_filter.text), kept)
+        return kept.batch.positions
 
     def keep(self, key: tuple[int, int, str], kept: _Kept) -> None:
         """Cache rows, and evict the least recently used ones if there are too many."""
@@ -269,34 +319,75 @@ class Reading:
         except CorruptionError as bad:
             raise CorruptionError(bad.reason, f"{self.place}, learned topics") from bad
 
-    def batch(self, block: Block, rows: Rows) -> MessageBatch:
-        """Return rows of a block of a batch."""
-        positions = block.positions()
-        return MessageBatch(
-            topics=self.texts(self.topics, _pick(block.topics(), rows)),
-            payloads=block.payloads() if rows is None else block.payloads().pick(rows),
-            client_ids=self.texts(self.clients, _pick(block.client_ids(), rows)),
-            qos=_pick(block.qos(), rows),
-            retain=_pick(block.retain(), rows),
-            timestamps=_pick(block.timestamps(positions), rows),
-            properties=_pick(block.properties(), rows),
-            positions=positions if rows is None else positions[rows],
-            shards=Constant(self.shard, block.rows if rows is None else len(rows)),
+    def batch(self, found: Sequence[tuple[Block, Rows]]) -> MessageBatch:
+        """Return rows of one or more blocks of batches, in order of position."""
+        if len(found) == 1:
+            ((block, rows),) = found
+            at, packed = block.positions(), block.payloads()
+            columns: Sequence[Column] = (
+                *(block.topics(), block.client_ids()),
+                *(block.qos(), block.retain(), block.timestamps(at), block.properties()),
+            )
+            if rows is not None:
+                columns, at = [take(column, rows) for column in columns], at[rows]
+            return MessageBatch(
+                self.texts(self.topics, columns[0]),
+                packed if rows is None else packed.pick(rows),
+                self.texts(self.clients, columns[1]),
+                *columns[2:],
+                positions=at,
+                shards=Constant(self.shard, len(at)),
+            )
+        parts: list[Sequence[Column]] = []
+        for block, rows in found:
+            at = block.positions()
+            names, rest = (block.topics(), block.client_ids()), (block.qos(), block.retain(), block.properties())
+            columns = (*names, *rest, block.timestamps(at), at)
+            parts.append(columns if rows is None else [take(column, rows) for column in columns])
+        topics, client_ids, qos, retain, properties, timestamps, positions = zip(*parts, strict=True)
+        if all(rows is None for _, rows in found):
+            payloads: Column = PackedPayloads.joined([block.payloads() for block, _ in found])
+        else:  # copies, which keep no block in memory
+            picked = (b.payloads().tolist() if rows is None else b.payloads().pick(rows) for b, rows in found)
+            payloads = list(chain.from_iterable(picked))
+        batch = MessageBatch(
+            topics=self.texts(self.topics, *topics),
+            payloads=payloads,
+            client_ids=self.texts(self.clients, *client_ids),
+            qos=concat(qos),
+            retain=concat(retain),
+            timestamps=np.concatenate(list(map(to_integers, timestamps))),
+            properties=concat(properties),
+            positions=np.concatenate(positions),
+            shards=Constant(self.shard, sum(map(len, positions))),
         )
+        ordered = (batch.positions[1:] > batch.positions[:-1]).all()
+        return batch if ordered else batch.take(np.argsort(batch.positions))  # blocks of one batch may interleave
 
     @staticmethod
-    def texts(table: NameTable, names: Column) -> Constant[str] | Coded:
-        """Return names as texts, whether the block has texts or numbers."""
-        if isinstance(names, Constant):
-            return names if isinstance(names.value, str) else Constant(table.name(names.value), len(names))
-        return names if isinstance(names, Coded) else table.names(np.asarray(names))
+    def texts(table: NameTable, *names: Column) -> Constant[str] | Coded:
+        """Return the names of one or more blocks as texts, whether the blocks have texts or numbers."""
+        if len(names) == 1:
+            (column,) = names
+            if isinstance(column, Constant):
+                value = column.value
+                return column if isinstance(value, str) else Constant(table.name(value), len(column))
+            return column if isinstance(column, Coded) else table.names(np.asarray(column))
+        first = names[0]
+        if isinstance(first, Constant) and all(isinstance(c, Constant) and c.value == first.value for c in names):
+            return Constant(
+                first.value if isinstance(first.value, str) else table.name(first.value), sum(map(len, names))
+            )
+        if any(isinstance(c, Coded) or (isinstance(c, Constant) and isinstance(c.value, str)) for c in names):
+            return concat_names([Reading.texts(table, column) for column in names])
+        return table.names(np.concatenate(list(map(to_integers, names))))
 
 
 class BatchPiece(Piece):
-    """The blocks of a batch."""
+    """The blocks of one or more batches."""
 
     def __init__(self, reading: Reading, blocks: Sequence[Block], ask: _Ask) -> None:
-        self.most = sum(block.rows for block in blocks)
+        self.most = sum([block.rows for block in blocks])
         self.bytes = 0
         self.last = blocks[-1].last
         self._reading = reading
@@ -306,25 +397,29 @@ class BatchPiece(Piece):
     def read(self, limits: ReadLimits) -> tuple[MessageBatch, int]:
         """Decode the matching rows of all blocks, and return them in order of position."""
         reading, ask = self._reading, self._ask
-        parts = []
-        for block in self._blocks:
-            try:
+        blocks, self.picked = self._blocks, False
+        found: list[tuple[Block, Rows]] = []
+        try:
+            for block in blocks:
                 rows = reading.match(block, ask.stream, ask.topic_filter, ask.at, ask.bound)
                 if not isinstance(rows, bool):
-                    parts.append(reading.batch(block, rows))
+                    found.append((block, rows))
                     self.picked = self.picked or rows is not None
-                    self.bytes += block.payload_bytes if rows is None else parts[-1].payload_bytes()
-            except CorruptionError as bad:
-                raise CorruptionError(bad.reason, reading.blocks.place(block.last)) from bad
-        behind = min(self.last, ask.bound) + 1
-        if not parts:
-            return MessageBatch.empty(), behind
-        batch = parts[0]
-        if len(parts) > 1:
-            joined = MessageBatch.concat(parts)
-            batch = joined.take(np.argsort(joined.positions, kind="stable"))
+            batch = reading.batch(found) if found else MessageBatch.empty()
+        except CorruptionError as bad:
+            if len(blocks) == 1:
+                raise CorruptionError(bad.reason, reading.blocks.place(blocks[0].last)) from bad
+            first = [block for block in blocks if block.base == blocks[0].base]
+            if len(first) == len(blocks):
+                for block in blocks:
+                    BatchPiece(reading, [block], ask).read(limits)  # raises an error that names the block
+                raise
+            self._blocks = first  # the messages before the damage come first
+            return self.read(limits)
+        self.bytes = batch.payload_bytes() if self.picked else sum([block.payload_bytes for block, _ in found])
+        behind = min(blocks[-1].last, ask.bound) + 1
         if len(batch) > limits.rows:
-            reading.blocks.cache.keep(self._blocks)
+            reading.blocks.cache.keep(blocks)
             batch = batch[: limits.rows]
             behind = int(batch.positions[-1]) + 1
         return batch, behind
@@ -353,7 +448,3 @@ class SegmentPiece(Piece):
             return kept.batch[start:cut], int(kept.batch.positions[cut - 1]) + 1
         self._reading.forget(key)
         return kept.batch[start:cut], min(self.last, ask.bound) + 1
-
-
-def _pick(column: Column, rows: Indices | None) -> Column:
-    return column if rows is None else take(column, rows)

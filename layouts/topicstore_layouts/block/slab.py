@@ -39,6 +39,7 @@ from .compaction import Compaction
 from .compression import Compressor
 from .deletion import Deletion
 from .heads import heads_of
+from .newest import newest_span
 from .reading import ALL, Reading
 from .segments import Segments
 from .verification import Verification
@@ -51,6 +52,9 @@ _ENOUGH = 512
 """The number of rows after which a batch that is read ends. Smaller blocks are joined; joining larger ones costs
 more, in copies and cache misses, than the next call does. Rows selected from blocks are copies anyway, so all of
 them that the limit allows are joined."""
+_LARGE = 8_192
+"""The number of rows for which blocks are joined if a reader accepts as many. Such readers convert whole columns, as to
+Arrow, where each batch costs more than the copies."""
 
 
 class BlockSlab(Slab):
@@ -126,7 +130,8 @@ class BlockSlab(Slab):
         batches: list[MessageBatch] = []
         rows = size = 0
         exhausted = True
-        with closing(self._reading.pieces(stream, topic_filter, at, limits.bound)) as pieces:
+        joined = _LARGE if limits.rows >= _LARGE else min(limits.rows, _ENOUGH)
+        with closing(self._reading.pieces(stream, topic_filter, at, limits, joined)) as pieces:
             try:
                 for piece in pieces:
                     if batches and rows + piece.most > limits.rows:
@@ -154,6 +159,10 @@ class BlockSlab(Slab):
     def heads(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[Heads]:
         """Yield the heads of matching messages, segment by segment, and then many blocks at a time."""
         return heads_of(self._reading, topic_filter, first, last)
+
+    def newest(self, stream: int, topic_filter: TopicFilter, first: int, last: int, rows: int) -> tuple[int, int]:
+        """Search the blocks, and then the segments, from the last one on."""
+        return newest_span(self._reading, stream, topic_filter, first, last, rows)
 
     # --- maintenance ---
 

@@ -89,7 +89,7 @@ class Verification:
 
     def _all_blocks(self, view: Reader, bound: int) -> Iterator[Damage | int]:
         end_of_batch_before = end = base = self._segments.end(view)
-        for chunk in view.scan(DATA, self._blocks.key(0), self._blocks.end()):
+        for chunk in view.scan(DATA, self._blocks.key(0), self._blocks.end):
             for key, value in chunk:
                 last = key[2]
                 try:

@@ -7,7 +7,6 @@ between two ranks, if nothing else is known about them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Self
 
 import attrs
@@ -58,16 +57,15 @@ class History:
         """Return the ranks of the last positions before these times, in microseconds since the epoch."""
         return np.interp(times, _times(self.positions), self.ranks)
 
-    @staticmethod
-    def time_before(histories: Sequence[History], time: int, messages: float) -> int:
-        """Return the time before ``time`` since which all shards together have stored about ``messages`` messages.
+    def before(self, position: int, messages: float) -> int:
+        """Return the position between which and ``position`` about ``messages`` messages were stored.
 
-        If the histories don't reach back before ``time``, the result isn't before it.
+        It is 0 if there are fewer.
         """
-        times = np.unique(np.concatenate([_times(one.positions) for one in histories]))
-        ranks = np.sum([one.ranks_of_times(times) for one in histories], axis=0)
-        rank = np.interp(float(time), times, ranks) - messages
-        return int(np.interp(rank, ranks, times))
+        base = int(self.positions[0])
+        offsets = (self.positions - self.positions[0]).astype(np.float64)  # differences, which floats represent well
+        rank = float(np.interp(position - base, offsets, self.ranks)) - messages
+        return base + int(np.interp(rank, self.ranks, offsets)) if rank > 0 else 0
 
 
 def _times(positions: Positions) -> Numbers:

@@ -1,10 +1,12 @@
 """The orders of a replay: by position, by descending position, any, and by the messages' own timestamps.
 
-Streams can only be read forwards. A replay in descending order therefore reads a span of time in ascending
-order, and reverses it; then the span before it, and so on. The length of a span is chosen so that it has about as many
-messages as requested: that of the first by the zones' counts of messages of all topics, and that of later spans by the
-share of messages that matched. Where messages are sparse, spans grow fast. A span with too many messages is shortened
-and read again.
+Streams can only be read forwards. A replay in descending order therefore reads a span of positions of each shard in
+ascending order, and reverses it; then the span before it, and so on. The shards' spans are merged.
+
+A layout may find a span that has the newest matching messages (`topicstore.contract.layout.Slab.newest`). Otherwise the
+first span has a few more positions than messages are requested, which is enough within a batch, because its positions
+count up. After a span without a match, the next one goes back by a number of messages of all topics, according to the
+zones' counts, and by more each time. A span with too many messages is shortened and read again.
 
 In a descending replay by timestamp, the matching messages may lie anywhere in a zone. A span of a zone's length is then
 read, and the newest messages are kept.
@@ -13,21 +15,18 @@ read, and the newest messages are kept.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import attrs
 import numpy as np
 
 from topicstore.contract.arguments import check_count
-from topicstore.contract.batch import MessageBatch
+from topicstore.contract.batch import FIELDS, MessageBatch
 from topicstore.contract.columns import to_integers
 from topicstore.contract.errors import InvalidArgumentError
-from topicstore.contract.positions import first_position, time_of
-from topicstore.contract.replay_plan import Order
+from topicstore.contract.replay_plan import GenerationPlan, Order, ReplayPlan, ShardPlan
 from topicstore.contract.requests import ReplayRequest
-from topicstore.shard.records import GenerationRecord
-from topicstore.shard.shard import Shard
 from topicstore.shard.zones import SIZE
 from topicstore.storage import replays
 from topicstore.storage.storage import Storage
@@ -43,141 +42,125 @@ __all__ = [
 ]
 
 _FIRST_SPAN = 1.5
-"""The estimated number of messages in the first span, as a multiple of those requested. The estimate may be too high,
-and reading too many messages costs less than reading twice."""
-_BLIND = 1_000_000
-"""The length, in microseconds, of the first span before all times for which zones have counts."""
+"""The number of positions in the first span, as a multiple of the messages requested. Reading a few messages too many
+costs less than reading twice."""
 _GROWTH = 4
 """The maximum factor by which a span may be longer than the one before, or have more messages than requested."""
 
 
-def newest_first(storage: Storage, request: ReplayRequest, limit: int | None) -> Iterator[MessageBatch]:
+def newest_first(
+    storage: Storage, request: ReplayRequest, limit: int | None, bounds: Sequence[int] | None = None
+) -> Iterator[MessageBatch]:
     """Yield the messages of a replay in descending order of time: at most ``limit`` messages, None for all.
 
-    Messages stored after the call are left out. The function holds a few times the messages of a batch, or of
-    ``limit`` if that is less, in memory, and always all messages of one microsecond. Raises the errors of replaying.
+    Messages stored after the call are left out, and those after ``bounds``, the highest position by shard. The function
+    holds a few times the messages of a batch, or of ``limit`` if that is less, in memory for each shard, and at least
+    the rows that the layout can only read together. Raises the errors of replaying.
     """
     storage.check_open()
-    bounds = [shard.writer.watermark for shard in storage.shards]
-    there = [_There(shard, record) for shard in storage.shards for record in shard.generations.listed()]
-    start = max(request.start, min((time_of(one.record.first_position) for one in there), default=0))
-    until = max(map(time_of, bounds), default=0) + 1
-    if request.until is not None:
-        until = min(until, request.until)
-    # Called here only to check the arguments, because the generator begins at its first `next`.
-    storage.plan(attrs.evolve(request, start=until, until=until))
-    return _spans(storage, request, bounds, there, start, until, limit)
-
-
-@attrs.frozen
-class _There:
-    """A generation of a shard that existed at the call. It is kept to detect if it is dropped during the replay."""
-
-    shard: Shard
-    record: GenerationRecord
-
-    def check(self, start: int, until: int) -> None:
-        """Raise `GenerationDroppedError` if the generation was dropped and may have had messages of a span of time."""
-        last = self.record.last_position
-        if self.record.first_position < first_position(until) and (last is None or last >= first_position(start)):
-            self.shard.generations.slab(self.record.number)
-
-
-def _spans(
-    storage: Storage,
-    request: ReplayRequest,
-    bounds: list[int],
-    there: list[_There],
-    start: int,
-    until: int,
-    limit: int | None,
-) -> Iterator[MessageBatch]:
-    histories = [History.of(shard, bound) for shard, bound in zip(storage.shards, bounds, strict=True)]
-    span, least, blind = 0.0, start, _BLIND
-    through = request.timestamps is not None
-    while until > start and limit != 0:
-        until = min(until, _reach(storage, request, start, until))
-        if until <= start:
-            return
-        wanted = request.batch_size if limit is None else min(limit, request.batch_size)
-        span = SIZE if through else span or _FIRST_SPAN * wanted
-        first = History.time_before(histories, until, span)
-        if first >= until:
-            first, blind = until - blind, blind * _GROWTH
-        first = max(least, first)
-        asked = attrs.evolve(request, start=first, until=until)
-        if through:
-            found, first = _newest(storage, asked, bounds, _GROWTH * wanted)
-            through, whole = not found, True
-        else:
-            found, whole = _read(storage, asked, bounds, _GROWTH * wanted)
-        if not whole:
-            if until - first > 1:
-                span, blind = span / (2 * _GROWTH), max(blind // (2 * _GROWTH), 1)
-                least = min(time_of(int(found[-1].positions[-1])), until - 1)
-                continue
-            found, _ = _read(storage, asked, bounds, None)
-        for generation in there:
-            generation.check(first, until)
-        rows = MessageBatch.concat(found)
-        turned = rows.take(np.arange(len(rows) - 1, -1, -1)[:limit])
-        yield from replays.slices([turned] if len(turned) else [], request.batch_size)
-        limit = None if limit is None else limit - len(turned)
-        until, least = first, start
-        fitting = span * wanted / len(rows) if len(rows) else span * _GROWTH
-        span = min(max(fitting, span / _GROWTH), span * _GROWTH)
-
-
-def _reach(storage: Storage, request: ReplayRequest, start: int, until: int) -> int:
-    """Return a time, at most ``until``, from which no message has the requested timestamps, according to the zones."""
-    if request.timestamps is None:
-        return until
-    first, last = first_position(start), first_position(until) - 1
-    spans = [shard.reader.spans(request.timestamps, first, last)[-1:] for shard in storage.shards]
-    return max((time_of(min(end, last)) + 1 for ((_, end),) in filter(None, spans)), default=start)
-
-
-def _newest(storage: Storage, request: ReplayRequest, bounds: list[int], most: int) -> tuple[list[MessageBatch], int]:
-    """Return the newest messages of a span in order, about ``most``, and the time since which they are complete.
-
-    The whole span is read in one pass, because the messages may lie anywhere in it.
-    """
-    held: deque[MessageBatch] = deque()
-    rows, left_out = 0, False
-    for batch in _batches(storage, request, bounds):
-        held.append(batch)
-        rows += len(batch)
-        while rows - len(held[0]) >= most:
-            rows -= len(held.popleft())
-            left_out = True
-    if not left_out:
-        return list(held), request.start
-    found = MessageBatch.concat(list(held))
-    first = time_of(int(found.positions[0]))  # some messages of this microsecond may have been dropped
-    later = int(np.searchsorted(found.positions, np.uint64(first_position(first + 1))))
-    if later < len(found):
-        return [found[later:]], first + 1
-    return list(_batches(storage, attrs.evolve(request, start=first), bounds)), first
-
-
-def _read(
-    storage: Storage, request: ReplayRequest, bounds: list[int], most: int | None
-) -> tuple[list[MessageBatch], bool]:
-    """Return the messages of a span in order, and whether they are complete: reading stops above ``most``."""
-    held, rows = [], 0
-    for batch in _batches(storage, request, bounds):
-        held.append(batch)
-        rows += len(batch)
-        if most is not None and rows > most:
-            return held, False
-    return held, True
-
-
-def _batches(storage: Storage, request: ReplayRequest, bounds: list[int]) -> Iterator[MessageBatch]:
-    """Yield the messages of a span in ascending order, up to the bounds by shard."""
     plan = storage.plan(request)
-    shards = [attrs.evolve(shard, bound=min(shard.bound, bounds[shard.shard])) for shard in plan.shards]
-    yield from replays.run(attrs.evolve(plan, shards=shards), storage.fetch)
+    if bounds is not None:
+        shards = [attrs.evolve(shard, bound=min(shard.bound, bounds[shard.shard])) for shard in plan.shards]
+        plan = attrs.evolve(plan, shards=shards)
+    return _newest_first(storage, plan, limit)
+
+
+def _newest_first(storage: Storage, plan: ReplayPlan, limit: int | None) -> Iterator[MessageBatch]:
+    if limit == 0:
+        return
+    wanted = plan.batch_size if limit is None else min(limit, plan.batch_size)
+    # The merge is one of ascending positions, so it is given their complements. Of equal positions, the last shard's
+    # message comes first.
+    sources = [_Backwards(storage, plan, shard, wanted).batches() for shard in reversed(plan.shards)]
+    batches = map(_complemented, replays.merge(sources))
+    yield from replays.slices(batches if limit is None else replays.limited(batches, limit), plan.batch_size)
+
+
+def _complemented(batch: MessageBatch) -> MessageBatch:
+    """Return a batch whose positions are the complements of the given ones, which restores them the second time."""
+    columns = (getattr(batch, name) for name in FIELDS)
+    return MessageBatch(*columns, positions=~batch.positions, shards=batch.shards)
+
+
+class _Backwards:
+    """The messages of one shard's part of a replay, newest first."""
+
+    def __init__(self, storage: Storage, plan: ReplayPlan, shard: ShardPlan, wanted: int) -> None:
+        self._storage = storage
+        self._plan = plan
+        self._shard = shard
+        self._reader = storage.shards[shard.shard].reader
+        self._wanted = wanted
+        self._history: History | None = None
+
+    def batches(self) -> Iterator[MessageBatch]:
+        """Yield the messages in descending order; the positions are the complements of their own."""
+        for part in reversed(self._shard.generations):
+            last = min(self._shard.bound, part.bound)
+            narrow = len(part.cursors) == 1 and self._plan.timestamps is None
+            for found in self._narrowed(part, last) if narrow else self._estimated(part, last):
+                while found:
+                    batch = found.pop()
+                    yield _complemented(batch.take(np.arange(len(batch) - 1, -1, -1)))
+
+    def _narrowed(self, part: GenerationPlan, last: int) -> Iterator[list[MessageBatch]]:
+        """Yield the messages of spans that the layout has found, as ascending batches."""
+        wanted = self._wanted
+        while last >= part.first:
+            span = self._reader.newest(part.cursors[0], part.first, last, wanted)
+            if span is None:
+                yield from self._estimated(part, last)
+                return
+            found = list(self._read(part, *span))
+            if sum(map(len, found)) < wanted:
+                wanted *= _GROWTH  # fewer rows match than the layout has assumed
+            yield found
+            last = span[0] - 1
+
+    def _estimated(self, part: GenerationPlan, last: int) -> Iterator[list[MessageBatch]]:
+        """Yield the messages of spans whose length is estimated, as ascending batches."""
+        span, back = max(int(_FIRST_SPAN * self._wanted), 1), _FIRST_SPAN * self._wanted
+        through = self._plan.timestamps is not None
+        while last >= part.first:
+            first = min(self._before(last, SIZE) + 1, last) if through else last - span + 1
+            first = max(first, part.first)
+            found: deque[MessageBatch] = deque()
+            rows, read = 0, last
+            for batch in self._read(part, first, last):
+                found.append(batch)
+                rows += len(batch)
+                while through and rows - len(found[0]) >= _GROWTH * self._wanted:
+                    rows -= len(found.popleft())
+                    first = int(found[0].positions[0])
+                if not through and rows > _GROWTH * self._wanted:
+                    read = int(batch.positions[-1])
+                    break
+            if read < last:
+                span = min(max((last - first + 1) // (2 * _GROWTH), 1), last - read)
+                continue
+            yield list(found)
+            if rows and through:
+                span, through = last - first + 1, False
+            if rows:
+                span = max(min(int(span * self._wanted / rows), _GROWTH * span), span // _GROWTH, 1)
+            else:
+                back *= _GROWTH
+                span = max(_GROWTH * span, first - self._before(first, back))
+            last = first - 1
+
+    def _before(self, position: int, messages: float) -> int:
+        """Return a position, between which and ``position`` the shard has stored about ``messages`` messages."""
+        if self._history is None:
+            self._history = History.of(self._storage.shards[self._shard.shard], self._shard.bound)
+        return self._history.before(position, messages)
+
+    def _read(self, part: GenerationPlan, first: int, last: int) -> Iterator[MessageBatch]:
+        """Yield the messages at positions ``first`` to ``last``, in ascending order."""
+        cursors = self._reader.begin(part.cursors, first)
+        if first <= last and cursors:
+            plan = attrs.evolve(self._shard, bound=last, generations=[GenerationPlan(cursors, part.epoch, last, first)])
+            alone = attrs.evolve(self._plan, shards=[plan], order="time")
+            yield from replays.run(alone, self._storage.fetch)
 
 
 ReplayOrder = Order | Literal["timestamp"]

@@ -100,7 +100,10 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
             batch_size=batch_size,
             timestamps=times if self.by == "timestamp" or displaced else None,
         )
-        found = newest_first(storage, request, None) if self.reverse else run(storage.plan(request), storage.fetch)
+        if self.reverse:
+            found = newest_first(storage, request, None, self._left_bounds())
+        else:
+            found = run(storage.plan(request), storage.fetch)
         bounds = np.array(self.bounds, np.uint64)
         for batch in found:
             left = self._left(batch, bounds)
@@ -118,6 +121,13 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
             else:
                 start = max(start, time)
         return TimeRange(start, until)
+
+    def _left_bounds(self) -> list[int]:
+        """Return the highest position of each shard that a reverse replay has left to return."""
+        if self.last is None:
+            return list(self.bounds)
+        last, number = self.last
+        return [min(bound, last if shard < number else last - 1) for shard, bound in enumerate(self.bounds)]
 
     def _left(self, batch: MessageBatch, bounds: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> MessageBatch:
         """Return the messages of a batch that were stored before the replay began and weren't returned yet."""

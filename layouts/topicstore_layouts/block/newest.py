@@ -1,0 +1,141 @@
+"""The search for the newest matching messages: backwards from a position, block by block and segment by segment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from topicstore import TopicFilter
+from topicstore.contract.columns import Indices
+from topicstore.contract.engine import DATA, INDEX, Reader
+from topicstore.contract.errors import CorruptionError
+from topicstore.contract.positions import Positions
+
+from .format import Block
+from .reading import Reading
+from .segments import Segment
+
+__all__ = ["newest_span"]
+
+_LOOKED_AT = 65_536
+"""The number of rows of blocks after which a search ends, with or without matches, so that a call ends soon."""
+_KEPT = 8
+"""Up to this many blocks with matches are cached for the read that follows."""
+_FEW_FRAMES = 16
+"""Up to this many frames of those of a segment are decoded, because few of their rows may match."""
+_WHOLE = 4_096
+"""For a reader of this many rows a segment is decoded whole, because they lie in nearly all frames."""
+
+
+def newest_span(
+    reading: Reading, stream: int, topic_filter: TopicFilter, first: int, last: int, rows: int
+) -> tuple[int, int]:
+    """Return a span of positions with the newest matching messages; see `Slab.newest`."""
+    deletes = reading.deletes  # read before the view is opened, so that the view has all these deletes
+    with reading.engine.snapshot() as view:
+        reading.counters.seeks += 1
+        found: list[tuple[Block, Positions]] = []
+        begin, count, looked_at, skipped = last + 1, 0, 0, False
+        for blocks in _batches(reading, view, first, last):
+            matching = [(b, at) for b in blocks if len(at := _matching(reading, b, stream, topic_filter, first, last))]
+            if found and not matching:
+                break
+            found += matching
+            begin = max(blocks[0].base, first)
+            count += sum(len(positions) for _, positions in matching)
+            looked_at += sum(block.rows for block in blocks)
+            # The blocks between matches would be decoded again by the read of the span.
+            if count >= rows or looked_at >= _LOOKED_AT or (skipped and found):
+                break
+            skipped = not matching
+        else:
+            if not found:
+                return _in_segments(reading, view, deletes, stream, topic_filter, first, begin - 1, rows)
+    if not found:
+        return begin, begin
+    if len(found) <= _KEPT:
+        reading.blocks.cache.keep([block for block, _ in found])
+    positions = np.sort(np.concatenate([positions for _, positions in found]))
+    return int(positions[-rows]) if count >= rows else begin, int(positions[-1])
+
+
+def _batches(reading: Reading, view: Reader, first: int, last: int) -> Iterator[list[Block]]:
+    """Yield the blocks that may have positions from ``first`` to ``last``, newest first, those of a batch together."""
+    blocks = reading.blocks
+    together = next(blocks.batches(view, last, last), [])[::-1]
+    for chunk in view.scan(DATA, blocks.key(first), blocks.key(last), reverse=True):
+        for key, value in chunk:
+            block = blocks.cache.get(key[2], value) or blocks.decode(key[2], value)
+            if together and block.base != together[0].base:
+                yield together
+                together = []
+            together.append(block)
+    if together:
+        yield together
+
+
+def _matching(
+    reading: Reading, block: Block, stream: int, topic_filter: TopicFilter, first: int, last: int
+) -> Positions:
+    """Return the positions of the matching rows of a block."""
+    try:
+        rows = reading.match(block, stream, topic_filter, first, last)
+        if isinstance(rows, bool):
+            return np.empty(0, np.uint64)
+        return block.positions() if rows is None else block.positions()[rows]
+    except CorruptionError as bad:
+        raise CorruptionError(bad.reason, reading.blocks.place(block.last)) from bad
+
+
+def _in_segments(
+    reading: Reading,
+    view: Reader,
+    deletes: int,
+    stream: int,
+    topic_filter: TopicFilter,
+    first: int,
+    last: int,
+    rows: int,
+) -> tuple[int, int]:
+    for segment in _segments(reading, view, last):
+        if segment.end < first:
+            break
+        numbers = reading.select(segment, stream, topic_filter, first, last)
+        if not len(numbers):
+            continue
+        if rows < _WHOLE and (len(numbers) > _FEW_FRAMES or len(numbers) == len(segment.rows)):
+            begin, end = _begin(segment, numbers, last, rows), min(int(segment.highest[numbers].max()), last)
+            return max(begin, first), end
+        positions = reading.find_in_segment(view, deletes, segment, stream, topic_filter, first, last)
+        if len(positions):
+            begin = int(positions[-rows]) if len(positions) >= rows else max(segment.base, first)
+            return begin, int(positions[-1])
+    return first, first - 1
+
+
+def _segments(reading: Reading, view: Reader, last: int) -> Iterator[Segment]:
+    """Yield the segments that may have positions up to ``last``, newest first."""
+    segments = reading.segments
+    for chunk in view.scan(INDEX, segments.index_key(last), segments.behind(), limit=1):
+        segment = segments.open(chunk[0][0][1], chunk[0][1])
+        if segment.base <= last:
+            yield segment
+    for chunk in view.scan(INDEX, segments.index_key(0), segments.index_key(last), reverse=True):
+        for key, value in chunk:
+            yield segments.open(key[1], value)
+
+
+def _begin(segment: Segment, numbers: Indices, last: int, rows: int) -> int:
+    """Return a position from which frames of a segment have about ``rows`` rows up to ``last``, in few frames."""
+    highest, lowest = segment.highest[numbers], segment.lowest[numbers]
+    # A frame surely has a row at its highest position, so the last frames by it have at least a row each.
+    ends = np.sort(highest[highest <= np.uint64(last)])
+    top = min(last, int(highest.max()))
+    begin = int(ends[-rows]) if len(ends) >= rows and int(ends[-1]) == top else segment.base
+    # The rows of a frame are assumed to be evenly distributed between its lowest and its highest position.
+    counts = segment.rows[numbers] / ((highest - lowest).astype(np.float64) + 1)
+    low, high = (top - np.minimum(edge, np.uint64(top)).astype(np.float64) for edge in (lowest, highest))
+    for width in np.geomspace(rows, max(top - segment.base + 1, rows + 1), 24).tolist():
+        if (counts * np.maximum(np.minimum(low, width) - high, 0)).sum() >= rows:
+            return max(begin, top - int(width))
+    return begin
