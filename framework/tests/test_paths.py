@@ -6,6 +6,7 @@ shortens a path must lower the ceiling. Comprehensions are not counted, because 
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -66,13 +67,19 @@ class Trace:
 
 
 def called(call: Callable[[], object]) -> Called:
-    """Return the functions that a call passes through in this thread."""
-    trace, profile = Trace(), sys.getprofile()
+    """Return the functions that a call passes through in this thread.
+
+    The garbage collector is disabled meanwhile, because it would call destructors of objects of earlier tests.
+    """
+    trace, profile, collecting = Trace(), sys.getprofile(), gc.isenabled()
+    gc.disable()
     sys.setprofile(trace.note)
     try:
         call()
     finally:
         sys.setprofile(profile)
+        if collecting:
+            gc.enable()
     return trace.taken()
 
 

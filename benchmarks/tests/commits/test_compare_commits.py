@@ -9,7 +9,7 @@ import pytest
 import topicstore
 from click.testing import CliRunner
 from topicstore_benchmarks.cli import bench
-from topicstore_benchmarks.commits.command import compare_commits
+from topicstore_benchmarks.commits.command import Step, compare_commits
 
 ROOT = Path(topicstore.__file__).parents[2]
 BASELINE = "27feabc"
@@ -31,6 +31,21 @@ def test_an_unknown_commit_is_named() -> None:
         ended = CliRunner().invoke(bench, ["compare-commits", "--", base])
         assert 2 == ended.exit_code
         assert base in ended.output
+
+
+@pytest.mark.parametrize(
+    ("ratios", "slower"),
+    [
+        ([1.04] * 7, True),
+        ([1.02] * 7, False),
+        ([0.9, 0.95, 0.97, 1.05, 1.06, 1.3, 1.4], False),
+        ([0.9, 0.95] + [1.05] * 12, True),
+        ([1.04], True),
+    ],
+)
+def test_a_step_is_slower_beyond_chance(ratios: list[float], slower: bool) -> None:
+    """A step is slower if its median ratio is over the limit, and chance doesn't explain so many rounds over 1."""
+    assert slower is Step(name="step", before=[100.0] * len(ratios), after=[100 * one for one in ratios]).slower(1.03)
 
 
 @pytest.mark.slow

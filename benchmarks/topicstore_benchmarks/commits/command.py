@@ -33,11 +33,11 @@ __all__ = ["ROUNDS", "Step", "compare_commits", "compare_commits_command", "extr
 
 ROUNDS = 7
 _REPEATS = 3
-"""The most times that the rounds are repeated to find out whether a step is slower."""
+"""The maximum number of times that the rounds are repeated while a step seems slower."""
 _CHANCE = 0.05
-"""The probability of a false alarm of one step, if its commits were equally fast."""
+"""The level of the sign test: the highest probability of a step's result if both commits were equally fast."""
 _FEWEST = 5
-"""The fewest rounds in which a sign test at that level can reject anything."""
+"""The least number of rounds in which a sign test at this level can find a difference."""
 _PACKAGES = ("framework", "layouts", "backends")
 """Folders that hold what is measured."""
 
@@ -56,11 +56,11 @@ class Step:
         return statistics.median(self._ratios())
 
     def slower(self, most: float) -> bool:
-        """Return whether the median ratio is over ``most``, and is over 1 beyond chance.
+        """Return whether the median ratio is over ``most``, and significantly over 1.
 
-        A busy machine spreads the ratios of rounds. The second condition is a sign test at a level of 5 %: were both
-        commits equally fast, so many ratios over 1 would be that improbable (W. J. Conover, "Practical Nonparametric
-        Statistics", section 3.4). With fewer than five rounds no number of ratios suffices, and only the median counts.
+        On a busy machine, the ratios of rounds vary by more than ``most``. So a one-sided sign test at the level
+        `_CHANCE` must also reject that both commits are equally fast (W. J. Conover, "Practical Nonparametric
+        Statistics", section 3.4). With fewer than `_FEWEST` rounds the test can't reject, and only the median counts.
         """
         ratios = self._ratios()
         rounds, over = len(ratios), sum(ratio > 1 for ratio in ratios)
@@ -142,8 +142,8 @@ def extracted(repository: Path, commit: str, directory: Path) -> Path:
 def compare_commits_command(*, base: str, commit: str | None, rounds: int, most: float, as_json: bool) -> None:
     """Measure commit BASE and COMMIT, or the files as they are, in turns; exit with 1 if a step takes more CPU time.
 
-    If a step takes more, all are measured again, up to three times, before it counts. On a busy machine, rounds
-    differ: a step counts only if too many rounds were slower for chance.
+    While a step seems to take more, all steps are measured again, up to three times. On a busy machine, rounds vary:
+    a step counts only if a sign test of its rounds shows that it is slower.
     """
     check_installed(*ENGINE)
     repository = _repository()

@@ -87,7 +87,7 @@ def serve(
 
 @contextmanager
 def _importing() -> Iterator[None]:
-    """Import modules without the garbage collector, which would scan them many times. They stay until the end."""
+    """Disable the garbage collector, which would scan imported modules many times; exempt their objects at the end."""
     gc.disable()
     try:
         yield

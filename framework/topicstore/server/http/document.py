@@ -106,9 +106,10 @@ class Document:
         self._lock = threading.Lock()
         """Held while the document is built."""
         self.built = False
+        """Whether the document is complete and can be served."""
 
     def build(self) -> None:
-        """Build the document, unless that was done."""
+        """Build the document if it isn't built yet. Thread-safe."""
         with self._lock:
             if not self.built:
                 _complete(self._application)

@@ -37,7 +37,7 @@ class Known:
 
 
 def known_parameters(application: Litestar) -> Mapping[tuple[str, str], Known]:
-    """Return the query parameters of all routes in the OpenAPI document, by path and method; don't build it."""
+    """Return the query parameters of all routes in the OpenAPI document, by path and method, without building it."""
     found: dict[tuple[str, str], Known] = {}
     for route in application.routes:
         for method, (handler, read) in route.route_handler_map.items() if isinstance(route, HTTPRoute) else ():
