@@ -103,10 +103,9 @@ class PersistenceRules:
         """Return the number of rules."""
         return sum(1 for _ in self._state.scan(_PREFIX))
 
-    @property
-    def none(self) -> bool:
-        """Whether there is no rule. Doesn't read."""
-        return not len(self._routes)
+    def __bool__(self) -> bool:
+        """Return whether there is any rule. Doesn't read the database."""
+        return bool(len(self._routes))
 
     def __contains__(self, rule: PersistenceRule) -> bool:
         """Return whether there is a rule equal to this one."""

@@ -144,7 +144,7 @@ def _chosen(
     store_qos0: Callable[[], bool] = lambda: True,
 ) -> _Chosen:
     """Return, for each message, whether to store it; the cheapest checks come first."""
-    stored = _either(False if rules.none else _shortened(rules.matching(batch)), _asked(batch.properties, len(batch)))
+    stored = _either(_shortened(rules.matching(batch)) if rules else False, _asked(batch.properties, len(batch)))
     if stored is True:
         return True
     chosen = wanted()
