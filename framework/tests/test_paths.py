@@ -39,7 +39,7 @@ PATHS = {
 MQTT = (412, 89)
 """Named functions and their files, from an MQTT PUBLISH at QoS 1 to its PUBACK and to the socket of one subscriber.
 
-Whether three functions of `server/turns.py` are among them depends on the timing of the threads.
+Whether three functions of `server/mqtt/store_thread.py` are among them depends on the timing of the threads.
 """
 CALLS = {"store of 1,000": 206, "store of 1": 166, "publish to PUBACK": 504}
 """Calls of Python functions for a batch or a message. Each resumption of a generator counts as a call."""

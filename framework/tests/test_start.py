@@ -35,8 +35,8 @@ SERVE = """
 import asyncio, sys
 import topicstore as ts
 from topicstore.server import Address, ListenerSettings, Server, ServerSettings
-from topicstore.server.addresses import Addresses
-from topicstore.server.settings import HttpSettings
+from topicstore.server.config.units import Addresses
+from topicstore.server.config.model import HttpSettings
 
 local = Address("127.0.0.1:0")
 http = HttpSettings(listen=Addresses.read([local])) if sys.argv[2] == "http" else None
