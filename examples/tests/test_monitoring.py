@@ -14,7 +14,7 @@ import pytest
 import topicstore as ts
 from prometheus_client.parser import text_string_to_metric_families
 from topicstore.server import Address, ListenerSettings, Server, ServerSettings
-from topicstore.server.settings import HttpSettings
+from topicstore.server.config.model import HttpSettings
 from topicstore_conformance.mqtt.raw_client import RawClient
 
 HERE = Path(__file__).parents[1] / "monitoring"

@@ -36,14 +36,14 @@ PATHS = {
     "open": (270, 76, 147),
 }
 """For each path: numbers of named functions, of their files, and of those functions between `Database` and layout."""
-MQTT = (412, 89)
+MQTT = (411, 81)
 """Named functions and their files, from an MQTT PUBLISH at QoS 1 to its PUBACK and to the socket of one subscriber.
 
-Whether three functions of `server/turns.py` are among them depends on the timing of the threads.
+Whether three functions of `server/mqtt/store_thread.py` are among them depends on the timing of the threads.
 """
 CALLS = {"store of 1,000": 206, "store of 1": 166, "publish to PUBACK": 504}
 """Calls of Python functions for a batch or a message. Each resumption of a generator counts as a call."""
-MODULES = {"": 5, "runtime": 8, "shard": 15, "storage": 36, "sessions": 55, "pubsub": 17, "server": 150}
+MODULES = {"": 5, "runtime": 8, "shard": 15, "storage": 36, "sessions": 39, "pubsub": 17, "server": 99}
 """Modules of each package and its subpackages, without `__init__`; for the root, without subpackages."""
 
 Called = frozenset[tuple[str, str]]

@@ -35,8 +35,8 @@ SERVE = """
 import asyncio, sys
 import topicstore as ts
 from topicstore.server import Address, ListenerSettings, Server, ServerSettings
-from topicstore.server.addresses import Addresses
-from topicstore.server.settings import HttpSettings
+from topicstore.server.config.units import Addresses
+from topicstore.server.config.model import HttpSettings
 
 local = Address("127.0.0.1:0")
 http = HttpSettings(listen=Addresses.read([local])) if sys.argv[2] == "http" else None
@@ -52,7 +52,7 @@ asyncio.run(serve())
 
 PROGRAMS = {"import": IMPORT, "help": HELP, "read": READ, "mqtt": SERVE, "http": SERVE}
 OURS = ("topicstore", "topicstore_backends", "topicstore_benchmarks", "topicstore_conformance", "topicstore_layouts")
-CEILINGS = {"import": 3, "help": 10, "read": 144, "mqtt": 295, "http": 374}
+CEILINGS = {"import": 3, "help": 10, "read": 144, "mqtt": 255, "http": 312}
 """The number of modules of this distribution that each program imports. Lower a ceiling when the number sinks."""
 SLOW = ("pyarrow.compute", "pyarrow.parquet", "pyarrow.dataset", "pandas", "duckdb", "rich", "httpx", "sqlglot")
 OF_HTTP = ("litestar", "uvicorn", "h11", "prometheus_client", "tomlkit", "websockets")

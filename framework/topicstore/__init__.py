@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .lifecycle.retention_policy import RetentionSettings
     from .opening import open  # noqa: A004 - the name people know
     from .pubsub.persistence_rules import PersistenceRule
-    from .pubsub.publishing import PERSIST, PublishResult
+    from .pubsub.publish import PERSIST, PublishResult
     from .pubsub.subscription import Subscription, SubscriptionBatch, SubscriptionStatus
     from .queues.queue import Queue, QueueBatch
     from .storage.buffered_writer import Writer
@@ -94,7 +94,7 @@ __all__ = [
 _MODULES = {
     "ANY": "contract.state",
     "MAX_PAYLOAD": "contract.model",
-    "PERSIST": "pubsub.publishing",
+    "PERSIST": "pubsub.publish",
     "SCHEMA": "contract.arrow",
     "SCHEMA_WITH_IDS": "contract.arrow",
     "AsyncDatabase": "aio.database",
@@ -109,7 +109,7 @@ _MODULES = {
     "MessageId": "contract.model",
     "PersistenceRule": "pubsub.persistence_rules",
     "Properties": "contract.model",
-    "PublishResult": "pubsub.publishing",
+    "PublishResult": "pubsub.publish",
     "Queue": "queues.queue",
     "QueueBatch": "queues.queue",
     "ReadResult": "contract.requests",

@@ -32,7 +32,7 @@ from .contract.topics import TopicFilter
 from .lifecycle.archives import Archives
 from .lifecycle.retention import Retention
 from .lifecycle.retention_policy import RetentionSettings
-from .pubsub.publishing import PublishResult, publish
+from .pubsub.publish import PublishResult, publish
 from .pubsub.retained import remove_expired
 from .pubsub.retained_expiry import RetainedExpiry
 from .queues.queues import Queues
@@ -236,7 +236,7 @@ class Database:
         """Deliver messages to the current subscribers whose filters match, and store those that must be durable.
 
         A message is stored, once, if any of these holds: its publisher requests it
-        (`topicstore.pubsub.publishing.PERSIST`), a rule in `persistence` matches, or a durable subscription matches
+        (`topicstore.pubsub.publish.PERSIST`), a rule in `persistence` matches, or a durable subscription matches
         (for QoS 0, see `Sessions.store_qos0`).
 
         A message with ``retain`` becomes the retained message of its topic, kept in the topic's shard, even if it isn't
@@ -736,7 +736,8 @@ def state_decoders() -> Decoders:
     """Return the decoders of all state records but those of queues, which are separate databases (`queues.record`)."""
     from .lifecycle import expiry, retention
     from .pubsub import persistence_rules
-    from .sessions import records, session_clock
+    from .sessions import clock as session_clock
+    from .sessions import records
     from .sessions.shared import records as shared_records
     from .storage import keyed_message_records
 

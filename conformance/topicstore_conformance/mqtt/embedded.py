@@ -12,9 +12,9 @@ from typing import Any, Self, TypeVar
 import msgspec
 import topicstore as ts
 from topicstore.server.access.access import Access
-from topicstore.server.addresses import Address
+from topicstore.server.config.model import HttpSettings, ListenerSettings, ServerSettings
+from topicstore.server.config.units import Address
 from topicstore.server.server import Server
-from topicstore.server.settings import HttpSettings, ListenerSettings, ServerSettings
 
 from topicstore_conformance.faults.threads import PATIENCE
 

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from topicstore.cli import cli
 from topicstore.client.remote_sessions import RemoteSessions
 from topicstore.contract.engine import KEYS, WriteBatch
-from topicstore.server.settings import ServerSettings
+from topicstore.server.config.model import ServerSettings
 from topicstore.storage.counting.lag import Lag
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.mqtt.embedded import Embedded, serving_http

@@ -21,7 +21,7 @@ from topicstore.cli.files.progress import Progress
 from topicstore.cli.files.source_detection import open_source
 from topicstore.files.formats import decode_lines
 from topicstore.files.time_units import AUTO, UNITS, to_microseconds
-from topicstore.pubsub.publishing import store_retaining
+from topicstore.pubsub.publish import store_retaining
 
 from .conftest import run
 

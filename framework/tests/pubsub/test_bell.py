@@ -1,10 +1,10 @@
-"""`topicstore.pubsub.bell` notifies all listening threads and event loops, also between a check and a wait."""
+"""`topicstore.pubsub.notifier` notifies all listening threads and event loops, also between a check and a wait."""
 
 from __future__ import annotations
 
 import asyncio
 
-from topicstore.pubsub.bell import Bell, ListeningTask, ListeningThread
+from topicstore.pubsub.notifier import Bell, ListeningTask, ListeningThread
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
 

@@ -76,7 +76,7 @@ def test_routes_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     Evicted topics are still matched correctly.
     """
-    monkeypatch.setattr("topicstore.pubsub.route_memo._BYTES", 1 << 20)
+    monkeypatch.setattr("topicstore.pubsub.filter_index._BYTES", 1 << 20)
     routes: FilterIndex[int] = FilterIndex()
     for number in range(1_000):
         routes.add(TopicFilter("many/#"), number)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from topicstore.pubsub.feed import Feed
 from topicstore.pubsub.persistence_rules import PersistenceRule
-from topicstore.pubsub.publishing import PERSIST
+from topicstore.pubsub.publish import PERSIST
 from topicstore.pubsub.retained_expiry import RetainedExpiry
 from topicstore.storage.keyed_messages import state_key
 from topicstore_conformance.conditions.directories import quick_directory

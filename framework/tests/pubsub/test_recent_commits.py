@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from topicstore.pubsub import feed as feeds
 from topicstore.pubsub import recent_commits
-from topicstore.pubsub.bell import Bell
 from topicstore.pubsub.feed import Feed
 from topicstore.pubsub.hub import Hub
+from topicstore.pubsub.notifier import Bell
 from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.threads import PATIENCE
 

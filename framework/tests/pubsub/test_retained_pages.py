@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from topicstore.contract.cursors import Cursor
 from topicstore.contract.requests import ReadResult
 from topicstore.contract.topics import TopicFilter
-from topicstore.pubsub.retained_lookup import retained_page
-from topicstore.pubsub.topic_leaps import TopicLeaps
+from topicstore.pubsub.retained_lookup import TopicLeaps, retained_page
 from topicstore_conformance.conditions.profiles import COSTLY, tries
 
 LEVELS = st.sampled_from(["", "a", "b", "a b", "a-", "a.", "a0", "é", "$s", "\x01", "\U0001f600"])

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import topicstore as ts
-from topicstore.pubsub.bell import Bell, ListeningThread
+from topicstore.pubsub.notifier import Bell, ListeningThread
 from topicstore.pubsub.subscription import Subscription, _Inbox
 from topicstore.runtime.locks import owned
 from topicstore_conformance.faults.threads import PATIENCE, begin, running, together, wait_until

@@ -15,10 +15,10 @@ import pytest
 import topicstore as ts
 from topicstore.contract.access import AuthenticationRequest, AuthorizationRequest, Credentials
 from topicstore.server.access import Access, Identity, Login, PasswordFile, PasswordFileError, Refusal
+from topicstore.server.access.access import AccessHooks
 from topicstore.server.access.batches import Batches, TooManyWaitingError
-from topicstore.server.access.hooks import AccessHooks
+from topicstore.server.config.model import AuthenticationSettings, AuthorizationSettings, Rule, SettingsError
 from topicstore.server.listeners import Peer, Via
-from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings, Rule, SettingsError
 
 pytestmark = pytest.mark.anyio
 

@@ -7,9 +7,8 @@ from typing import Literal
 
 import pytest
 from topicstore.contract.topics import TopicFilter
-from topicstore.server.access.access_list import AccessList, ClientRules
-from topicstore.server.access.topic_patterns import TopicPattern
-from topicstore.server.settings import AuthorizationSettings, Rule, SettingsError
+from topicstore.server.access.permissions import AccessList, ClientRules, TopicPattern
+from topicstore.server.config.model import AuthorizationSettings, Rule, SettingsError
 
 LEVELS = ("a", "b", "", "$x")
 TOPICS = ["/".join(levels) for n in (1, 2, 3) for levels in itertools.product(LEVELS, repeat=n) if levels != ("",)]

@@ -13,7 +13,7 @@ import pytest
 import topicstore as ts
 from topicstore.server.access import Access, PasswordFile
 from topicstore.server.access.name_patterns import ClientIdPatterns, NamePattern
-from topicstore.server.settings import (
+from topicstore.server.config.model import (
     AuthenticationSettings,
     AuthorizationSettings,
     Rule,

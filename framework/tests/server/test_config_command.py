@@ -13,10 +13,8 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner, Result
 from topicstore.cli import cli
-from topicstore.server.configuration.default_file import default_file
-from topicstore.server.configuration.schema import json_schema
-from topicstore.server.settings_file import read_settings
-from topicstore.server.settings_problems import unknown_keys
+from topicstore.server.config.load import read_settings, unknown_keys
+from topicstore.server.config.show import default_file, json_schema
 from topicstore_conformance.conditions.skipping import need
 
 need("rocksdb")

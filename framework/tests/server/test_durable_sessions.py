@@ -7,9 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 import topicstore as ts
-from topicstore.server.durable_settings import DurableSessionsSettings, ZoneSessionsSettings, ZoneSettings
-from topicstore.server.quantities import Duration
-from topicstore.server.settings import ServerSettings
+from topicstore.server.config.model import DurableSessionsSettings, ServerSettings, ZoneSessionsSettings, ZoneSettings
+from topicstore.server.config.units import Duration
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.wire import Will
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore.server import Address, ListenError, ListenerSettings, Server, ServerSettings
-from topicstore.server.asked import Answers, Asked
-from topicstore.server.limits import Limits
-from topicstore.server.quantities import Duration
-from topicstore.server.store_hop import StoreHop
+from topicstore.server.config.model import Limits
+from topicstore.server.config.units import Duration
+from topicstore.server.mqtt.requests import Answers, Asked
+from topicstore.server.mqtt.store_thread import StoreHop
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.paho_client import PahoClient

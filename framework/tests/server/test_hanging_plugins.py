@@ -9,11 +9,9 @@ from collections.abc import Iterator
 import pytest
 import topicstore as ts
 from topicstore.contract.access import AuthenticationRequest
-from topicstore.server.access.access import Access
-from topicstore.server.access.hooks import AccessHooks
-from topicstore.server.limits import Limits
-from topicstore.server.quantities import Duration
-from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings, ServerSettings
+from topicstore.server.access.access import Access, AccessHooks
+from topicstore.server.config.model import AuthenticationSettings, AuthorizationSettings, Limits, ServerSettings
+from topicstore.server.config.units import Duration
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.embedded import Embedded

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 import topicstore as ts
-from topicstore.server.durable_settings import LocalWriteBuffer, StorageSettings
-from topicstore.server.limits import Limits
-from topicstore.server.quantities import Duration, Size
-from topicstore.server.rates import Rate
-from topicstore.server.settings import ServerSettings
+from topicstore.server.config.model import Limits, LocalWriteBuffer, ServerSettings, StorageSettings
+from topicstore.server.config.units import Duration, Size
+from topicstore.server.mqtt.publish import Rate
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.embedded import Embedded

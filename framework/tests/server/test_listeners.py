@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from topicstore.server.addresses import Address
-from topicstore.server.limits import Limits
+from topicstore.server.config.model import Limits, ListenerSettings, ServerSettings, TlsSettings
+from topicstore.server.config.units import Address, Duration, Size
 from topicstore.server.listeners import (
     Listener,
     ListenError,
     Peer,
     Replacement,
     Via,
-    failed_handshakes,
     listen,
     peer_of,
 )
-from topicstore.server.quantities import Duration, Size
-from topicstore.server.settings import ListenerSettings, ServerSettings, TlsSettings
+from topicstore.server.listeners import (
+    accepting as failed_handshakes,
+)
 from topicstore_conformance.mqtt.certificates import Authority
 from websockets.asyncio.client import connect as websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 import topicstore as ts
 from topicstore.server import logs
+from topicstore.server.config.model import LogSettings
 from topicstore.server.logs import log_connection, logging_to, reopen
-from topicstore.server.settings import LogSettings
 from topicstore_conformance.faults.threads import wait_until
 
 LOG = logging.getLogger("topicstore.server.anything")

@@ -9,10 +9,9 @@ import time
 
 import pytest
 import topicstore as ts
-from topicstore.server.metrics import session_lag
-from topicstore.server.metrics.averages import Averages
-from topicstore.server.metrics.paced import Paced
-from topicstore.server.metrics.session_lag import LagTotals, SessionLag
+from topicstore.server.metrics import paced as session_lag
+from topicstore.server.metrics.collectors import Averages
+from topicstore.server.metrics.paced import LagTotals, Paced, SessionLag
 
 
 class Clock:

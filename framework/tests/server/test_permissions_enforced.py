@@ -9,11 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 import topicstore as ts
-from topicstore.server import rights
-from topicstore.server.access.access import Access
-from topicstore.server.access.hooks import AccessHooks
-from topicstore.server.limits import Limits
-from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings, Rule, ServerSettings
+from topicstore.server.access.access import Access, AccessHooks
+from topicstore.server.config.model import AuthenticationSettings, AuthorizationSettings, Limits, Rule, ServerSettings
+from topicstore.server.mqtt import rights
 from topicstore.sessions import Sessions
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt import wire

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 import topicstore.server
-from topicstore.server.limits import Limits
-from topicstore.server.quantities import Duration
-from topicstore.server.settings import ProtocolSettings, ServerSettings
-from topicstore.server.settings_file import read_settings
+from topicstore.server.config.load import read_settings
+from topicstore.server.config.model import Limits, ProtocolSettings, ServerSettings
+from topicstore.server.config.units import Duration
 from topicstore_conformance.mqtt.embedded import Embedded
 
 README = Path(topicstore.server.__file__).parent / "README.md"

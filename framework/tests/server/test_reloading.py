@@ -8,25 +8,22 @@ from typing import Any
 import msgspec
 import pytest
 import topicstore as ts
-from topicstore.server.addresses import Address
-from topicstore.server.durable_settings import (
+from topicstore.server.config.model import (
+    AuthenticationSettings,
+    AuthorizationSettings,
     DurableSessionsSettings,
+    HttpSettings,
+    Limits,
+    ListenerSettings,
+    LogSettings,
     PersistenceSettings,
+    ProtocolSettings,
+    Rule,
     StorageSettings,
     ZoneSessionsSettings,
     ZoneSettings,
 )
-from topicstore.server.limits import Limits
-from topicstore.server.quantities import Duration, Period, Quota
-from topicstore.server.settings import (
-    AuthenticationSettings,
-    AuthorizationSettings,
-    HttpSettings,
-    ListenerSettings,
-    LogSettings,
-    ProtocolSettings,
-    Rule,
-)
+from topicstore.server.config.units import Address, Duration, Period, Quota
 from topicstore_conformance.mqtt.embedded import Embedded
 
 

@@ -12,9 +12,8 @@ import argon2
 import pytest
 import topicstore as ts
 from topicstore.server.access import PasswordFile, PasswordFileError
+from topicstore.server.config.model import AuthenticationSettings, HttpSettings, Limits, ServerSettings
 from topicstore.server.http.tokens import TokenFileError, Tokens
-from topicstore.server.limits import Limits
-from topicstore.server.settings import AuthenticationSettings, HttpSettings, ServerSettings
 from topicstore_conformance.mqtt.embedded import ANY_PORT, Embedded
 
 QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)

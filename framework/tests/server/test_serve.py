@@ -20,10 +20,14 @@ import pytest
 import topicstore as ts
 from click.testing import CliRunner
 from topicstore.cli import cli
-from topicstore.server.addresses import Address
-from topicstore.server.introduction import introduction
-from topicstore.server.readiness import notify, ready_line
-from topicstore.server.settings import AuthenticationSettings, AuthorizationSettings, ListenerSettings, ServerSettings
+from topicstore.server.config.model import (
+    AuthenticationSettings,
+    AuthorizationSettings,
+    ListenerSettings,
+    ServerSettings,
+)
+from topicstore.server.config.units import Address
+from topicstore.server.running import introduction, notify, ready_line
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt.serving import serving
 

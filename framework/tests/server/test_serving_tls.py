@@ -7,7 +7,7 @@ import ssl
 from pathlib import Path
 
 import pytest
-from topicstore.server.addresses import Address
+from topicstore.server.config.units import Address
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt.certificates import Authority
 from topicstore_conformance.mqtt.serving import serving

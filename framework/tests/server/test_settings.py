@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from topicstore.server.addresses import Address, is_loopback
-from topicstore.server.configuration.shown import shown
-from topicstore.server.quantities import Duration, Size
-from topicstore.server.settings import ServerSettings, SettingsError
-from topicstore.server.settings_file import read_settings
+from topicstore.server.config.load import read_settings
+from topicstore.server.config.model import ServerSettings, SettingsError
+from topicstore.server.config.show import shown
+from topicstore.server.config.units import Address, Duration, Size, is_loopback
 
 WHOLE = """
 [durable_sessions]

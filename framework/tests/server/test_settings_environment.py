@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from topicstore.server.settings import SettingsError
-from topicstore.server.settings_file import read_settings
+from topicstore.server.config.load import read_settings
+from topicstore.server.config.model import SettingsError
 
 FILE = """
 [limits]

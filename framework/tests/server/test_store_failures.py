@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import topicstore as ts
 from topicstore.server.access.access import Access
-from topicstore.server.connection import MqttConnection
-from topicstore.server.store_hop import StoreHop
+from topicstore.server.mqtt.connection import MqttConnection
+from topicstore.server.mqtt.store_thread import StoreHop
 from topicstore.sessions import Sessions
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.mqtt import wire

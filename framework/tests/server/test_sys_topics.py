@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 import topicstore as ts
-from topicstore.server.quantities import Duration
-from topicstore.server.settings import ProtocolSettings, ServerSettings
-from topicstore.server.sys_topics import Figures, Traffic
+from topicstore.server.config.model import ProtocolSettings, ServerSettings
+from topicstore.server.config.units import Duration
+from topicstore.server.mqtt.sys_topics import Figures, Traffic
 from topicstore.sessions import SessionCounts
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.paho_client import PahoClient

@@ -9,9 +9,8 @@ from contextlib import ExitStack, contextmanager
 import attrs
 import pytest
 import topicstore as ts
-from topicstore.server.asked import Answers, Asked
-from topicstore.server.store_hop import StoreHop
-from topicstore.server.turns import ENDED, SESSION
+from topicstore.server.mqtt.requests import Answers, Asked
+from topicstore.server.mqtt.store_thread import ENDED, SESSION, StoreHop
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.embedded import Embedded

@@ -15,7 +15,7 @@ import topicstore as ts
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine
 from topicstore.runtime.clocks import SteadyClock
-from topicstore.sessions.session_state import SessionState
+from topicstore.sessions.session_store import SessionState
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.clock import Clock

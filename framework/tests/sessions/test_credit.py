@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import topicstore as ts
-from topicstore.pubsub.live_messages import LIVE, LIVE_BYTES
+from topicstore.pubsub.nonpersistent import LIVE, LIVE_BYTES
 from topicstore.sessions import Overlapping, Publish, PubRel, Session, Sessions
 from topicstore_conformance.faults.clock import Clock
 

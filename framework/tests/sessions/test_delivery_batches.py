@@ -9,8 +9,7 @@ import topicstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.sessions import DeliveryBatch, Publish, PubRel, Session, Sessions, SubscribeOptions
-from topicstore.sessions.delivery_batch import Packet, count_of, cut, single
-from topicstore.sessions.portions import Portion
+from topicstore.sessions.delivery_batch import Packet, Portion, count_of, cut, single
 
 Publishing = Callable[..., None]
 

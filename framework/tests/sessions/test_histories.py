@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from topicstore import database
 from topicstore.contract.positions import time_of
-from topicstore.pubsub.publishing import publish
+from topicstore.pubsub.publish import publish
 from topicstore.sessions import (
     Connect,
     DeliveryBatch,

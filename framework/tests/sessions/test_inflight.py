@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 from topicstore.sessions import Sessions, SubscribeOptions
-from topicstore.sessions.inflight import MAX_PACKET_ID, Flight, InflightWindow
+from topicstore.sessions.in_flight import MAX_PACKET_ID, Flight, InflightWindow
 from topicstore.sessions.records import Keys
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import topicstore as ts
-from topicstore.sessions import lagging
+from topicstore.sessions import lag as lagging
 from topicstore.sessions.records import Keys
-from topicstore.sessions.session_state import encode_session
+from topicstore.sessions.session_store import encode_session
 from topicstore.shard.state import FrameworkWrite, ShardState
 
 FILTERS = ("a/#", "+/1", "a/1", "#", "$own/#", "b/+", "none/#", "$share/group/a/#")

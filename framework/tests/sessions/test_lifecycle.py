@@ -19,7 +19,7 @@ from topicstore.sessions import (
     SubscribeOptions,
     Will,
 )
-from topicstore.sessions.session_state import SessionState
+from topicstore.sessions.session_store import SessionState
 from topicstore.shard.state import OWN
 from topicstore.shard.writer import PendingWrite
 from topicstore_conformance.faults.clock import START, Clock

@@ -17,9 +17,9 @@ import pytest
 import topicstore as ts
 from topicstore.pubsub.feed import Feed
 from topicstore.sessions import Publish, PubRel, Session, Sessions, SubscribeOptions
-from topicstore.sessions.inflight import InflightWindow
+from topicstore.sessions.in_flight import InflightWindow
 from topicstore.sessions.live_session import LiveSession
-from topicstore.sessions.session_state import SessionState
+from topicstore.sessions.session_store import SessionState
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import PATIENCE, Beside, begin, held_elsewhere, wait_until
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.contract.errors import NewerFormatError
 from topicstore.pubsub.feed import Feed
-from topicstore.pubsub.live_messages import LIVE_BYTES
+from topicstore.pubsub.nonpersistent import LIVE_BYTES
 from topicstore.sessions import Publish, PubRel, Session, Sessions, SubscribeOptions
-from topicstore.sessions.filter_overlaps import FilterOverlaps, _Node
+from topicstore.sessions.overlapping_cursor import FilterOverlaps, _Node
 from topicstore.sessions.records import FlightRecord, Keys, Matched, MergedFlightRecord, StoredFlight, decode, put
 from topicstore_conformance.faults.clock import Clock
 

@@ -11,7 +11,7 @@ import topicstore as ts
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.hub import Hub
 from topicstore.sessions import Publish, PubRel, Session, Sessions, SubscribeOptions
-from topicstore.sessions.session_state import SessionState
+from topicstore.sessions.session_store import SessionState
 from topicstore_conformance.faults.clock import Clock
 
 Publishing = Callable[..., None]

@@ -16,8 +16,7 @@ import pytest
 import topicstore as ts
 from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError
 from topicstore.sessions import Publish, Session, Sessions
-from topicstore.sessions.shared.assignment import moves
-from topicstore.sessions.shared.slices import SLICES
+from topicstore.sessions.shared.group import SLICES, moves
 from topicstore.sessions.shared_filters import is_shared, parse_shared, read_filter
 from topicstore.shard.state import OWN, ShardState
 from topicstore_conformance.faults.clock import Clock

@@ -12,7 +12,7 @@ import topicstore as ts
 from topicstore.contract.errors import EngineError
 from topicstore.sessions import Publish, PubRel, Sessions
 from topicstore.sessions.records import Keys
-from topicstore.sessions.session_state import SessionState, encode_session
+from topicstore.sessions.session_store import SessionState, encode_session
 from topicstore.shard.state import FrameworkWrite
 from topicstore_conformance.faults.clock import Clock
 
@@ -131,7 +131,7 @@ def test_failing_timers_keep_no_later_one_waiting(
     sessions: Sessions, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many timers fail, later timers run: each tick continues after the timers that the last tick tried."""
-    monkeypatch.setattr("topicstore.sessions.timers._CHUNK", 3)
+    monkeypatch.setattr("topicstore.sessions.session_expiry._CHUNK", 3)
     damaged = [f"client-{number}" for number in range(16)]
     for client_id in (*damaged, *"abcdefgh"):
         sessions.open(client_id, expiry_interval=5 if client_id in damaged else 6).lost()

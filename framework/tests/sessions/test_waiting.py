@@ -14,8 +14,8 @@ import pytest
 import topicstore as ts
 from topicstore.contract.requests import ReadRequest, ReadResult
 from topicstore.plugins import registry
-from topicstore.pubsub.bell import Bell, ListeningThread
 from topicstore.pubsub.feed import Feed
+from topicstore.pubsub.notifier import Bell, ListeningThread
 from topicstore.sessions import Publish, Session, Sessions
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin, running, wait_until

@@ -28,11 +28,10 @@ from topicstore.sessions import (
     SubscribeResult,
     Will,
 )
-from topicstore.sessions.credit import Allow
-from topicstore.sessions.delivery_batch import Packet, single
-from topicstore.sessions.inflight import MAX_PACKET_ID
-from topicstore.sessions.pace import Pace
-from topicstore.sessions.shared.collection import SharedSubscriptions
+from topicstore.sessions.delivery_batch import Allow, Packet, single
+from topicstore.sessions.in_flight import MAX_PACKET_ID
+from topicstore.sessions.session_expiry import Pace
+from topicstore.sessions.shared.groups import SharedSubscriptions
 from topicstore.sessions.stored_counts import StoredBounds
 
 from .face import Collection, Face, direct, iterated, threaded

@@ -67,7 +67,7 @@ class RemoteImports:
         stored: Sequence[bool] | None = None,
         retained: Sequence[bool] | None = None,
     ) -> RemoteStoreResult:
-        """Store rows and state as `topicstore.Database.store` and `topicstore.pubsub.publishing.store_retaining` do.
+        """Store rows and state as `topicstore.Database.store` and `topicstore.pubsub.publish.store_retaining` do.
 
         state:    the writes of the import's progress, by shard.
         stored:   for each row, whether it is stored; all are, unless a part of the batch was stored before.

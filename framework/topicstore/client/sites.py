@@ -9,7 +9,7 @@ import attrs
 import msgspec
 
 from topicstore.contract.errors import UnsupportedError
-from topicstore.server.settings import MESSAGES
+from topicstore.server.config.model import MESSAGES
 from topicstore.server.sites import read_site
 from topicstore.storage.directory.manifest import existing_manifest
 

@@ -46,7 +46,7 @@ class ReadBatch:
         self.positions: Positions = batch.positions
         """The positions of the messages."""
         self.traits: object = None
-        """Properties of the messages that one consumer has computed for the others (`topicstore.sessions.portions`)."""
+        """Properties of the messages that one consumer has computed for the others, in `topicstore.sessions`."""
         self.batch = batch
         """The messages as columns."""
         self._messages: list[Message] | None = None

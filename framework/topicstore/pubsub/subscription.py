@@ -37,10 +37,10 @@ from topicstore.runtime.warning import warn_caller
 from topicstore.storage.counting.lag import Lag, LagCounter
 from topicstore.storage.storage import Storage
 
-from .bell import Bell, ListeningTask, ListeningThread
 from .feed import Feed
 from .hub import Hub
-from .live_messages import LiveMessages
+from .nonpersistent import LiveMessages
+from .notifier import Bell, ListeningTask, ListeningThread
 from .read_cache import ReadSlice
 
 __all__ = ["OnDropped", "Subscription", "SubscriptionBatch", "SubscriptionStatus", "report_dropped"]

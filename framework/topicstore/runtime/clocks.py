@@ -5,7 +5,7 @@ its time, and messages expire by it, because their expiry interval counts from t
 clock measures elapsed time in this process, and never jumps: all durations are measured with it, through a
 `SteadyClock`. It isn't comparable between processes. For a wait that spans a restart, the wall clock supplies the time
 between the two processes. A jump therefore counts only if it happened while no process ran to detect it
-(`topicstore.sessions.session_clock`).
+(`topicstore.sessions.clock`).
 """
 
 from __future__ import annotations

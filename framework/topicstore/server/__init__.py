@@ -10,12 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .addresses import Address
+    from .config.load import read_settings
+    from .config.model import ListenerSettings, ServerSettings, SettingsError
+    from .config.units import Address
     from .listeners import ListenError
     from .running import serve
     from .server import Server
-    from .settings import ListenerSettings, ServerSettings, SettingsError
-    from .settings_file import read_settings
 
 __all__ = [
     "Address",
@@ -29,13 +29,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Address": "addresses",
+    "Address": "config.units",
     "ListenError": "listeners",
-    "ListenerSettings": "settings",
+    "ListenerSettings": "config.model",
     "Server": "server",
-    "ServerSettings": "settings",
-    "SettingsError": "settings",
-    "read_settings": "settings_file",
+    "ServerSettings": "config.model",
+    "SettingsError": "config.model",
+    "read_settings": "config.load",
     "serve": "running",
 }
 

@@ -17,8 +17,7 @@ import attrs
 
 import topicstore as ts
 
-from .limits import Limits
-from .settings import HttpSettings, ServerSettings
+from .config.model import HttpSettings, Limits, ServerSettings
 
 __all__ = ["Descriptors", "raise_limit"]
 

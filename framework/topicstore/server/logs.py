@@ -1,7 +1,7 @@
 """The server's log: one line of JSON for each event, written by a separate thread.
 
 A line has ``time`` (ISO 8601, UTC), ``level``, ``logger`` and ``event``, then the event's own fields, given as
-``extra={"fields": {...}}``. Passwords and payloads of clients are never fields.
+``extra={"fields": {...}}``. Passwords and payloads of clients are never fields. An ended connection is one line.
 
 No other thread of the server waits for the log: if the disk is slow or full, or the pipe is not read, lines are lost.
 Once lines can be written again, a line reports the number of lost lines.
@@ -26,9 +26,39 @@ import msgspec
 
 from topicstore.contract.errors import InvalidArgumentError
 
-from .settings import LogSettings
+from .config.model import LogSettings
 
-__all__ = ["JsonLines", "log_connection", "logging_to", "reopen", "set_level"]
+__all__ = [
+    "ConnectionRecord",
+    "JsonLines",
+    "log_connection",
+    "logging_to",
+    "reopen",
+    "set_level",
+]
+
+
+class ConnectionRecord(msgspec.Struct, kw_only=True):
+    """The log record of one connection, from the socket's opening to its end. It contains no secrets."""
+
+    client_id: str = ""
+    """Empty if there was no CONNECT."""
+    listener: str
+    address: str
+    version: int = 0
+    """4 for MQTT 3.1.1, 5 for MQTT 5, 0 if there was no CONNECT."""
+    reason: str = "the client closed the connection"
+    code: int | None = None
+    """The reason code with which the connection ended, if there was one."""
+    session_present: bool = False
+    packets_in: int = 0
+    packets_out: int = 0
+    messages_in: int = 0
+    messages_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    seconds: float = 0.0
+
 
 _ROOT = "topicstore.server"
 _UVICORN = "uvicorn"

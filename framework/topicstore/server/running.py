@@ -1,4 +1,8 @@
-"""A server as a program that serves until a signal ends it."""
+"""A server as a program that serves until a signal ends it.
+
+At its start it prints a banner: addresses, access, durability, and commands to try. When it is ready, and when it ends,
+it prints a line for scripts and sends a datagram to systemd.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +10,144 @@ import asyncio
 import contextlib
 import gc
 import logging
-from collections.abc import Callable, Iterator, Mapping
+import os
+import socket
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 import topicstore as ts
 
+from .config.model import ServerSettings
+from .config.units import Address, is_loopback
 from .listeners import Reserved
 from .logs import reopen
-from .readiness import notify
 from .server import Server
-from .settings import ServerSettings
 from .signals import Signals
 
-__all__ = ["serve"]
+__all__ = [
+    "introduction",
+    "notify",
+    "ready_line",
+    "serve",
+]
+
+
+def introduction(
+    settings: ServerSettings,
+    path: Path,
+    *,
+    durability: str,
+    stored_by: str,
+    persisted: Sequence[str],
+    urls: Sequence[str],
+    mqtt: Sequence[str],
+) -> str:
+    """Return the text in several lines.
+
+    durability: the database's durability, ``commit`` or ``sync``.
+    stored_by:  names of its backend and layout.
+    persisted:  topic filters of its persistence rules.
+    urls:       URLs of all listeners.
+    mqtt:       addresses of the listeners for which ``mosquitto_pub`` needs no certificates.
+    """
+    survives = "power loss" if durability == "sync" else "the death of this process, not power loss"
+    lines = [
+        "topicstore serves MQTT 3.1.1 and 5 at",
+        *(f"    {url}" for url in urls),
+        "",
+        f"It keeps sessions, retained messages, {_kept(persisted)} in {path}",
+        f"({stored_by}). What it has acknowledged survives {survives}.",
+        "",
+        *_who(settings),
+        "",
+    ]
+    if mqtt:
+        lines += _trial(Address(mqtt[0]), named=settings.authentication.anonymous == "never")
+    return "\n".join([*lines, "Ctrl-C ends it in order."])
+
+
+def _kept(persisted: Sequence[str]) -> str:
+    """Describe which messages are stored, because by default messages without a waiting session are not."""
+    if not persisted:
+        return "and of other messages what waits for sessions"
+    return f"what waits for sessions, and what is published to {', '.join(persisted)}"
+
+
+def _who(settings: ServerSettings) -> list[str]:
+    """Describe which clients may connect, and what they may do."""
+    found = {
+        "loopback": "Clients on this machine need no password",
+        "never": "Every client needs a password or a certificate",
+        "always": "No client needs a password",
+    }[settings.authentication.anonymous]
+    rights = settings.authorization
+    if rights.unlisted is not None or rights.rules or rights.plugins:
+        rest = "what they may do, the section [authorization] says."
+    elif all(is_loopback(one.listen.host) for one in settings.listeners.values()):
+        rest = "they may do everything. Nobody else can connect."
+    else:
+        rest = "those on this machine may do everything. Others may do nothing until [[authorization.rules]] allow it."
+    return [f"{found}; {rest}"]
+
+
+def _trial(address: Address, *, named: bool) -> list[str]:
+    """Return example commands. ``named``: whether every client needs a user name and a password."""
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - it is read, not bound
+    host = everywhere.get(address.host, address.host)
+    at = f"-h {host} -p {address.port}" + " -u USER -P PASSWORD" * named
+    auth = ", auth={'username': 'USER', 'password': 'PASSWORD'}" if named else ""
+    return [
+        "Try it: the first of these keeps a session for the client 'display', also while that is away.",
+        f"    mosquitto_sub {at} -i display -c -q 1 -t 'home/#' -v",
+        f"    mosquitto_pub {at} -q 1 -t home/hall -m '21 degrees'",
+        "Or from Python, with paho-mqtt:",
+        "    from paho.mqtt import publish",
+        f"    publish.single('home/hall', '22 degrees', qos=1, hostname='{host}', port={address.port}{auth})",
+        "",
+    ]
+
+
+_log = logging.getLogger("topicstore.server")
+
+
+def ready_line(listeners: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """Return a line of JSON with the addresses by URL scheme, and the process id.
+
+    ``listeners`` are schemes (``mqtt``, ``mqtts``, ``ws``, ``wss``, ``http``) with the bound addresses. The keys
+    ``mqtt``, ``ws`` and ``http`` are always present, with an empty list if there is no such listener.
+    """
+    document: dict[str, Any] = {"mqtt": [], "ws": [], "http": []}
+    for scheme, addresses in listeners:
+        document.setdefault(scheme, []).extend(addresses)
+    return msgspec.json.encode({**document, "pid": os.getpid()}).decode()
+
+
+def notify(state: str) -> bool:
+    """Send a state such as ``READY=1`` to the service manager (sd_notify(3)); return whether it was sent.
+
+    Without a service manager nothing is sent. If its socket can't be written to, the error is only logged.
+    """
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if not path or not hasattr(socket, "AF_UNIX"):
+        return False
+    address = f"\0{path[1:]}" if path.startswith("@") else path
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.connect(address)
+            sender.send(state.encode())
+    except OSError as bad:
+        _log.warning("the service manager's socket %r can't be written to: %s", path, bad)
+        return False
+    return True
+
 
 _FULL = 2
 """The number of the garbage collector's oldest generation."""
 _THAWED = 86_400.0
 """Seconds between two full collections that scan all objects."""
-
-_log = logging.getLogger("topicstore.server")
 
 
 async def serve(

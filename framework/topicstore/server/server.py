@@ -17,17 +17,17 @@ import topicstore as ts
 from topicstore.contract.errors import InvalidArgumentError
 
 from .access.access import Access
-from .broker import Broker
+from .config.model import MESSAGES, ServerSettings
+from .databases import change_database, check_database
 from .descriptors import Descriptors
 from .http.discovery import Announcement, FoundServer
 from .listeners import Listener, Replacement, Reserved, listen
 from .logs import set_level
 from .memory_budget import MemoryBudget
+from .mqtt.broker import Broker
+from .mqtt.sys_topics import Traffic
 from .recovering import Recovery
-from .reloading import Reloaded, in_force, new_access, summary, with_access_of
-from .retaining import change_database, check_database
-from .settings import MESSAGES, ServerSettings
-from .sys_topics import Traffic
+from .reload import Reloaded, in_force, new_access, summary, with_access_of
 
 if TYPE_CHECKING:
     from .http.http_server import HttpServer

@@ -20,8 +20,8 @@ from topicstore.contract.errors import SessionEndedError, SessionNotFoundError, 
 
 from .batches import Acknowledged, Connect, PublishedRows
 from .delivery_batch import DeliveryBatch
-from .manager import Sessions
 from .model import (
+    START_PROPERTY,
     Ended,
     GroupInfo,
     GroupMember,
@@ -32,13 +32,14 @@ from .model import (
     SessionInfo,
     SessionStatus,
     SessionSubscription,
+    Start,
     SubscribeOptions,
     SubscribeResult,
     Will,
 )
 from .session import Session
-from .shared.collection import SharedSubscriptions
-from .starts import START_PROPERTY, Start
+from .sessions import Sessions
+from .shared.groups import SharedSubscriptions
 
 __all__ = [
     "START_PROPERTY",

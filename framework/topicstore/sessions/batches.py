@@ -14,10 +14,10 @@ import attrs
 import msgspec
 
 from topicstore.contract.errors import TopicstoreError
-from topicstore.pubsub.publishing import PublishResult
+from topicstore.pubsub.publish import PublishResult
 
-from .credit import Allow
-from .inflight import MAX_PACKET_ID
+from .delivery_batch import Allow
+from .in_flight import MAX_PACKET_ID
 from .model import Overlapping, Will
 
 __all__ = ["Acknowledged", "Connect", "PublishedRows"]

@@ -9,7 +9,7 @@ from topicstore.contract.errors import SessionTakenOverError, StateConflictError
 from topicstore.contract.state import StateWrite
 
 from .live_session import Draft, LiveSession
-from .session_state import SessionState
+from .session_store import SessionState
 
 __all__ = ["Commits"]
 

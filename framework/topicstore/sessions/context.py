@@ -14,12 +14,12 @@ from topicstore.storage.counting.lag import Lag
 
 from .commits import Commits
 from .database_parts import Publish, RetainedMessages
-from .dispatch import Dispatcher
+from .dispatcher import Dispatcher
 from .durable_filters import DurableFilters
-from .entrance import Entrance
 from .live_session import LiveSession
+from .locks import Entrance
 from .model import Ended
-from .session_state import SessionState
+from .session_store import SessionState
 from .shared.groups import Groups
 
 __all__ = ["End", "SessionContext"]

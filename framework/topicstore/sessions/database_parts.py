@@ -16,13 +16,13 @@ from topicstore.contract.times import Time, instant
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.hub import Hub
 from topicstore.pubsub.persistence_rules import PersistenceRules
-from topicstore.pubsub.publishing import PublishResult, publish
+from topicstore.pubsub.publish import PublishResult, publish
 from topicstore.pubsub.retained_lookup import RetainedPage, any_retained, retained_of, retained_page, retained_places
 from topicstore.shard.state import ShardState
 from topicstore.storage.storage import Storage
 
+from .clock import SessionClock
 from .durable_filters import DurableFilters
-from .session_clock import SessionClock
 
 __all__ = ["DatabaseParts", "Messages", "Publish", "RetainedMessages", "StateWrites"]
 

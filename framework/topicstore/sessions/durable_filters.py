@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from topicstore.pubsub.filter_index import FilterIndex
 
-from .entrance import Around
+from .locks import Around
 from .records import SubscriptionRecord
 from .shared_filters import is_shared, read_filter
 

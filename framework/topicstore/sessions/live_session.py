@@ -15,21 +15,19 @@ import attrs
 from topicstore.contract.errors import SessionEndedError, SessionTakenOverError, TopicstoreError
 from topicstore.contract.state import StateWrite
 
-from .credit import ASKED, Allow, Permit, likely
+from .cursors import FeedSource, Source, closing
 from .database_parts import RetainedMessages
-from .delivery_batch import DeliveryBatch, Packet, count_of
-from .dispatch import Dispatcher
+from .delivery_batch import ASKED, Allow, DeliveryBatch, Packet, Permit, Portion, count_of, likely
+from .dispatcher import Dispatcher
 from .durable_filters import DurableFilters
-from .inflight import InflightWindow, Staged
+from .in_flight import InflightWindow, Staged
 from .model import Ended, PubRel, SubscribeOptions
 from .outbox import Outbox
-from .overlapping import OverlappingSources
-from .portions import Portion
+from .overlapping_cursor import OverlappingSources
 from .resending import delivery_again, read_again
-from .retained_source import RetainedSource
-from .session_state import Found
-from .shared.source import SharedSource
-from .sources import FeedSource, Source, closing
+from .retained_cursor import RetainedSource
+from .session_store import Found
+from .shared.cursor import SharedSource
 
 __all__ = ["Draft", "LiveSession"]
 
@@ -141,7 +139,7 @@ class LiveSession:
         self.failure: TopicstoreError | None = None
         """The last error of reading or committing, until the next tick retries; None if nothing failed."""
         self.sources: dict[str, FeedSource | SharedSource] = {}
-        """The subscriptions by filter. Changed by `topicstore.sessions.subscribing`, as are the next two."""
+        """The subscriptions by filter. Changed by `topicstore.sessions.subscribe`, as are the next two."""
         self.retained: dict[int, RetainedSource] = {}
         """The retained messages that are being sent, by number of subscription."""
         self.overlapping: OverlappingSources | None = None

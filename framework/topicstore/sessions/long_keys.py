@@ -13,7 +13,7 @@ from topicstore.contract.state import StateWrite
 from topicstore.shard.state import FrameworkWrite, ShardState
 
 from .database_parts import DatabaseParts
-from .entrance import Around
+from .locks import Around
 from .records import (
     EXPIRY,
     LONGEST,
@@ -28,7 +28,7 @@ from .records import (
     owner_of,
     put,
 )
-from .session_state import SessionState, encode_session, will_key
+from .session_store import SessionState, encode_session, will_key
 from .shared.records import MEMBER
 
 __all__ = ["opened"]

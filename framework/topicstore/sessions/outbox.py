@@ -8,9 +8,8 @@ import msgspec
 
 from topicstore.pubsub.message_expiry import seconds_left
 
-from .credit import Permit
-from .delivery_batch import Packet, cut, single
-from .inflight import InflightWindow
+from .delivery_batch import Packet, Permit, cut, single
+from .in_flight import InflightWindow
 from .model import Publish, PubRel
 
 __all__ = ["Outbox"]

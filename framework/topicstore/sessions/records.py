@@ -24,7 +24,7 @@ that begins with the version, which is 1 unless stated otherwise::
     "i"  client 00 id:2       an incoming QoS 2 packet id that waits for its PUBREL: [1]
     "t"  time:8 kind:1 client a timer, by the session clock: [1]; kind "e" the session ends, "w" its will is due.
                               It counts if the session's record names the same time.
-    "c"                       in shard 0, the time by both clocks (`topicstore.sessions.session_clock`)
+    "c"                       in shard 0, the time by both clocks (`topicstore.sessions.clock`)
 
 Times are microseconds by the session clock.
 
@@ -222,7 +222,7 @@ class Matched(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MergedFlightRecord(FlightRecord, frozen=True, array_like=True):
-    """A flight of several overlapping subscriptions, each message once (`topicstore.sessions.overlapping`).
+    """A flight of several overlapping subscriptions, each message once (`topicstore.sessions.overlapping_cursor`).
 
     Its version is 2, so that older releases, which would not find all its messages, refuse it. Flights of a single
     subscription have version 1.
@@ -410,7 +410,7 @@ DECODERS: Decoders = {
     INCOMING: decoder(tuple[int]),
     TIMER: decoder(tuple[int]),
 }
-"""Decoders of sessions' state, except that of `topicstore.sessions.session_clock` and of shared subscriptions."""
+"""Decoders of sessions' state, except that of `topicstore.sessions.clock` and of shared subscriptions."""
 
 
 def pack_positions(positions: Positions) -> PackedPositions:

@@ -8,7 +8,7 @@ from topicstore.pubsub.hub import Hub
 from topicstore.pubsub.message_expiry import left_of
 
 from .database_parts import RetainedMessages
-from .inflight import Flight
+from .in_flight import Flight
 from .model import Publish
 from .shared_filters import read_filter
 

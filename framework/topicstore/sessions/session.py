@@ -9,20 +9,16 @@ from functools import partial
 from topicstore.contract.arguments import KEEP, Keep
 from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.model import Message
-from topicstore.pubsub.publishing import PublishResult
+from topicstore.pubsub.publish import PublishResult
 from topicstore.storage.counting.lag import Lag
 
-from .acknowledging import free_all
 from .context import SessionContext
-from .credit import Allow, check_max_bytes
-from .delivery_batch import single
-from .incoming import Incoming
-from .live_rows import Refused
+from .delivery_batch import Allow, check_max_bytes, single
 from .live_session import LiveSession
-from .model import Ended, Publish, PubRel, SessionStatus, SubscribeOptions, SubscribeResult
-from .publishing import publish
-from .starts import Start
-from .subscribing import status_of, subscribe_rows, unsubscribe_rows
+from .model import Ended, Publish, PubRel, SessionStatus, Start, SubscribeOptions, SubscribeResult
+from .publish import Incoming, publish
+from .qos2 import Refused, free_all
+from .subscribe import status_of, subscribe_rows, unsubscribe_rows
 
 __all__ = ["Session", "lives_of"]
 
@@ -115,7 +111,7 @@ class Session:
         subscriptions is delivered once for each, with its subscription identifier, or once for all of them: see
         ``overlapping`` of `Sessions.open` (MQTT 5, section 3.3.4).
 
-        Retained messages come before the other messages of the subscription (`topicstore.sessions.retained_source`).
+        Retained messages come before the other messages of the subscription (`topicstore.sessions.retained_cursor`).
         A retained message that the replay from ``start`` delivers anyway is left out. They are read in pages during
         delivery, so a client receives each retained message as it is when its page is read.
 

@@ -18,7 +18,7 @@ from topicstore.storage.storage import Storage
 
 from .database_parts import Publish
 from .records import NEVER, Keys, SessionRecord
-from .session_state import Found, SessionState, encode_session, will_key
+from .session_store import Found, SessionState, encode_session, will_key
 
 __all__ = ["Wills", "disconnected"]
 

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import topicstore as ts
 from topicstore.server import Server
-from topicstore.server.settings_file import read_settings
+from topicstore.server.config.load import read_settings
 from topicstore_conformance.mqtt.embedded import serving_http
 
 from .conftest import client_of

@@ -14,7 +14,7 @@ import pytest
 import topicstore as ts
 from topicstore.server import Address, Server
 from topicstore.server.access import Access
-from topicstore.server.settings import (
+from topicstore.server.config.model import (
     AuthenticationSettings,
     AuthorizationSettings,
     HttpSettings,

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import topicstore as ts
 from topicstore.server import Server
-from topicstore.server.quantities import Duration, Size
+from topicstore.server.config.units import Duration, Size
 from topicstore_conformance.mqtt.embedded import serving_http
 
 from .conftest import client_of, connected

@@ -17,10 +17,10 @@ import pytest
 import topicstore as ts
 from topicstore.contract.batch import MessageBatch
 from topicstore.server import Server
+from topicstore.server.config.units import Size
 from topicstore.server.http.formats.written import WRITTEN, written
 from topicstore.server.http.streaming import Measured, ThreadedPieces
 from topicstore.server.http.threads import FairThreads
-from topicstore.server.quantities import Size
 from topicstore.storage.reading.pages import ReplayPlace
 from topicstore_conformance.faults.threads import MOMENT, PATIENCE, wait_until
 from topicstore_conformance.mqtt.embedded import serving_http

@@ -14,7 +14,7 @@ from topicstore.cli.terminal.exits import INTERRUPTED, Failure
 from topicstore.cli.terminal.interrupts import Interrupts
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.requests import StoreResult
-from topicstore.pubsub.publishing import store_retaining
+from topicstore.pubsub.publish import store_retaining
 
 from .progress import Progress
 from .rows import BadRowError, Rows

@@ -11,9 +11,8 @@ import click
 from .installed import check_installed
 
 if TYPE_CHECKING:
-    from topicstore.server.durable_settings import StorageSettings
-    from topicstore.server.settings import ServerSettings
-    from topicstore.server.settings_file import Configuration
+    from topicstore.server.config.load import Configuration
+    from topicstore.server.config.model import ServerSettings, StorageSettings
 
 __all__ = ["config"]
 
@@ -46,8 +45,8 @@ def check(file: Path | None, path: Path | None) -> None:
     Files that they name, of users and of TLS, and plugins are looked for too; addresses are not tried. Exits with 2 if
     they can't be used, and says where and why. PATH is by default the one that the settings name.
     """
-    from topicstore.server.checking import check_files
-    from topicstore.server.storages import places
+    from topicstore.server.databases import places
+    from topicstore.server.reload import check_files
 
     settings = _read(file).settings
     check_files(settings)
@@ -59,9 +58,8 @@ def check(file: Path | None, path: Path | None) -> None:
 def _coming(settings: ServerSettings, name: str, storage: StorageSettings, path: Path) -> Iterator[str]:
     """Yield a line for each change of a storage's database at a start. Raises `SettingsError` for fixed settings."""
     import topicstore
-    from topicstore.server.retaining import changed_limits, missing_rules
-    from topicstore.server.settings import MESSAGES
-    from topicstore.server.storages import check_fixed, check_new, next_layout
+    from topicstore.server.config.model import MESSAGES
+    from topicstore.server.databases import changed_limits, check_fixed, check_new, missing_rules, next_layout
     from topicstore.storage.directory.manifest import read_manifest
 
     manifest = read_manifest(path)
@@ -90,7 +88,7 @@ def _coming(settings: ServerSettings, name: str, storage: StorageSettings, path:
 
 def _written(limit: Any) -> str:
     """Return a retention limit in the notation of the settings."""
-    from topicstore.server.quantities import Duration, Size
+    from topicstore.server.config.units import Duration, Size
 
     if limit is None:
         return "no limit"
@@ -109,7 +107,7 @@ def show(file: Path | None, *, as_json: bool) -> None:
     """
     import msgspec
 
-    from topicstore.server.configuration.shown import leaves, shown, shown_as_toml
+    from topicstore.server.config.show import leaves, shown, shown_as_toml
 
     found = _read(file)
     if not as_json:
@@ -127,7 +125,7 @@ def schema() -> None:
     """Print the JSON Schema of the file, by which editors complete and check it."""
     import msgspec
 
-    from topicstore.server.configuration.schema import json_schema
+    from topicstore.server.config.show import json_schema
 
     click.echo(msgspec.json.format(msgspec.json.encode(json_schema()), indent=2).decode())
 
@@ -135,12 +133,12 @@ def schema() -> None:
 @config.command()
 def init() -> None:
     """Print a file of all settings with their defaults and what they mean."""
-    from topicstore.server.configuration.default_file import default_file
+    from topicstore.server.config.show import default_file
 
     click.echo(default_file(), nl=False)
 
 
 def _read(file: Path | None) -> Configuration:
-    from topicstore.server.settings_file import read_configuration
+    from topicstore.server.config.load import read_configuration
 
     return read_configuration(file)

@@ -16,7 +16,7 @@ from .installed import check_installed
 
 if TYPE_CHECKING:
     from topicstore.server import Address, Server
-    from topicstore.server.settings import ListenerSettings, ServerSettings
+    from topicstore.server.config.model import ListenerSettings, ServerSettings
     from topicstore.server.signals import Signals
 
 __all__ = ["serve"]
@@ -76,7 +76,7 @@ def serve(
     with Signals() as signals:
         check_installed()
         with _importing():
-            from topicstore.server.settings_file import read_settings
+            from topicstore.server.config.load import read_settings
         settings = _with_arguments(read_settings(config), listen, http)
 
         def read() -> ServerSettings:
@@ -98,7 +98,7 @@ def _importing() -> Iterator[None]:
 
 def _with_arguments(settings: ServerSettings, listen: tuple[str, ...], http: tuple[str, ...]) -> ServerSettings:
     """Return settings in which the options of the command line override the file."""
-    from topicstore.server.settings import HttpSettings
+    from topicstore.server.config.model import HttpSettings
 
     if listen:
         listeners: dict[str, ListenerSettings] = {}
@@ -108,7 +108,7 @@ def _with_arguments(settings: ServerSettings, listen: tuple[str, ...], http: tup
             listeners[name if name not in listeners else f"{name}#{number}"] = one
         settings = msgspec.structs.replace(settings, listeners=listeners, http=None)
     if http:
-        from topicstore.server.addresses import Addresses
+        from topicstore.server.config.units import Addresses
 
         section = settings.http if settings.http is not None else HttpSettings()
         section = msgspec.structs.replace(section, listen=Addresses.read([_address(one, "--http") for one in http]))
@@ -117,7 +117,7 @@ def _with_arguments(settings: ServerSettings, listen: tuple[str, ...], http: tup
 
 
 def _listener(text: str) -> ListenerSettings:
-    from topicstore.server.settings import ListenerSettings
+    from topicstore.server.config.model import ListenerSettings
 
     scheme, separator, rest = text.rpartition("://")
     place, slash, path = rest.partition("/")
@@ -133,7 +133,7 @@ def _listener(text: str) -> ListenerSettings:
 
 
 def _address(text: str, option: str) -> Address:
-    from topicstore.server.addresses import Address
+    from topicstore.server.config.units import Address
 
     try:
         return Address(text)
@@ -152,14 +152,15 @@ def _run(
     with _importing():
         import asyncio
 
-        from topicstore.server import readiness, running
-        from topicstore.server.checking import check_files
+        from topicstore.server import running
+        from topicstore.server import running as readiness
+        from topicstore.server.config.model import MESSAGES
+        from topicstore.server.databases import opened, places
         from topicstore.server.descriptors import raise_limit
-        from topicstore.server.introduction import introduction
         from topicstore.server.listeners import Reserved
         from topicstore.server.logs import logging_to
-        from topicstore.server.settings import MESSAGES
-        from topicstore.server.storages import opened, places
+        from topicstore.server.reload import check_files
+        from topicstore.server.running import introduction
         from topicstore.storage.directory.manifest import read_manifest
 
     with ExitStack() as entered:

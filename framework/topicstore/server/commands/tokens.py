@@ -73,8 +73,8 @@ def list_(path: Path | None, config: Path | None) -> None:
 
 def _tokens(path: Path | None, config: Path | None) -> Tokens:
     check_installed()
+    from topicstore.server.config.load import read_settings
     from topicstore.server.http.tokens import Tokens, token_file
-    from topicstore.server.settings_file import read_settings
     from topicstore.storage.directory.manifest import existing_manifest
 
     named, directory = None, path

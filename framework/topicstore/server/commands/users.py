@@ -79,7 +79,7 @@ def _path(file: Path | None, config: Path | None) -> Path:
         raise click.UsageError("give either --file or --config")
     if config is None:
         return file  # type: ignore[return-value]
-    from topicstore.server.settings_file import read_settings
+    from topicstore.server.config.load import read_settings
 
     path = read_settings(config).authentication.password_file
     if path is None:

@@ -7,30 +7,23 @@ from litestar.datastructures import State
 from litestar.di import Provide
 from litestar.types import ASGIApp
 
-from .bodies import DecodedRequest
 from .context import Context
 from .document import Document, document_settings
-from .edge import Edge
 from .guards import takes_way
+from .middleware import DecodedRequest, Edge, decoding_names
 from .parameters import known_parameters
 from .problems import HANDLERS
 from .routes import (
     config,
-    contents,
     ds,
-    explain,
     generations,
     health,
-    histogram,
-    imports,
     info,
     jobs,
     metrics,
     page,
     persistence,
-    publishing,
     queues,
-    replay,
     retained,
     retention,
     sessions,
@@ -38,7 +31,9 @@ from .routes import (
     tail,
     topics,
 )
-from .segments import decoding_names
+from .routes import (
+    messages as replay,
+)
 
 __all__ = ["PREFIX", "application"]
 
@@ -57,14 +52,9 @@ def application(context: Context) -> ASGIApp:
                     *metrics.ROUTES,
                     *config.ROUTES,
                     *ds.ROUTES,
-                    *publishing.ROUTES,
                     *replay.ROUTES,
                     *tail.ROUTES,
-                    *explain.ROUTES,
-                    *histogram.ROUTES,
                     *topics.ROUTES,
-                    *contents.ROUTES,
-                    *imports.ROUTES,
                     *sessions.ROUTES,
                     *retained.ROUTES,
                     *queues.ROUTES,

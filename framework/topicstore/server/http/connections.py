@@ -26,7 +26,7 @@ _STALLED = 10
 _MOST_DISCARDED = 16 << 20
 """Most bytes of a body that are read and discarded after an early response, so that the client can read it."""
 
-_log = logging.getLogger("topicstore.server.http")
+_connections_log = logging.getLogger("topicstore.server.http")
 
 
 class _Flow(FlowControl):
@@ -150,7 +150,7 @@ class Connection(H11Protocol):
     def break_off(self, why: str) -> None:
         """Answer a request with an incomplete body with 503; end the connection of a client that doesn't read."""
         if self.flow.write_paused:
-            _log.warning("the connection of %s was ended: %s", self.host, why)
+            _connections_log.warning("the connection of %s was ended: %s", self.host, why)
             self.transport.abort()
         else:
             self.refused = True

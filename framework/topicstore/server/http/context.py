@@ -11,12 +11,12 @@ import attrs
 from litestar.di import NamedDependency
 
 import topicstore as ts
+from topicstore.server.config.model import HttpSettings, ServerSettings
 from topicstore.server.memory_budget import MemoryBudget
 from topicstore.server.metrics.metrics import Metrics
-from topicstore.server.reloading import Reloaded
-from topicstore.server.settings import HttpSettings, ServerSettings
+from topicstore.server.mqtt.sys_topics import Traffic
+from topicstore.server.reload import Reloaded
 from topicstore.server.sites import Sites
-from topicstore.server.sys_topics import Traffic
 
 from .jobs import Jobs
 from .threads import FairThreads

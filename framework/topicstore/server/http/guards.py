@@ -10,7 +10,7 @@ from litestar.connection import ASGIConnection
 from litestar.exceptions import NotAuthorizedException, PermissionDeniedException, ServiceUnavailableException
 from litestar.handlers import BaseRouteHandler
 
-from topicstore.server.addresses import is_forwarded, is_loopback
+from topicstore.server.config.units import is_forwarded, is_loopback
 
 from .context import Context
 from .parameters import check_query

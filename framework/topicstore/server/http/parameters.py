@@ -1,7 +1,8 @@
-"""Checks of query parameters, so that a misspelled ``until`` can't delete messages that were to be kept.
+"""Query parameters: those that several routes share, pagination, and checks.
 
-Unknown parameters are refused. So are parameters that are given twice, of which one would be ignored, and filters with
-an unescaped ``+``, which a URL decodes as a space: ``a/+`` would become another filter, which matches nothing.
+The checks prevent that a misspelled ``until`` deletes messages that were to be kept. Unknown parameters are refused. So
+are parameters that are given twice, of which one would be ignored, and filters with an unescaped ``+``, which a URL
+decodes as a space: ``a/+`` would become another filter, which matches nothing.
 """
 
 from __future__ import annotations
@@ -9,18 +10,98 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any
+from itertools import accumulate
+from typing import Annotated, Any, Generic, TypeVar
 from urllib.parse import parse_qsl, unquote_plus
 
 import attrs
+import msgspec
 from litestar import Litestar
 from litestar.connection import ASGIConnection
 from litestar.exceptions import ClientException
+from litestar.params import QueryParameter
 from litestar.routes import HTTPRoute
 
-__all__ = ["Known", "check_query", "known_parameters"]
+import topicstore as ts
+from topicstore.contract.replay_plan import By, Order
+from topicstore.contract.times import instant
+
+__all__ = [
+    "MOST",
+    "PAGE_BYTES",
+    "After",
+    "Known",
+    "Limit",
+    "Page",
+    "TheBy",
+    "TheFilter",
+    "TheOrder",
+    "TheStart",
+    "TheUntil",
+    "check_query",
+    "fitting",
+    "known_parameters",
+    "time_asked",
+]
+
+T = TypeVar("T")
+
+MOST = 10_000
+"""The most items of a page."""
+PAGE_BYTES = 16 << 20
+"""Most bytes of payloads in a page of messages, unless its first message has more."""
+Limit = Annotated[int, QueryParameter(ge=1, le=MOST, description="The most items of the page.")]
+"""The type of the parameter ``limit``; its default is 100."""
+After = Annotated[str | None, QueryParameter(description="The `next` of the page before; left out for the first.")]
+"""The type of the parameter ``after``; its default is None."""
+
+
+def fitting(payloads: Iterable[bytes], room: int = PAGE_BYTES, *, least: int = 1) -> int:
+    """Return the number of first payloads that have at most ``room`` bytes in total, but at least ``least``."""
+    return max(sum(end <= room for end in accumulate(map(len, payloads))), least)
+
+
+class Page(msgspec.Struct, Generic[T], kw_only=True):
+    """One page of a list."""
+
+    items: list[T]
+    next: str | None = None
+    """The parameter ``after`` of the next page; None on the last page."""
+
+
+TheFilter = Annotated[str, QueryParameter(name="filter", description="A topic filter of MQTT. Default: `#`.")]
+TheStart = Annotated[
+    str | None,
+    QueryParameter(
+        name="start",
+        description="The time of the first message: ISO 8601, `-2h`, `now`, or microseconds. Default: the beginning.",
+    ),
+]
+TheUntil = Annotated[
+    str | None,
+    QueryParameter(name="until", description="The time after the last message, in the same forms. Default: no end."),
+]
+TheBy = Annotated[
+    By,
+    QueryParameter(
+        name="by",
+        description="The times with which `start` and `until` are compared: those of storing, or the messages' own.",
+    ),
+]
+TheOrder = Annotated[
+    Order,
+    QueryParameter(
+        name="order", description="`time`, or `any`: each publisher's order in each topic, which is quicker to read."
+    ),
+]
+
+
+def time_asked(db: ts.Database, when: str | None) -> int | None:
+    """Parse a time of a query to microseconds since the epoch. Raises `InvalidArgumentError`."""
+    return None if when is None else instant(when, db.clock, allow_ancient=db.storage.allow_ancient)
+
 
 _EXPLAINED = 10
 """Most unknown names for which an error has suggestions, because a query may have tens of thousands."""

@@ -1,7 +1,8 @@
 """Accepts connections, and closes those at once that exceed the limit of file descriptors.
 
 An event loop's own server would accept until the last descriptor is used. Here a connection whose descriptor number is
-too high (`topicstore.server.descriptors`) is closed before any object is created for it.
+too high (`topicstore.server.descriptors`) is closed before any object is created for it. Failed TLS handshakes, which
+asyncio doesn't log, are logged.
 """
 
 from __future__ import annotations
@@ -12,14 +13,47 @@ import errno
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from topicstore.server.addresses import written_address
+from topicstore.server.config.units import written_address
 
-from .failed_handshakes import FailedHandshakes
+__all__ = [
+    "Acceptor",
+    "FailedHandshakes",
+]
 
-__all__ = ["Acceptor"]
+_SECONDS, _LINES = 10.0, 10
+"""The limit of log lines in a period of seconds; the first line after the period reports the number of omitted ones."""
+
+_log = logging.getLogger("topicstore.server.connections")
+
+
+class FailedHandshakes:
+    """Logs failed handshakes of one listener, at a limited rate."""
+
+    __slots__ = ("_began", "_listener", "_omitted", "_written")
+
+    def __init__(self, listener: str) -> None:
+        self._listener = listener
+        self._began = float("-inf")
+        self._written = self._omitted = 0
+
+    def note(self, address: str, reason: str) -> None:
+        """Log a failed handshake, unless the rate limit is exceeded."""
+        now = time.monotonic()
+        if now - self._began >= _SECONDS:
+            self._began, self._written = now, 0
+        if self._written >= _LINES:
+            self._omitted += 1
+            return
+        self._written += 1
+        fields: dict[str, object] = {"listener": self._listener, "address": address, "reason": reason}
+        if self._omitted:
+            fields["omitted"], self._omitted = self._omitted, 0
+        _log.warning("TLS handshake failed", extra={"fields": fields})
+
 
 _AT_ONCE = 64
 """Most connections that are accepted in one round of the event loop."""

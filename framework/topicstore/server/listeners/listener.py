@@ -8,9 +8,8 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable, Sequence
 
-from topicstore.server.addresses import Address
-from topicstore.server.limits import Limits
-from topicstore.server.settings import ListenerSettings
+from topicstore.server.config.model import Limits, ListenerSettings
+from topicstore.server.config.units import Address
 
 from .accepting import Acceptor
 from .peer import ConnectionFactory, Scheme, Via

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from topicstore.server.addresses import is_loopback, site_of, written_address
+from topicstore.server.config.units import is_loopback, site_of, written_address
 
 __all__ = ["FROM_ELSEWHERE", "ConnectionFactory", "Peer", "Scheme", "Via", "peer_of"]
 

@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import Sequence
 
-from topicstore.server.settings import ServerSettings
+from topicstore.server.config.model import ServerSettings
 
 from .listener import Listener
 from .peer import ConnectionFactory

@@ -16,8 +16,8 @@ import attrs
 
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.runtime.closing import Closer
-from topicstore.server.addresses import Address, written_address
-from topicstore.server.settings import ServerSettings
+from topicstore.server.config.model import ServerSettings
+from topicstore.server.config.units import Address, written_address
 
 __all__ = ["NOT_HERE", "ListenError", "Place", "Reserved", "bind", "check_apart", "places_of", "unusable"]
 

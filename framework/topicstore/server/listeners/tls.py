@@ -1,13 +1,20 @@
-"""The TLS context of a listener, from its certificate files."""
+"""The TLS context of a listener, from certificate files that can be replaced while the server runs."""
 
 from __future__ import annotations
 
+import re
 import ssl
 from pathlib import Path
 
-from topicstore.server.settings import TlsSettings
+from topicstore.server.config.model import HttpTlsSettings, TlsSettings
 
-__all__ = ["tls_context", "unusable_files"]
+from .reserving import ListenError
+
+__all__ = [
+    "Certificate",
+    "tls_context",
+    "unusable_files",
+]
 
 _VERIFY = {"ignored": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
@@ -51,3 +58,31 @@ def _is_missing(path: Path) -> bool:
 def _no_passphrase() -> str:
     """Refuse a key with a passphrase, for which OpenSSL would prompt on the terminal."""
     raise ssl.SSLError("the private key has a passphrase; a server can't ask for it")
+
+
+_PEM = re.compile(rb"-----BEGIN [A-Z0-9 ]*CERTIFICATE-----.*?-----END [A-Z0-9 ]*CERTIFICATE-----\n?", re.DOTALL)
+
+
+class Certificate:
+    """The certificate and key of ``[http.tls]``, read from their files. Raises `ListenError` if they can't be used."""
+
+    def __init__(self, settings: HttpTlsSettings) -> None:
+        files = TlsSettings(certificate=settings.certificate, key=settings.key)
+        try:
+            self._now = tls_context(files, protocol="http/1.1")
+            own, *_ = _PEM.findall(settings.certificate.read_bytes())
+        except (OSError, ValueError) as bad:
+            raise ListenError(f"http: {unusable_files(files, bad)}") from bad
+        self.pem: str = own.decode()
+        """The certificate as PEM, without intermediate certificates, because those also sign other certificates."""
+        self.context = self._now
+        """The context for the listening socket; each new connection uses the current certificate."""
+        self.context.sni_callback = self._choose
+
+    def become(self, other: Certificate) -> None:
+        """Use another certificate for new connections."""
+        self._now, self.pem = other._now, other.pem
+
+    def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        """Set the current certificate for a new connection; also called without SNI."""
+        connection.context = self._now

@@ -21,10 +21,9 @@ from websockets.protocol import OPEN
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
-from topicstore.server.addresses import is_forwarded, is_loopback
-from topicstore.server.connection_record import ConnectionRecord
-from topicstore.server.limits import Limits
-from topicstore.server.logs import log_connection
+from topicstore.server.config.model import Limits
+from topicstore.server.config.units import is_forwarded, is_loopback
+from topicstore.server.logs import ConnectionRecord, log_connection
 
 from .peer import FROM_ELSEWHERE, ConnectionFactory, Via, peer_of
 

@@ -8,14 +8,17 @@ from prometheus_client.openmetrics import exposition
 
 import topicstore as ts
 
-from .averages import Averages
-from .field_names import FieldNamesCollector
-from .mqtt import HasTraffic, MqttCollector
-from .process import ProcessCollector
+from .collectors import (
+    Averages,
+    FieldNamesCollector,
+    HasTraffic,
+    MqttCollector,
+    ProcessCollector,
+    SessionsCollector,
+    StoreCollector,
+)
+from .paced import SessionLag
 from .recent import Recent
-from .session_lag import SessionLag
-from .sessions import SessionsCollector
-from .store import StoreCollector
 
 __all__ = ["Metrics"]
 

@@ -12,13 +12,11 @@ import attrs
 import topicstore as ts
 from topicstore.contract.errors import DatabaseClosedError
 from topicstore.runtime.background import BackgroundTask
-from topicstore.server.packet_types import PUBLISH
-from topicstore.server.sys_topics import Traffic
+from topicstore.server.codec.packets import PUBLISH
+from topicstore.server.mqtt.sys_topics import Traffic
 
-from .mqtt import HasTraffic
-from .session_lag import SessionLag
-from .sessions import SessionsCollector
-from .store import StoreCollector
+from .collectors import HasTraffic, SessionsCollector, StoreCollector
+from .paced import SessionLag
 
 __all__ = ["EVERY", "Figures", "Recent", "Series", "Totals"]
 

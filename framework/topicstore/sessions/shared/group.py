@@ -3,32 +3,130 @@
 A process has one object for each group. The group leases slices to the connected members, and revokes them when a
 member disconnects or is slow. For members that have read all messages, it reads new messages itself, so that a message
 wakes only the member that it is for. Used under the dispatcher's lock.
+
+The slice of a topic is the xxh64 hash of its UTF-8 bytes, modulo 64; this function is part of the stored format.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import attrs
 import numpy as np
+import numpy.typing as npt
+import xxhash
 
+from topicstore.contract.columns import to_list
 from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
-from topicstore.pubsub.read_cache import ReadSlice
-from topicstore.sessions.dispatch import Channel, Channels
+from topicstore.pubsub.read_cache import ReadBatch, ReadSlice
+from topicstore.sessions.delivery_batch import Traits
+from topicstore.sessions.dispatcher import Channel, Channels
 from topicstore.sessions.durable_filters import DurableFilters
 from topicstore.sessions.records import VERSION, decode, put
 from topicstore.sessions.shared_filters import SharedFilter
 from topicstore.shard.state import FrameworkWrite, ShardState
 
-from .assignment import moves
-from .records import GroupKeys, GroupRecord, MemberRecord, Returned, messages_of, returned
-from .slices import ABOVE_ALL, SLICES, Places, Slices, pack_places, slices_of_locked
+from .records import GroupKeys, GroupRecord, MemberRecord, PackedPlaces, Returned, messages_of, returned
 
-__all__ = ["ROWS", "Group", "Loan", "Member", "Membership"]
+__all__ = [
+    "ABOVE_ALL",
+    "ROWS",
+    "SLICES",
+    "Group",
+    "Loan",
+    "Member",
+    "Membership",
+    "Places",
+    "Slices",
+    "moves",
+    "pack_places",
+    "raise_places",
+    "slice_of",
+    "slices_of_locked",
+]
+
+M = TypeVar("M")
+
+
+def moves(owners: Sequence[M | None], members: Iterable[M], total: dict[M, int]) -> list[tuple[int, M]]:
+    """Return the slices of a shard to reassign, with their new owners, to balance the members within one slice.
+
+    As few slices as possible are moved. Remainder slices go first to the members with the fewest slices in all shards
+    so far (``total``, which is updated).
+    """
+    held: dict[M, list[int]] = {member: [] for member in members}
+    free: list[int] = []
+    for number, owner in enumerate(owners):
+        (free if owner is None or owner not in held else held[owner]).append(number)
+    order = sorted(held, key=lambda member: (-len(held[member]), total[member]))
+    each, left_over = divmod(len(owners), len(order))
+    targets = {member: each + (place < left_over) for place, member in enumerate(order)}
+    for member, target in targets.items():
+        free += held[member][target:]
+        total[member] += target
+    found = []
+    for member, target in targets.items():
+        found += [(free.pop(), member) for _ in range(target - len(held[member]))]
+    return found
+
+
+ABOVE_ALL = np.uint64((1 << 64) - 1)
+"""A number above every position."""
+SLICES = 64
+"""Number of slices in each shard."""
+
+Places = npt.NDArray[np.uint64]
+"""By shard and slice, the position up to which all messages were read."""
+Slices = npt.NDArray[np.bool_]
+"""A selection of the slices of a shard or, with one more dimension, of all shards."""
+
+
+def slice_of(topic: str) -> int:
+    """Return the slice of a topic."""
+    return xxhash.xxh64_intdigest(topic.encode()) % SLICES
+
+
+def slices_of_locked(whole: ReadBatch) -> npt.NDArray[np.uint8]:
+    """Return the slice of each row, computed once for all readers of the read batch."""
+    traits = Traits.of(whole)
+    if traits.slices is None:
+        topics = to_list(whole.batch.topics)
+        slices = {topic: slice_of(topic) for topic in set(topics)}
+        traits.slices = np.fromiter(map(slices.__getitem__, topics), np.uint8, len(topics))
+    return traits.slices
+
+
+# --- places ---
+
+
+def pack_places(places: Places, which: Slices) -> PackedPlaces:
+    """Return the places of some slices in stored form."""
+    return tuple(_pack(row, some) for row, some in zip(places, which, strict=True))
+
+
+def _pack(places: npt.NDArray[np.uint64], some: Slices) -> tuple[tuple[int, int], ...]:
+    return tuple((_bits((places == place) & some), int(place)) for place in np.unique(places[some]))
+
+
+def raise_places(places: Places, packed: PackedPlaces) -> None:
+    """Set each place to the stored one if that is higher."""
+    for row, pairs in zip(places, packed, strict=True):
+        for bits, place in pairs:
+            some = _slices(bits)
+            row[some] = np.maximum(row[some], np.uint64(place))
+
+
+def _bits(some: Slices) -> int:
+    return int.from_bytes(np.packbits(some, bitorder="little").tobytes(), "little")
+
+
+def _slices(bits: int) -> Slices:
+    return np.unpackbits(np.frombuffer(bits.to_bytes(SLICES // 8, "little"), np.uint8), bitorder="little").astype(bool)
+
 
 ROWS = 4_096
 """Number of rows in which the messages of a member are searched at once."""

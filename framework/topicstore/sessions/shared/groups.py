@@ -1,31 +1,35 @@
-"""`Groups`: all shared subscriptions of one database."""
+"""`Groups`: all shared subscriptions of one database; `SharedSubscriptions`: the public interface to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from datetime import timedelta
 
 import msgspec
 import numpy as np
 
+from topicstore.contract.arguments import check_length
 from topicstore.contract.errors import StateConflictError, TopicstoreError
 from topicstore.contract.state import StateWrite
-from topicstore.sessions.dispatch import Channels
+from topicstore.sessions.cursors import Source
+from topicstore.sessions.dispatcher import Channels
 from topicstore.sessions.durable_filters import DurableFilters
-from topicstore.sessions.inflight import InflightWindow
-from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions
+from topicstore.sessions.in_flight import InflightWindow
+from topicstore.sessions.locks import Around
+from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions, reached
 from topicstore.sessions.records import VERSION, Keys, SubscriptionRecord, decode, put
-from topicstore.sessions.session_state import Found, SessionState, encode_session
+from topicstore.sessions.session_store import Found, SessionState, encode_session
 from topicstore.sessions.shared_filters import is_shared, parse_shared
-from topicstore.sessions.sources import Source
-from topicstore.sessions.starts import reached
 from topicstore.shard.state import FrameworkWrite, ShardState
 
-from .group import Group, Member, Membership
+from .cursor import SharedSource
+from .group import Group, Member, Membership, raise_places
 from .records import GROUP, GroupKeys, GroupRecord, LeaseRecord, MemberRecord, group_of, returned
-from .slices import raise_places
-from .source import SharedSource
 
-__all__ = ["Groups"]
+__all__ = [
+    "Groups",
+    "SharedSubscriptions",
+]
 
 _MARK = b"$share/"
 """Bytes that occur in every stored flight of a shared subscription, and possibly in other flights."""
@@ -294,3 +298,51 @@ def _handed_back(client_id: str, window: InflightWindow, texts: Collection[str])
             key = keys.flight(flight.number)
             writes.append(put(key, kept.record()) if kept.ids else FrameworkWrite(key, None))
     return writes
+
+
+class SharedSubscriptions:
+    """The shared subscriptions of one open database: the attribute `Sessions.groups`. Iterated in order of filters.
+
+    All methods are thread-safe.
+    """
+
+    def __init__(self, groups: Groups, entered: Around) -> None:
+        self._groups = groups
+        self._entered = entered
+        """Calls a function under the sessions' lock; raises if the database is closed."""
+
+    def __iter__(self) -> Iterator[GroupInfo]:
+        """Iterate over a snapshot of all shared subscriptions, with their members, connected or not."""
+        return iter(self._entered(self._groups.infos))
+
+    def __len__(self) -> int:
+        """Return the number of shared subscriptions."""
+        return len(self._entered(self._groups.infos))
+
+    def __contains__(self, topic_filter: str) -> bool:
+        """Return whether any session has this subscription, ``$share/<name>/<filter>``."""
+        return self._entered(lambda: self._groups.find(topic_filter)) is not None
+
+    def __repr__(self) -> str:
+        return f"<SharedSubscriptions: slow after {self.slow_after} s, handed over after {self.handover_after} s>"
+
+    @property
+    def slow_after(self) -> float:
+        """Seconds for which a member's window may be full before its share goes to other members; may be set."""
+        return self._groups.slow_after
+
+    @slow_after.setter
+    def slow_after(self, length: timedelta | float) -> None:
+        self._groups.slow_after = check_length("slow_after", length)
+
+    @property
+    def handover_after(self) -> float | None:
+        """Seconds after a disconnect before other members get a member's messages in flight at QoS 1; None: never.
+
+        May be set.
+        """
+        return self._groups.handover_after
+
+    @handover_after.setter
+    def handover_after(self, length: timedelta | float | None) -> None:
+        self._groups.handover_after = None if length is None else check_length("handover_after", length)

@@ -14,7 +14,7 @@ In the shard of a member's client id::
     "gh" group 00 shard:4 position:8      messages that it handed back and its group has not taken: `Returned`
 
 A message is in at most one record of messages in flight, handed back or returned. So the first position identifies such
-a record. The assignment of topics to slices is part of the format (`topicstore.sessions.shared.slices`).
+a record. The assignment of topics to slices is part of the format (`topicstore.sessions.shared.group`).
 """
 
 from __future__ import annotations

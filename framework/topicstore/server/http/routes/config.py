@@ -6,10 +6,10 @@ from typing import Any
 
 from litestar import get, post
 
-from topicstore.server.configuration.shown import shown
+from topicstore.server.config.show import shown
 from topicstore.server.http.context import TheContext
 from topicstore.server.http.guards import needs
-from topicstore.server.reloading import Reloaded
+from topicstore.server.reload import Reloaded
 
 __all__ = ["ROUTES"]
 

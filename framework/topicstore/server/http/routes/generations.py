@@ -11,7 +11,7 @@ from litestar.params import FromPath, JSONBody
 import topicstore as ts
 from topicstore.server.http.context import TheContext
 from topicstore.server.http.guards import needs
-from topicstore.server.http.pages import Page
+from topicstore.server.http.parameters import Page
 
 __all__ = ["ROUTES"]
 

@@ -1,4 +1,8 @@
-"""``/jobs``: verification, compaction, export, checkpoint and retention as background jobs."""
+"""``/jobs``: verification, compaction, export, checkpoint and retention as background jobs; ``/imports``.
+
+``/imports`` has the progress of imports, and stores rows atomically with it. ``topicstore import`` uses these routes.
+The progress is part of the state of each shard (`topicstore.cli.files.progress`).
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,87 @@ import attrs
 import msgspec
 from litestar import Request, delete, get, post
 from litestar.exceptions import ClientException, NotFoundException
-from litestar.params import FromPath, JSONBody
+from litestar.params import FromPath, JSONBody, MsgPackBody
 
-from topicstore.contract.errors import NotADatabaseError
+from topicstore.contract.columns import to_iterable
+from topicstore.contract.errors import InvalidArgumentError, NotADatabaseError
+from topicstore.contract.state import StateWrite
+from topicstore.pubsub.publish import store_retaining
 from topicstore.server.http.context import Context, TheContext
-from topicstore.server.http.export_places import place_below, place_of_owner
+from topicstore.server.http.formats.media_types import ARROW
+from topicstore.server.http.formats.read import UNPACKED, read
 from topicstore.server.http.guards import is_owner, needs
-from topicstore.server.http.jobs import Job, JobCancelledError, Kind, Progress, Work
-from topicstore.server.http.pages import Page
+from topicstore.server.http.jobs import Job, JobCancelledError, Kind, Progress, Work, place_below, place_of_owner
+from topicstore.server.http.parameters import Page
+from topicstore.server.mqtt.topics import check_published
 
-__all__ = ["ROUTES"]
+__all__ = [
+    "ROUTES",
+]
+
+_KEYS = b"import/"
+"""The prefix of the state keys of imports; the routes access no other keys."""
+
+
+class Marker(msgspec.Struct):
+    """The progress of an import in one shard."""
+
+    shard: int
+    key: bytes
+    value: bytes
+
+
+class Marked(msgspec.Struct, forbid_unknown_fields=True):
+    """Rows of an import, with its progress."""
+
+    rows: bytes
+    """The rows in Arrow's IPC stream format."""
+    markers: list[Marker]
+    """The progress that is committed together with the rows."""
+    stored: list[bool] | None = None
+    """With ``retained``: by row, whether to store it; rows that were stored before are skipped. None: all rows."""
+    retained: list[bool] | None = None
+    """By row, whether a message with the retain flag becomes its topic's retained message. None: no row does."""
+
+
+class Stored(msgspec.Struct):
+    """The result of storing rows."""
+
+    count: int
+    lifted: int
+    """Number of messages that arrived late, and were stored at the next position."""
+
+
+@get("/imports", guards=[needs("write")], tags=["imports"], sync_to_thread=True)
+def imports(context: TheContext) -> list[Marker]:
+    """Return the progress of each import in each shard; keys and values are base64."""
+    db = context.db
+    return [
+        Marker(shard, key, value) for shard in range(db.manifest.shards) for key, value in db.state(shard).scan(_KEYS)
+    ]
+
+
+@post("/imports", guards=[needs("write")], tags=["imports"], status_code=200, sync_to_thread=True)
+def store_rows(context: TheContext, request: Request[Any, Any, Any], data: MsgPackBody[Marked]) -> Stored:
+    """Store rows of an import together with its progress, in one write for each shard."""
+    db = context.db
+    db.storage.check_may_write()
+    batch = read(data.rows, ARROW, UNPACKED * context.settings.body_size)
+    if not is_owner(request):
+        check_published(to_iterable(batch.topics))
+    state: dict[int, list[StateWrite]] = {}
+    for marker in data.markers:
+        if not marker.key.startswith(_KEYS) or not 0 <= marker.shard < db.manifest.shards:
+            raise InvalidArgumentError(f"{marker.key!r} is not the key of an import, or there is no such shard")
+        state.setdefault(marker.shard, []).append(StateWrite(marker.key, marker.value))
+    if data.retained is None:
+        result = db.store(batch, state=state)
+    else:
+        stored = data.stored if data.stored is not None else [True] * len(batch)
+        if not len(batch) == len(stored) == len(data.retained):
+            raise InvalidArgumentError("stored and retained have an entry for each row")
+        result = store_retaining(db.storage, batch, state, stored=stored, retained=data.retained)
+    return Stored(result.count, result.lifted)
 
 
 class JobRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -146,4 +221,4 @@ _WORK: dict[Kind, Callable[[Context, JobRequest, Path | None], Work]] = {
     "retention": _retention,
 }
 
-ROUTES = [jobs, start_job, job, cancel_job]
+ROUTES = [imports, store_rows, jobs, start_job, job, cancel_job]

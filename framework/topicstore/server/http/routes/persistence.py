@@ -10,7 +10,7 @@ from litestar.params import FromQuery, JSONBody
 from topicstore.pubsub.persistence_rules import PersistenceRule
 from topicstore.server.http.context import TheContext
 from topicstore.server.http.guards import needs
-from topicstore.server.http.pages import Page
+from topicstore.server.http.parameters import Page
 
 __all__ = ["ROUTES"]
 

@@ -18,7 +18,7 @@ from topicstore.queues.record import Overflow
 from topicstore.server.http.context import TheContext
 from topicstore.server.http.given_messages import GivenMessage, message_of
 from topicstore.server.http.guards import needs
-from topicstore.server.http.pages import Limit, Page
+from topicstore.server.http.parameters import Limit, Page
 
 __all__ = ["ROUTES"]
 

@@ -14,8 +14,8 @@ from topicstore.files.formats import JsonMessage, json_message
 from topicstore.server.http.context import TheContext
 from topicstore.server.http.given_messages import GivenMessage, message_of
 from topicstore.server.http.guards import needs
-from topicstore.server.http.pages import After, Limit, Page, fitting
-from topicstore.server.reserved_topics import check_published
+from topicstore.server.http.parameters import After, Limit, Page, fitting
+from topicstore.server.mqtt.topics import check_published
 
 __all__ = ["ROUTES"]
 

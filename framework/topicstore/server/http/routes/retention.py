@@ -14,8 +14,8 @@ from topicstore.lifecycle.retention import RetentionReport
 from topicstore.lifecycle.retention_outlook import Departure
 from topicstore.lifecycle.retention_policy import RetentionSettings, WhenFull
 from topicstore.server.http.context import TheContext
-from topicstore.server.http.export_places import place_below
 from topicstore.server.http.guards import is_owner, needs
+from topicstore.server.http.jobs import place_below
 
 __all__ = ["ROUTES"]
 

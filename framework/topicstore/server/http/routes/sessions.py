@@ -14,7 +14,7 @@ from litestar.params import FromPath, FromQuery, QueryParameter
 
 from topicstore.server.http.context import TheContext
 from topicstore.server.http.guards import needs
-from topicstore.server.http.pages import After, Limit, Page
+from topicstore.server.http.parameters import After, Limit, Page
 from topicstore.sessions import GroupMember, SessionInfo, SessionNotFoundError, Sessions
 from topicstore.storage.counting.lag import Lag
 

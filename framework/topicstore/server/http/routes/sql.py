@@ -14,7 +14,7 @@ from litestar.params import JSONBody
 from topicstore.server.http.context import TheContext
 from topicstore.server.http.formats.media_types import ARROW, JSON, chosen
 from topicstore.server.http.guards import is_owner, needs
-from topicstore.server.http.pages import Limit
+from topicstore.server.http.parameters import Limit
 from topicstore.storage.reading.sql import rows
 
 __all__ = ["ROUTES"]

@@ -20,8 +20,8 @@ from topicstore.files.formats import encode_lines
 from topicstore.pubsub.subscription import Subscription, SubscriptionBatch
 from topicstore.server.http.context import Context, TheContext
 from topicstore.server.http.guards import needs
+from topicstore.server.http.parameters import TheFilter, TheStart, time_asked
 from topicstore.server.http.problems import document_of
-from topicstore.server.http.queries import TheFilter, TheStart, time_asked
 from topicstore.server.http.streaming import Streamed
 
 __all__ = ["ROUTES"]

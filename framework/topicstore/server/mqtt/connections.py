@@ -1,0 +1,239 @@
+"""The state that all connections of a server share: settings, the next batch of requests, and back-pressure."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from topicstore.server.access.access import Access
+from topicstore.server.codec.frames import LARGEST_CONNECT
+from topicstore.server.codec.reason import ReasonCode
+from topicstore.server.config.model import ServerSettings
+from topicstore.server.memory_budget import MemoryBudget
+from topicstore.sessions import Publish, Session, SessionCounts
+
+from .requests import Asked, Client, Row, Wanted
+from .store_thread import LAST_ROWS, ROWS, keep_turn, put_first
+from .sys_topics import Figures, Traffic
+
+__all__ = ["Serving"]
+
+_MOST_BYTES = 8 << 20
+"""Reading from all sockets pauses while more than this number of received bytes waits for the next batch."""
+_SHARE = 8
+"""Clients whose CONNECT was not accepted yet share one eighth of the memory for incomplete packets."""
+
+_log = logging.getLogger("topicstore.server")
+
+
+class Serving:
+    """The shared state of a server's connections. Used in the event loop only."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        settings: ServerSettings,
+        access: Access,
+        clients: int,
+        *,
+        version: str,
+        counts: Callable[[], SessionCounts],
+    ) -> None:
+        """``counts`` returns the counts of the connected sessions, without blocking."""
+        self.loop, self.access = loop, access
+        self.unfinished, self.unadmitted = MemoryBudget(0), MemoryBudget(0)
+        """The memory of incomplete packets, of clients whose CONNECT was accepted, and of others."""
+        self.use(settings, clients)
+        self.traffic = Traffic()
+        self.figures = Figures(self.traffic, version)
+        self.asked = Asked()
+        """The next batch of requests."""
+        self._following = Asked()
+        """Requests that must wait for the batch after the next one."""
+        self.sessions: dict[Session, Client] = {}
+        """The connections of all connected sessions."""
+        self.connections: dict[Client, None] = {}
+        """All connections, also those without a session."""
+        self.opening: dict[Client, asyncio.Task[None]] = {}
+        """The connections whose CONNECT is being served, with the tasks that authenticate them."""
+        self.held: dict[Client, int] = {}
+        """The connections from which reading is paused, with their numbers of unsent bytes at the last check."""
+        self.crowded = False
+        """Whether so many requests wait that reading from all clients is paused."""
+        self.draining = False
+        """Whether the server is shutting down and refuses new clients."""
+        self.arrived = 0
+        """Bytes received since the last batch was taken."""
+        self.publishing: dict[Client, None] = {}
+        """The connections that have messages for the next batch."""
+        self.gathered = 0
+        """Number of messages for the next batch."""
+        self.on_kick: Callable[[], object] = lambda: None
+        """Called when a request was added to the next batch."""
+        self.long_packets = asyncio.Lock()
+        """Held by the connection whose SUBSCRIBE or UNSUBSCRIBE of many filters is checked next."""
+        self._counts = counts
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def use(self, settings: ServerSettings, clients: int) -> None:
+        """Apply settings, to new connections and from the next batch on.
+
+        ``clients`` is the number of clients for which there are file descriptors.
+        """
+        self.most = min(settings.limits.connections, clients)
+        """Most clients that may be connected at the same time."""
+        self.settings, self.limits, self.buffer = settings, settings.limits, settings.messages.local_write_buffer
+        self.unfinished.most = max(settings.limits.unfinished_packets, settings.limits.packet_size)
+        self.unadmitted.most = max(settings.limits.unfinished_packets // _SHARE, LARGEST_CONNECT)
+
+    def end_slow(self) -> None:
+        """End connections whose incomplete packet exceeds the packet timeout."""
+        if self.limits.packet_timeout:
+            for budget in (self.unfinished, self.unadmitted):
+                budget.end_slow(self.limits.packet_timeout, self.loop.time())
+
+    # --- what connections call ---
+
+    @property
+    def full(self) -> bool:
+        """Whether no further client may connect, because the limit of connections is reached."""
+        return self.traffic.connected + len(self.opening) >= self.most
+
+    def add(self, connection: Client) -> None:
+        """Register a new connection."""
+        self.connections[connection] = None
+        self.traffic.connections += 1
+
+    def remove(self, connection: Client) -> None:
+        """Unregister a connection whose socket was closed."""
+        self.connections.pop(connection, None)
+        self._give_up(connection)
+        self.held.pop(connection, None)
+
+    def begin(self, session: Session, connection: Client) -> None:
+        """Register the connection of a session, when its CONNACK is sent."""
+        self.opening.pop(connection, None)
+        self.sessions[session] = connection
+        self.traffic.connect()
+
+    def leave(self, session: Session, connection: Client) -> None:
+        """Unregister the connection of a session, if it was registered with `begin`."""
+        if self.sessions.get(session) is connection:
+            del self.sessions[session]
+            self.traffic.connected -= 1
+
+    def hold(self, connection: Client, held: bool) -> None:
+        """Record whether reading from a connection is paused."""
+        if held:
+            self.held[connection] = -1
+        else:
+            self.held.pop(connection, None)
+
+    def shut(self, connection: Client) -> None:
+        """Record that the last packet was sent on a connection."""
+        self._give_up(connection)
+        self.hold(connection, held=False)
+
+    def admit(self, connection: Client, work: Coroutine[Any, Any, None]) -> None:
+        """Run a client's authentication as `spawn` does; it is cancelled when the client's connection ends."""
+        self.opening[connection] = self.spawn(connection, work)
+
+    def _give_up(self, connection: Client) -> None:
+        task = self.opening.pop(connection, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
+    def kick(self) -> None:
+        """Report that a request was added to the next batch."""
+        self.on_kick()
+
+    def gather(self, connection: Client, messages: int) -> None:
+        """Record that a connection has ``messages`` more messages for the next batch."""
+        self.publishing[connection] = None
+        self.gathered += messages
+        self.on_kick()
+        if not self.crowded and (self.gathered >= self.buffer.max_items or self.arrived > _MOST_BYTES):
+            self.crowded = True
+            for other in self.sessions.values():
+                other.flow()
+
+    def subscribe(self, connection: Client, session: Session, wanted: list[Wanted]) -> None:
+        """Request subscriptions; the connection receives the results in portions.
+
+        The subscriptions apply to all clients' messages that arrive later, unless they must wait for a later turn.
+        """
+        self._change_of(connection).subscribes.append((connection, session, wanted))
+        self.kick()
+
+    def unsubscribe(self, connection: Client, session: Session, filters: list[str]) -> None:
+        """Request the removal of subscriptions, as `subscribe` does."""
+        self._change_of(connection).unsubscribes.append((connection, session, filters))
+        self.kick()
+
+    def _change_of(self, connection: Client) -> Asked:
+        """Return the batch in which a connection's subscriptions are to be changed.
+
+        Messages that arrived before a batch's first change are published before the changes, later messages after them.
+        Changes that exceed a turn are made in later batches. If the client itself has published since the first change,
+        its changes go to the following batch, so that its own requests keep their order.
+        """
+        if not self.asked.resubscribing:
+            self._collect(self.asked.published)
+        return self._following if connection in self.publishing else self.asked
+
+    def _collect(self, published: list[tuple[Client, Any, list[Row]]]) -> None:
+        for connection in self.publishing:
+            pending = connection.take_published()
+            if pending is not None:
+                published.append((connection, pending, pending.rows))
+        self.publishing = {}
+
+    def take(self) -> Asked:
+        """Return the current batch, with at most one turn of session changes, and begin a new batch."""
+        asked, self.asked, self._following = self.asked, self._following, Asked()
+        self._collect(asked.published_later if asked.resubscribing else asked.published)
+        self.gathered = self.arrived = 0
+        put_first(self.asked, keep_turn(asked, LAST_ROWS if self.draining else ROWS))
+        if self.asked.changing:
+            self.kick()
+        if self.crowded:
+            self.crowded = False
+            for connection in list(self.held):
+                connection.flow()
+        return asked
+
+    async def filters_of(self, client_id: str) -> list[str] | None:
+        """Return the filters of a client's stored session; None if it can't be read now."""
+        found: asyncio.Future[list[str] | None] = self.loop.create_future()
+        self.asked.lookups.append((found, client_id))
+        self.kick()
+        return await found
+
+    def figures_for(self, filters: Sequence[str]) -> list[Publish]:
+        """Return the ``$SYS`` messages for a client that has just subscribed to filters."""
+        return self.figures.matching(filters, self._counts)
+
+    def spawn(self, client: Client, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a coroutine for a client, such as a plugin's call, and return its task.
+
+        An exception is logged, and ends the client's connection.
+        """
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._done, client))
+        return task
+
+    def _done(self, client: Client, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            _log.error("a client could not be served", exc_info=fault)
+            client.end(ReasonCode.UNSPECIFIED_ERROR, "the server failed")
+
+    async def settle(self) -> None:
+        """Cancel all tasks that `spawn` started, and wait for them."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

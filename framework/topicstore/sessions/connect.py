@@ -1,0 +1,343 @@
+"""`Opening`: opens sessions, one or many, with one commit for each shard."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
+
+import attrs
+
+from topicstore.contract.arguments import check_count, check_length, check_within
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import (
+    InvalidArgumentError,
+    InvalidMessageError,
+    StateConflictError,
+    TopicstoreError,
+)
+from topicstore.contract.state import StateWrite
+from topicstore.contract.topics import check_utf8
+from topicstore.runtime.closing import do_all
+from topicstore.shard.state import FrameworkWrite
+
+from .batches import Connect
+from .clock import microseconds
+from .context import SessionContext
+from .disconnect import Leaving, check_four_bytes, interval_of
+from .in_flight import MAX_PACKET_ID, InflightWindow
+from .keep_alive import Silences
+from .live_session import LiveSession
+from .model import Ended
+from .records import NEVER, VERSION, Keys, SessionRecord
+from .registry import Connections
+from .session import Session, lives_of
+from .session_expiry import Timers
+from .session_store import Found, encode_session, will_key
+from .subscribe import begin_resuming, resume
+from .wills import Wills
+
+__all__ = ["Opening", "checked"]
+
+_TWO_BYTES = 0xFFFF
+"""The largest keep alive in seconds, and the largest payload of a will (MQTT 5, sections 3.1.2.10 and 3.1.3.4)."""
+
+OnEnd = Callable[[Session, Ended], None] | None
+_Outcome = dict[int, Session | TopicstoreError]
+"""By row, the opened session or the error."""
+
+
+@attrs.frozen
+class _Row:
+    """One session that is being opened."""
+
+    number: int
+    how: Connect
+    before: Found | None
+    """The session to resume; None for a new session."""
+    after: Found
+    """The opened session; one that is kept in memory has no stored bytes."""
+
+
+class Opening:
+    """Opens sessions. Used under the dispatcher's lock."""
+
+    def __init__(
+        self,
+        context: SessionContext,
+        connections: Connections,
+        timers: Timers,
+        silences: Silences,
+        wills: Wills,
+        leaving: Leaving,
+        clock: Callable[[], int],
+    ) -> None:
+        self._context = context
+        self._states = context.states
+        self._connections = connections
+        self._timers = timers
+        self._silences = silences
+        self._wills = wills
+        self._leaving = leaving
+        self._clock = clock
+
+    def open(self, connects: Sequence[tuple[int, Connect]], on_end: OnEnd, *, resume: bool) -> _Outcome:
+        """Open sessions, given with the numbers of their rows, that passed `checked`; return the result by row.
+
+        If a client id occurs in several rows, the session of the later row takes over that of the earlier. ``resume``:
+        whether the stored subscriptions are loaded at once.
+        """
+        outcome: _Outcome = {}
+        left = list(connects)
+        while left:
+            now: list[tuple[int, Connect]] = []
+            again: list[tuple[int, Connect]] = []
+            clients: set[str] = set()
+            for number, how in left:
+                (again if how.client_id in clients else now).append((number, how))
+                clients.add(how.client_id)
+            self._open_once(now, on_end, outcome, resume=resume)
+            left = again
+        return outcome
+
+    def open_all(self, connects: Sequence[tuple[int, Connect]], on_end: OnEnd) -> list[Session]:
+        """Open all of the sessions, or end the connections of the opened ones and raise the first error."""
+        outcome = sorted(self.open(connects, on_end, resume=True).items(), key=itemgetter(0))
+        opened = [session for _, session in outcome if isinstance(session, Session)]
+        for _, failure in outcome:
+            if isinstance(failure, TopicstoreError):
+                self._abandon([session for session in opened if session.ended is None])
+                raise failure
+        return opened
+
+    def _abandon(self, sessions: Sequence[Session]) -> None:
+        """End connections as if they were lost or, if that can't be committed, leave them stored as open."""
+        for live in self._leaving.end(lives_of(self._context, sessions), Ended.LOST, send_will=True):
+            self._connections.over(live, Ended.LOST, notify=False)
+
+    def take_over(self, sessions: Sequence[LiveSession], why: Ended) -> None:
+        """Commit the uncommitted changes of older session objects, and end them."""
+        try:
+            self._context.commits.checkpoint(sessions)
+        finally:
+            over = self._connections.over
+            do_all(
+                [partial(over, session, why, notify=True) for session in sessions], "could not be notified of their end"
+            )
+
+    def expire(self, found: Found) -> None:
+        """End a session now, and its connection if it has one."""
+        live = self._connections.live.get(found.client_id)
+        if live is not None:
+            self.take_over([live], Ended.EXPIRED)
+        if live is None or live.stored:
+            self._timers.remove(found)
+
+    def _open_once(
+        self, connects: Sequence[tuple[int, Connect]], on_end: OnEnd, outcome: _Outcome, *, resume: bool
+    ) -> None:
+        live = self._connections.live
+        older = [live[how.client_id] for _, how in connects if how.client_id in live]
+        if older:
+            self.take_over(older, Ended.TAKEN_OVER)
+        by_shard: defaultdict[int, list[_Row]] = defaultdict(list)
+        in_memory: list[_Row] = []
+        found = self._find([how.client_id for _, how in connects])
+        for number, how in connects:
+            try:
+                row = self._prepare(number, how, found[how.client_id]())
+            except TopicstoreError as error:
+                outcome[number] = error
+            else:
+                (in_memory if how.in_memory else by_shard[self._states.shard_of(how.client_id)]).append(row)
+        written = self._write_all(by_shard, outcome) + in_memory
+        self._context.dispatcher.listen_locked()  # messages published before are not delivered to these sessions
+        try:
+            for row in written:
+                try:
+                    outcome[row.number] = self._begin(row, on_end, whole=resume)
+                except TopicstoreError as error:
+                    outcome[row.number] = error
+        finally:  # a session that is stored as open, but isn't, would never expire
+            self._timers.recover_later(row.how.client_id for row in written if row.how.client_id not in live)
+
+    def _write_all(self, by_shard: Mapping[int, Sequence[_Row]], outcome: _Outcome) -> list[_Row]:
+        """Commit openings; return the committed ones. The others no longer count in the number of stored sessions."""
+        written: list[_Row] = []
+        try:
+            for shard, rows in by_shard.items():
+                written += self._write(shard, rows, outcome)
+        finally:
+            done = {row.number for row in written}
+            for row in (row for rows in by_shard.values() for row in rows if row.number not in done):
+                if row.before is None:
+                    self._states.counts.add(row.how.user, -1)
+        return written
+
+    def _find(self, client_ids: Sequence[str]) -> dict[str, Callable[[], Found | None]]:
+        """Return, by client id, a function that returns the stored session or raises the error of reading it."""
+        try:
+            found = self._context.entrance.released(lambda: self._states.find_all(client_ids))
+        except TopicstoreError:  # a damaged record must not prevent the opening of other sessions
+            return {client_id: partial(self._states.find, client_id) for client_id in client_ids}
+        return {client_id: partial(_same, there) for client_id, there in zip(client_ids, found, strict=True)}
+
+    def _prepare(self, number: int, how: Connect, there: Found | None) -> _Row:
+        """Find the session to resume: remove it if it has ended, publish its will if that is due."""
+        before, guard = (None, 0) if there is None else (there, there.record.guard)
+        if there is not None:
+            before = self._resumed(there, clean_start=how.clean_start)
+        if before is None and not how.in_memory:
+            self._states.counts.check(how.user)
+            self._states.counts.add(how.user, 1)  # at once, for the checks of the next rows
+        now = self._clock()
+        record = SessionRecord(
+            VERSION,
+            guard=max(now, guard + 1),
+            created=now if before is None else before.record.created,
+            connected=True,
+            expiry_interval=interval_of(how.expiry_interval),
+            will_delay=NEVER if how.will is None else _delay(how),
+            user=how.user if before is None else before.record.user,
+        )
+        after = Found(how.client_id, b"", record) if how.in_memory else encode_session(how.client_id, record)
+        return _Row(number, how, before, after)
+
+    def _resumed(self, found: Found, *, clean_start: bool) -> Found | None:
+        record, now = found.record, self._clock()
+        expired = NEVER < record.expires <= now or (record.connected and record.expiry_interval == 0)
+        if clean_start or expired or record.ending:
+            self._timers.remove(found)
+            return None
+        if NEVER < record.will_due <= now or (record.connected and record.will_delay == 0):
+            return self._wills.publish(found)
+        return found
+
+    def _write(self, shard: int, rows: Sequence[_Row], outcome: _Outcome) -> Sequence[_Row]:
+        """Commit the openings of a shard together; return those that are committed."""
+        left = list(rows)
+        while left:
+            wills = [(row.how.client_id, row.how.will) for row in left if row.how.will is not None]
+            writes = [write for row in left for write in self._writes(row)]
+            try:
+                if wills:
+                    messages = [(client_id, will.message) for client_id, will in wills if will]
+                    self._context.entrance.released(partial(self._wills.store, shard, messages, writes))
+                else:
+                    self._states.write(shard, writes)
+            except StateConflictError as conflict:
+                now = self._states.find_all([row.how.client_id for row in left])
+                same = [row.before == there for row, there in zip(left, now, strict=True)]
+                if all(same):
+                    outcome.update(dict.fromkeys((row.number for row in left), conflict))
+                    return []
+                outcome.update({row.number: conflict for row, current in zip(left, same, strict=True) if not current})
+                left = [row for row, current in zip(left, same, strict=True) if current]
+            except InvalidMessageError as bad:  # of a will
+                if bad.index is None:
+                    outcome.update(dict.fromkeys((row.number for row in left), bad))
+                    return []
+                refused = [row for row in left if row.how.will is not None][bad.index]
+                outcome[refused.number] = type(bad)(bad.reason, refused.number)
+                left.remove(refused)
+            except TopicstoreError as failure:
+                outcome.update(dict.fromkeys((row.number for row in left), failure))
+                return []
+            else:
+                break
+        return left
+
+    def _writes(self, row: _Row) -> list[StateWrite]:
+        client_id, before = row.how.client_id, row.before
+        writes = self._states.change(client_id, before, row.after)
+        if row.how.will is None and before is not None and before.record.will_delay != NEVER:
+            writes.append(FrameworkWrite(will_key(Keys(client_id)), None))
+        return writes
+
+    def _begin(self, row: _Row, on_end: OnEnd, *, whole: bool) -> Session:
+        """Create the object of a session that is stored as open. Only a resumed session reads its state."""
+        client_id, present = row.how.client_id, row.before is not None
+        new = InflightWindow(Keys(client_id), stored=not row.how.in_memory)
+        live = LiveSession(
+            row.after,
+            self._states.window(client_id) if present else new,
+            self._states.incoming(client_id) if present else (),
+            self._context.dispatcher,
+            self._context.filters,
+            self._context.retained,
+            receive_maximum=row.how.receive_maximum,
+            keep_alive=check_length("keep_alive", row.how.keep_alive),
+            allow=row.how.allow,
+            batch_size=row.how.batch_size,
+        )
+        if row.how.overlapping == "once":
+            live.deliver_once()
+        session = Session(self._context, live, present=present, on_end=on_end)
+        if present:
+            try:
+                begin_resuming(self._context, live)
+                if whole:
+                    resume(live)
+            except BaseException:
+                live.end(Ended.LOST)  # closes the subscriptions that were loaded
+                raise
+        self._connections.add(live, session)
+        if live.keep_alive:
+            self._silences.watch(live)
+        return session
+
+
+def _check(how: Connect) -> None:
+    """Raise `InvalidArgumentError` or `InvalidMessageError` if a field is out of its range."""
+    if check_utf8(how.client_id, "client id", InvalidArgumentError) == "":
+        raise InvalidArgumentError("a session's client id has at least one character")
+    check_within("receive_maximum", how.receive_maximum, 1, MAX_PACKET_ID)
+    check_utf8(how.user, "user", InvalidArgumentError)
+    if how.batch_size is not None:
+        check_count("batch_size", how.batch_size)
+    if how.overlapping not in ("each", "once"):
+        raise InvalidArgumentError(f'overlapping is "each" or "once", not {how.overlapping!r}')
+    interval = interval_of(how.expiry_interval)
+    if how.in_memory and (interval or how.will is not None or not how.clean_start):
+        raise InvalidArgumentError(
+            "a session that is kept in memory ends with its connection: it has an expiry_interval of 0, clean_start "
+            "and no will"
+        )
+    if check_length("keep_alive", how.keep_alive) > _TWO_BYTES:
+        raise InvalidArgumentError(f"keep_alive is at most {_TWO_BYTES:,} seconds, not {how.keep_alive!r}")
+    if how.will is not None:
+        _delay(how)
+        MessageBatch.from_messages([how.will.message])
+        if len(how.will.message.payload) > _TWO_BYTES:
+            raise InvalidMessageError(f"the payload of a will has at most {_TWO_BYTES:,} bytes", 0)
+
+
+def _same(found: Found | None) -> Found | None:
+    return found
+
+
+def _delay(how: Connect) -> int:
+    return NEVER if how.will is None else microseconds(check_four_bytes("a will's delay", how.will.delay))
+
+
+def checked(
+    connects: Iterable[Connect], *, partial: bool
+) -> tuple[list[tuple[int, Connect]], dict[int, TopicstoreError]]:
+    """Return the rows that can be opened, and the errors of the others; without ``partial``, raise the first one."""
+    good: list[tuple[int, Connect]] = []
+    refused: dict[int, TopicstoreError] = {}
+    for number, how in enumerate(connects):
+        try:
+            if not isinstance(how, Connect):
+                raise InvalidArgumentError(f"row {number}: a {type(how).__name__} is not a Connect")
+            _check(how)
+        except InvalidMessageError as bad:  # its will
+            refused[number] = type(bad)(bad.reason, number)
+        except TopicstoreError as error:
+            refused[number] = error
+        else:
+            good.append((number, how))
+        if refused and not partial:
+            raise refused[number]
+    return good, refused

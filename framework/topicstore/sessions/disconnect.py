@@ -1,0 +1,160 @@
+"""`Leaving`: ends connections, of one session or many; uncommitted changes and the end are committed together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from functools import partial
+
+from topicstore.contract.arguments import KEEP, Keep, check_length
+from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
+from topicstore.contract.state import StateWrite
+from topicstore.runtime.closing import do_all
+from topicstore.shard.state import FrameworkWrite
+
+from .clock import microseconds
+from .context import SessionContext
+from .live_session import LiveSession
+from .model import Ended
+from .qos2 import Refused, check_sessions
+from .records import NEVER
+from .registry import Connections
+from .session_expiry import Timers
+from .session_store import Found, encode_session, will_key
+from .wills import disconnected
+
+__all__ = ["Leaving", "check_four_bytes", "interval_of"]
+
+_MOST_SECONDS = 0xFFFF_FFFF
+"""The largest number of seconds in a four-byte integer of MQTT."""
+
+
+class Leaving:
+    """Ends connections. Used under the dispatcher's lock."""
+
+    def __init__(
+        self, context: SessionContext, connections: Connections, timers: Timers, clock: Callable[[], int]
+    ) -> None:
+        self._context = context
+        self._connections = connections
+        self._timers = timers
+        self._clock = clock
+
+    def end(
+        self,
+        sessions: Iterable[LiveSession],
+        why: Ended,
+        *,
+        send_will: bool,
+        expiry_interval: timedelta | float | Keep | None = KEEP,
+    ) -> dict[LiveSession, TopicstoreError]:
+        """End connections with one commit for each shard; return the errors of the sessions that could not be ended."""
+        now = self._clock()
+        errors: dict[LiveSession, TopicstoreError] = {}
+        after: dict[LiveSession, Found] = {}
+        changes: dict[LiveSession, list[StateWrite]] = {}
+        for session in sessions:
+            try:
+                interval = _interval(session, expiry_interval)
+                if not session.stored:
+                    after[session] = session.found
+                    continue
+                record = disconnected(session.found.record, now, interval, will=send_will)
+                after[session] = encode_session(session.client_id, record)
+                changes[session] = self._writes(session, after[session], send_will=send_will)
+            except TopicstoreError as error:
+                errors[session] = error
+        errors |= self._context.commits.together(changes)
+        ended = [session for session in after if session not in errors]
+        stored = [session for session in ended if session.stored]
+        for session in stored:
+            self._timers.expect(after[session])
+        notify = why not in (Ended.DISCONNECTED, Ended.LOST)
+        try:
+            do_all(
+                [partial(self._connections.over, session, why, notify=notify) for session in ended],
+                "could not be notified of their end",
+            )
+        finally:
+            until = self._timers.deadline()
+            for shard in {self._context.states.shard_of(session.client_id) for session in stored}:
+                self._timers.run(shard, now, until)
+        return errors
+
+    def end_rows(
+        self,
+        lives: Sequence[LiveSession],
+        why: Ended,
+        *,
+        send_will: bool,
+        expiry_interval: timedelta | float | Keep | None = KEEP,
+        partial: bool,
+    ) -> list[TopicstoreError | None]:
+        """End connections; return errors by row or, without ``partial``, raise the first after all others ended."""
+        refused: Refused = {}
+        check_sessions(self._context, lives, refused, partial=True)
+        left = dict.fromkeys(live for row, live in enumerate(lives) if row not in refused)
+        errors = self.end(left, why, send_will=send_will, expiry_interval=expiry_interval)
+        results = [refused.get(row) or errors.get(live) for row, live in enumerate(lives)]
+        for failure in () if partial else filter(None, results):
+            raise failure
+        return results
+
+    def kick(self, client_id: str, found: Callable[[str], Found]) -> bool:
+        """End a connection as if it were lost, also if a crash left it open; return False if there is none.
+
+        found: returns the stored session of a client, or raises `SessionNotFoundError`.
+        """
+        session, states = self._connections.live.get(client_id), self._context.states
+        if session is not None:
+            for failure in self.end([session], Ended.KICKED, send_will=True).values():
+                raise failure
+            return True
+        there, now = found(client_id), self._clock()
+        if not there.record.connected:
+            return False
+        states.write_for(client_id, self._timers.lose(there, now))
+        self._timers.run(states.shard_of(client_id), now, self._timers.deadline())
+        return True
+
+    def _writes(self, session: LiveSession, after: Found, *, send_will: bool) -> list[StateWrite]:
+        draft = session.last_draft()
+        writes = self._context.states.change(session.client_id, session.found, after)
+        if draft is not None:
+            writes += draft.writes[1:]  # without the guard, as `change` compares the same record
+        if not send_will and session.found.record.will_delay != NEVER:
+            writes.append(FrameworkWrite(will_key(session.keys), None))
+        return writes
+
+
+def _interval(session: LiveSession, expiry_interval: timedelta | float | Keep | None) -> int:
+    """Return the time in microseconds after which a session ends, or `NEVER`. Raises `InvalidArgumentError`."""
+    opened = session.found.record.expiry_interval
+    if isinstance(expiry_interval, Keep):
+        return opened
+    interval = interval_of(expiry_interval)
+    if interval and not opened:
+        raise InvalidArgumentError(
+            f"session {session.client_id!r} was opened with an expiry interval of 0, which a DISCONNECT can't raise "
+            "(MQTT 5, section 3.14.2.2.2)"
+        )
+    return interval
+
+
+def interval_of(expiry_interval: timedelta | float | None) -> int:
+    """Convert a session expiry interval to microseconds, or `NEVER`, as stored.
+
+    0xFFFFFFFF seconds means that the session never expires (MQTT 5, section 3.1.2.11.2). Raises `InvalidArgumentError`.
+    """
+    if expiry_interval is None:
+        return NEVER
+    length = check_four_bytes("expiry_interval", expiry_interval)
+    return NEVER if length == _MOST_SECONDS else microseconds(length)
+
+
+def check_four_bytes(name: str, length: object) -> float:
+    """Convert a length of time to seconds. Raises `InvalidArgumentError` if MQTT's four bytes can't hold it."""
+    found = check_length(name, length)
+    if found > _MOST_SECONDS:
+        raise InvalidArgumentError(f"{name} is at most {_MOST_SECONDS:,} seconds, not {length!r}")
+    return found

@@ -1,0 +1,427 @@
+"""`Dispatcher`: the queue of sessions that have packets to deliver or events to handle, filled by events, not polling.
+
+A subscription that has read all its messages waits in the `Channel` of its filter. All sessions in this process with
+the same filter share one channel. A commit notifies the channel; the subscriptions that wait there for the commit's
+shard become ready, and their sessions with them. So a session without traffic costs nothing.
+
+All code of sessions runs under `Channels.lock`, called the dispatcher's lock elsewhere. Exceptions are methods that
+the storing thread calls, and methods that a server calls in its event loop, such as acknowledgements: they take no
+lock and only record an event. While an engine writes, the lock is released, and the sessions that are written are
+claimed, which means leased by the calling thread (`topicstore.sessions.locks`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import time
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Executor
+from itertools import islice
+from typing import Generic, Protocol, TypeVar
+
+import attrs
+
+from topicstore.contract.errors import DatabaseClosedError
+from topicstore.contract.forking import ProcessLock, remember
+from topicstore.contract.model import Message
+from topicstore.contract.topics import TopicFilter
+from topicstore.pubsub.feed import Feed
+from topicstore.pubsub.hub import Hub
+from topicstore.pubsub.nonpersistent import LIVE, LIVE_BYTES
+from topicstore.pubsub.notifier import Bell, ListeningTask, ListeningThread
+
+from .clock import SessionClock
+from .locks import Claims, Entrance
+
+__all__ = ["Channel", "Channels", "Dispatcher", "Follower"]
+
+
+class Attentive(Protocol):
+    """The dispatcher's view of a connected session."""
+
+    def __hash__(self) -> int:
+        """Return the identity, as objects do by default."""
+
+    def noticed(self) -> None:
+        """Handle the event that `Dispatcher.hear` recorded."""
+
+
+R = TypeVar("R", bound=Attentive)
+
+_FEW = 16
+"""Largest number of sources that are closed at once when their session ends."""
+_CLOSED = 500
+"""Number of sources that are closed in one batch, which takes a few milliseconds."""
+
+
+class Follower(Protocol):
+    """A subscription that waits in a channel for new messages."""
+
+    def wake(self, shard: int) -> None:
+        """Handle the event that a shard may have new messages."""
+
+    def take_live(self, messages: list[Message], marks: list[int], now: int) -> None:
+        """Queue messages that are not stored, published at ``now``; ``marks``: the shards' watermarks."""
+
+    def miss_live(self, messages: list[Message]) -> None:
+        """Count the messages, not stored and dropped, that `take_live` would have queued. Needs no lock."""
+
+
+@attrs.frozen
+class _Routed:
+    """Published messages that are not stored."""
+
+    messages: list[Message]
+    marks: list[int]
+    """The shards' watermarks when the messages were published."""
+    time: int
+    size: int
+    """The size of the payloads in bytes."""
+
+
+class Channel:
+    """A topic filter, and the subscriptions in this process that follow it."""
+
+    __slots__ = ("_bytes", "_channels", "_count", "_noted", "_routed", "_waiting", "feed", "live", "passed", "users")
+
+    def __init__(self, channels: Channels, feed: Feed, shards: int) -> None:
+        self.feed = feed
+        self.users = 0
+        self.live: dict[Follower, None] = {}
+        """The followers that also receive messages that are not stored."""
+        self._channels = channels
+        self._waiting: list[dict[Follower, None]] = [{} for _ in range(shards)]
+        """By shard, the followers that wait for new messages. The dispatcher's lock guards `users`, `live` and this;
+        the storing thread reads `live` without the lock."""
+        self._noted: dict[int, None] = {}
+        """The shards with new messages. The storing thread adds to it without a lock."""
+        self._routed: collections.deque[_Routed] = collections.deque()
+        """The published messages that are not stored. `Channels.counting` guards it, and the next two."""
+        self._count = 0
+        """The number of messages in `_routed`."""
+        self._bytes = 0
+        """The size of their payloads in bytes."""
+        self.passed = 0
+        """The number of times that waiting followers were woken. Guarded by the dispatcher's lock."""
+
+    def wait_locked(self, follower: Follower, shard: int) -> None:
+        """Make a follower wait; `Follower.wake` is called once the shard has new messages."""
+        self._waiting[shard][follower] = None
+
+    def leave_locked(self, follower: Follower) -> None:
+        """Remove a follower."""
+        self.live.pop(follower, None)
+        for waiting in self._waiting:
+            waiting.pop(follower, None)
+
+    # --- methods of `topicstore.pubsub.hub.Listener`, called by the storing thread ---
+
+    def woken(self, feed: Feed, shard: int) -> None:
+        """Record that a shard has new messages."""
+        if shard not in self._noted:
+            self._noted[shard] = None
+            self._channels.note(self)
+
+    def routed(self, feed: Feed, messages: list[Message]) -> None:
+        """Queue messages that are not stored, if a follower receives them; drop the oldest ones above the limits."""
+        if self.live:
+            routed = self._channels.routed(messages)
+            dropped = []
+            with self._channels.counting:
+                self._routed.append(routed)
+                self._count += len(messages)
+                self._bytes += routed.size
+                while self._follow_enough(self._routed[0]):
+                    dropped.append(self._take())
+            for gone in dropped:
+                for follower in list(self.live):
+                    follower.miss_live(gone.messages)
+            self._channels.note(self)
+
+    def _follow_enough(self, oldest: _Routed) -> bool:
+        """Return whether the messages after ``oldest`` alone fill the limits, so that every follower would drop it."""
+        return self._count - len(oldest.messages) >= LIVE or self._bytes - oldest.size >= LIVE_BYTES
+
+    def _take(self) -> _Routed:
+        """Remove and return the oldest entry of `_routed`. The caller holds `Channels.counting`."""
+        routed = self._routed.popleft()
+        self._count -= len(routed.messages)
+        self._bytes -= routed.size
+        return routed
+
+    def closed(self) -> None:
+        """Mark the database as closed, and wake the waiting threads and tasks."""
+        self._channels.close()
+
+    # --- under the dispatcher's lock ---
+
+    def pass_on_locked(self) -> None:
+        """Wake the waiting followers of shards with new messages, and hand over the messages that are not stored."""
+        while self._noted:
+            shard, _ = self._noted.popitem()  # before the followers wake, so that a later event is recorded again
+            self.passed += 1
+            waiting, self._waiting[shard] = self._waiting[shard], {}
+            for follower in waiting:
+                follower.wake(shard)
+        while True:
+            with self._channels.counting:
+                if not self._routed:
+                    break
+                routed = self._take()
+            for follower in list(self.live):
+                follower.take_live(routed.messages, routed.marks, routed.time)
+
+
+class Channels:
+    """The channels of one open database, and the lock that guards its sessions."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        shards: int,
+        shard_of: Callable[[str], int],
+        clock: Callable[[], int],
+        steady: SessionClock,
+    ) -> None:
+        self.hub = hub
+        self.shard_of = shard_of
+        self.clock = clock
+        """The wall clock, by which messages expire."""
+        self.steady = steady
+        """The clock for all other times, which never jumps."""
+        self.lock = ProcessLock()
+        self.bell = Bell()
+        """Wakes the waiting threads and tasks when a session may have packets to deliver."""
+        self.entrance = Entrance(self.lock)
+        """Acquires the lock in the order of the calls, and runs their callbacks after its release."""
+        self.counting = ProcessLock()
+        """Guards the counts and queues of messages that are not stored. Held for microseconds, with or without `lock`.
+        Its holder takes no other lock."""
+        self.missed = 0
+        """The number of messages of QoS 0 that were dropped because their sessions did not fetch them in time. Guarded
+        by `counting`; may be read without it."""
+        self.closed = False
+        """Set once, by `close` or in a forked child; reading it needs no lock."""
+        self._inherited = False
+        """Whether this is a forked child, in which every call is refused. Set before `closed`."""
+        self._shards = shards
+        self._channels: dict[str, Channel] = {}
+        """The channels by filter. Guarded by `lock`."""
+        self._routed: _Routed | None = None
+        """The entry that `routed` returned last. Replaced as a whole, without a lock."""
+        self._noted: collections.deque[Channel] = collections.deque()
+        """The channels with new events. Any thread appends to it, without a lock."""
+
+    def channel_locked(self, topic_filter: TopicFilter) -> Channel:
+        """Return the channel of a filter, and increment its number of users."""
+        channel = self._channels.get(topic_filter.text)
+        if channel is None:
+            channel = Channel(self, self.hub.feed(topic_filter), self._shards)
+            self.hub.listen(channel.feed, channel)
+            self._channels[topic_filter.text] = channel
+        channel.users += 1
+        return channel
+
+    def leave_locked(self, channel: Channel, follower: Follower) -> None:
+        """Remove a follower from its channel, and decrement the channel's number of users."""
+        channel.leave_locked(follower)
+        channel.users -= 1
+        if not channel.users:
+            self.hub.leave(channel.feed, channel)
+            del self._channels[channel.feed.topic_filter.text]
+
+    def routed(self, messages: list[Message]) -> _Routed:
+        """Return the entry of published messages that are not stored. Consecutive calls with one list share an entry.
+
+        So the watermarks are read once, and not once for each filter. May be called in any thread, without the lock.
+        """
+        routed = self._routed
+        if routed is None or routed.messages is not messages:
+            size = sum(len(message.payload) for message in messages)
+            routed = self._routed = _Routed(messages, self.hub.watermarks(), self.clock(), size)
+        return routed
+
+    def note(self, channel: Channel) -> None:
+        """Record that a channel has new events. May be called in any thread, without the lock."""
+        self._noted.append(channel)
+        self.bell.ring()
+
+    def listen_locked(self) -> None:
+        """Handle the events recorded so far."""
+        while self._noted:
+            self._noted.popleft().pass_on_locked()
+
+    def close(self) -> None:
+        """Mark the database as closed, and wake all waiters. May be called in any thread, without the lock."""
+        self.closed = True
+        self.bell.ring()
+
+    def leave_to_parent(self) -> None:
+        """Refuse every call in a forked child (`topicstore.contract.forking`)."""
+        self._inherited = self.closed = True
+
+    def check_open(self) -> None:
+        """Raise `DatabaseClosedError` if the database is closed, or was opened by another process. Needs no lock."""
+        self.check_process()
+        if self.closed:
+            raise DatabaseClosedError("the database is closed")
+
+    def check_process(self) -> None:
+        """Raise `DatabaseClosedError` in a forked child. Needs no lock."""
+        if self._inherited:
+            raise DatabaseClosedError("the database was opened by another process; a fork can't use it")
+
+
+class Dispatcher(Channels, Generic[R]):
+    """The channels, and the ready queue: the sessions that have packets to deliver."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        shards: int,
+        shard_of: Callable[[str], int],
+        clock: Callable[[], int],
+        steady: SessionClock,
+    ) -> None:
+        super().__init__(hub, shards, shard_of, clock, steady)
+        self.dirty: dict[R, None] = {}
+        """The sessions with acknowledgements that are not committed. Guarded by the lock, as are the next two."""
+        self.failed: dict[R, None] = {}
+        """The sessions of which a read or a commit failed and is to be retried."""
+        self._ready: dict[R, None] = {}
+        """The ready queue, in the order of turns, without sessions that are claimed."""
+        self._hidden: dict[R, bool] = {}
+        """The sessions that are claimed, and whether each is ready. Guarded by the lock."""
+        self.claims = Claims(self.lock, self.entrance, self._hide_locked, self._show_locked)
+        self._closing: collections.deque[Iterator[None]] = collections.deque()
+        """Iterators that close the sources of ended sessions, one a step. Guarded by the lock."""
+        self._heard: collections.deque[R] = collections.deque()
+        """The sessions with new events, such as acknowledgements. Any thread appends to it, without a lock."""
+        remember(self)
+
+    def hear(self, one: R) -> None:
+        """Queue a session for a call of its `noticed`, before other events are handled. Thread-safe, without the lock.
+
+        Doesn't wake the waiters: only the session knows whether its event can make it ready.
+        """
+        self._heard.append(one)
+
+    def hear_locked(self) -> None:
+        """Handle the events that `hear` recorded."""
+        while self._heard:
+            self._heard.popleft().noticed()
+
+    def listen_locked(self) -> None:
+        """Handle the events of sessions and channels that were recorded so far."""
+        self.hear_locked()
+        super().listen_locked()
+
+    def _hide_locked(self, claimed: Collection[R]) -> None:
+        """Remove claimed sessions from the ready queue: a waiting thread could not deliver their packets."""
+        for one in claimed:
+            self._hidden[one] = one in self._ready
+            self._ready.pop(one, None)
+
+    def _show_locked(self, released: Collection[R]) -> None:
+        """Put released sessions that are ready at the end of the ready queue."""
+        for one in released:
+            if self._hidden.get(one):
+                self._ready[one] = None
+                self.bell.ring()
+            self._hidden.pop(one, None)  # last, because an interrupted release is repeated
+
+    def ready_locked(self, one: R) -> None:
+        """Put a session into the ready queue."""
+        if one in self._hidden:
+            self._hidden[one] = True
+            return
+        self._ready[one] = None
+        self.bell.ring()
+
+    def again_locked(self, one: R) -> None:
+        """Move a session to the end of the ready queue."""
+        self._ready.pop(one, None)
+        self.ready_locked(one)
+
+    def idle_locked(self, one: R) -> None:
+        """Remove a session from the ready queue."""
+        self._ready.pop(one, None)
+        if one in self._hidden:
+            self._hidden[one] = False
+
+    def next_ready_locked(self, limit: int) -> list[R]:
+        """Return the first ``limit`` sessions of the ready queue, which stay in it."""
+        self.listen_locked()
+        return list(islice(self._ready, limit))
+
+    def is_ready_locked(self, one: R) -> bool:
+        """Return whether a session is in the ready queue."""
+        return one in self._ready
+
+    def close_locked(self, closing: Iterator[None], sources: int) -> None:
+        """Close the sources of an ended session, ``sources`` in number: a few at once, many in batches at ticks."""
+        if sources > _FEW:
+            self._closing.append(closing)
+        else:
+            for _ in closing:
+                pass
+
+    def close_piece_locked(self) -> bool:
+        """Close one batch of the sources of ended sessions; return whether more are left."""
+        left = _CLOSED
+        while self._closing and left:
+            left -= sum(1 for _ in islice(self._closing[0], left))
+            if left:
+                self._closing.popleft()
+        return bool(self._closing)
+
+    def forget_locked(self, one: R) -> None:
+        """Remove a session that has ended."""
+        self.idle_locked(one)
+        self.dirty.pop(one, None)
+        self.failed.pop(one, None)
+
+    # --- waiting, in any thread ---
+
+    def wait(self, timeout: float | None) -> bool:
+        """Block until a session is ready, then return True; return False after ``timeout`` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        with ListeningThread(self.bell, timeout) as listening:
+            while not self._ready or self.closed:
+                if self._must_listen() and self._listen(end):
+                    break
+                if not listening.wait():
+                    return False
+        return True
+
+    async def wait_async(self, timeout: float | None, executor: Executor | None) -> bool:
+        """Wait like `wait` without blocking the event loop.
+
+        Events are handled in a thread of ``executor``: an event of a shared subscription reads, and may take long.
+        """
+        loop = asyncio.get_running_loop()
+        end = None if timeout is None else time.monotonic() + timeout
+        with ListeningTask(self.bell, timeout) as listening:
+            while not self._ready or self.closed:
+                if self._must_listen() and await loop.run_in_executor(executor, self._listen, end):
+                    break
+                if not await listening.wait():
+                    return False
+        return True
+
+    def _must_listen(self) -> bool:
+        """Return whether no session is ready, but unhandled events may make one ready."""
+        self.check_open()
+        return not self._ready and bool(self._heard or self._noted)
+
+    def _listen(self, end: float | None) -> bool:
+        """Handle events, if the lock can be acquired before ``end``; return whether a session is ready."""
+
+        def listen(held: bool) -> bool:
+            self.check_open()
+            if held:
+                self.listen_locked()
+            return bool(self._ready)
+
+        return self.entrance.within(end, listen)

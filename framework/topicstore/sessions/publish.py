@@ -1,0 +1,245 @@
+"""Publishing by clients through their sessions: messages of one client or many, with one commit for each shard.
+
+Messages are given as objects or as columns.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+
+import attrs
+import numpy as np
+
+from topicstore.contract.batch import FIELDS, MessageBatch
+from topicstore.contract.columns import to_list
+from topicstore.contract.errors import (
+    InvalidMessageError,
+    StateConflictError,
+    TopicstoreError,
+)
+from topicstore.contract.model import Message
+from topicstore.contract.validation import check_equal_lengths
+from topicstore.pubsub.publish import PublishResult
+
+from .batches import PublishedRows
+from .context import SessionContext
+from .in_flight import MAX_PACKET_ID
+from .live_session import LiveSession
+from .qos2 import NewIds, Refused, adopt_committed, check_sessions, exchanges_of, new_messages, writes_of
+
+__all__ = [
+    "Incoming",
+    "publish",
+]
+
+
+@attrs.frozen
+class Incoming:
+    """Messages by row, with the columns that sessions check. The other fields are checked on publishing."""
+
+    messages: Sequence[Message] | MessageBatch
+    topics: list[str]
+    client_ids: list[str]
+    qos: list[int]
+
+    @classmethod
+    def of_objects(cls, messages: Sequence[Message], refused: Refused, *, partial: bool) -> Incoming:
+        """Return messages given as objects. A row that is no `Message` is refused or, without ``partial``, raised."""
+        if not set(map(type, messages)) <= {Message}:
+            messages = list(messages)
+            for row, message in enumerate(messages):
+                if not isinstance(message, Message):
+                    error = InvalidMessageError(f"a {type(message).__name__} is not a Message", row)
+                    if not partial:
+                        raise error
+                    refused[row], messages[row] = error, Message("", b"")
+        return cls(messages, [m.topic for m in messages], [m.client_id for m in messages], [m.qos for m in messages])
+
+    @classmethod
+    def of_batch(cls, batch: MessageBatch) -> Incoming:
+        """Return messages given as columns. Raises `InvalidMessageError` if these have different lengths."""
+        check_equal_lengths(len(getattr(batch, name)) for name in FIELDS)
+        return cls(batch, to_list(batch.topics), to_list(batch.client_ids), to_list(batch.qos))
+
+    def __len__(self) -> int:
+        return len(self.topics)
+
+    def rows(self, rows: Sequence[int]) -> Sequence[Message] | MessageBatch:
+        """Return some rows, in the form in which they were given."""
+        if isinstance(self.messages, MessageBatch):
+            return self.messages if len(rows) == len(self) else self.messages.take(np.array(rows, np.intp))
+        return [self.messages[row] for row in rows]
+
+    def fault(self, row: int) -> TopicstoreError | None:
+        """Return the error because of which a row alone can't be stored; None if it can be."""
+        try:
+            MessageBatch.of(self.rows([row]))
+        except InvalidMessageError as bad:
+            return type(bad)(bad.reason, row)
+        return None
+
+
+def publish(
+    context: SessionContext,
+    lives: Sequence[LiveSession],
+    messages: Incoming,
+    ids: Sequence[int],
+    refused: Refused,
+    *,
+    partial: bool,
+) -> PublishedRows:
+    """Publish messages; row by row, their sessions are ``lives`` and their packet ids ``ids``. See `Sessions.publish`.
+
+    refused: the rows that were refused before, with their errors; newly refused rows are added.
+
+    Claims the QoS 2 exchanges of the packet ids, and holds no lock while publishing.
+    """
+    _check_rows(lives, messages, ids, refused, partial=partial)
+    context.filters.read()
+
+    def claimed() -> PublishedRows:
+        check_sessions(context, lives, refused, partial=partial)
+        return context.entrance.released(lambda: _publish(context, lives, messages, ids, refused, partial=partial))
+
+    return context.dispatcher.claims.of((), claimed, exchanges_of(lives, ids, messages.qos))
+
+
+def _publish(
+    context: SessionContext,
+    lives: Sequence[LiveSession],
+    messages: Incoming,
+    ids: Sequence[int],
+    refused: Refused,
+    *,
+    partial: bool,
+) -> PublishedRows:
+    result: PublishResult | None = None
+    while result is None:
+        rows, new = new_messages(lives, messages.qos, ids, _some(range(len(messages)), refused))
+        try:
+            result = context.publish(messages.rows(rows), state=writes_of(context, new))
+        except InvalidMessageError as bad:
+            _refuse_message(bad, lives, messages, ids, rows, refused, partial=partial)
+        except StateConflictError as conflict:
+            _refuse_overtaken(context, conflict, lives, new, refused, partial=partial)
+        except BaseException:
+            adopt_committed(context, new)
+            raise
+    for live, some in new.items():
+        live.incoming.update(some)
+    published = set(rows) if len(rows) + len(refused) < len(messages) else None
+    repeated = [] if published is None else [row for row in range(len(messages)) if row not in published]
+    return PublishedRows(
+        result=result,
+        matched=_matched(context, messages, refused),
+        repeated=frozenset(repeated).difference(refused),
+        refused=refused,
+    )
+
+
+def _refuse_message(
+    bad: InvalidMessageError,
+    lives: Sequence[LiveSession],
+    messages: Incoming,
+    ids: Sequence[int],
+    rows: Sequence[int],
+    refused: Refused,
+    *,
+    partial: bool,
+) -> None:
+    """Refuse the message that an error names, and all other messages that are invalid.
+
+    All of them are searched for here, because every attempt to publish costs as much as the whole batch.
+    """
+    if bad.index is None:
+        raise bad
+    error = type(bad)(bad.reason, rows[bad.index])
+    if not partial:
+        raise error from bad
+    refused[rows[bad.index]] = error
+    begun: set[tuple[LiveSession, int]] = set()
+    for row in list(_some(range(len(messages)), refused)):
+        exchange = (lives[row], ids[row]) if ids[row] and messages.qos[row] == 2 else None
+        if exchange is not None and (ids[row] in lives[row].incoming or exchange in begun):
+            continue  # a repetition, which is left out even if it is invalid
+        fault = messages.fault(row)
+        if fault is not None:
+            refused[row] = fault
+        elif exchange is not None:
+            begun.add(exchange)
+
+
+def _refuse_overtaken(
+    context: SessionContext,
+    conflict: StateConflictError,
+    lives: Sequence[LiveSession],
+    new: NewIds,
+    refused: Refused,
+    *,
+    partial: bool,
+) -> None:
+    """Refuse the rows of the sessions that were opened elsewhere. Raises ``conflict`` if there are none."""
+    overtaken = context.entrance.hold(lambda: context.commits.taken_over(new))
+    if not overtaken:
+        raise conflict
+    for taken in overtaken.values():
+        taken.__cause__ = conflict
+        if not partial:
+            raise taken
+    refused.update({row: overtaken[live] for row, live in enumerate(lives) if live in overtaken})
+
+
+def _matched(context: SessionContext, messages: Incoming, refused: Refused) -> list[bool]:
+    """Return for each message whether a subscription matches; each topic is looked up once."""
+    wants, following = context.filters.wants, context.dispatcher.hub.matching
+    topics = messages.topics
+    if refused:
+        topics = ["" if row in refused else topic for row, topic in enumerate(topics)]
+    known = {topic: bool(topic and (wants(topic) or following(topic))) for topic in set(topics)}
+    return list(map(known.__getitem__, topics))
+
+
+# --- checks ---
+
+
+def _check_rows(
+    lives: Sequence[LiveSession],
+    messages: Incoming,
+    ids: Sequence[int],
+    refused: Refused,
+    *,
+    partial: bool,
+) -> None:
+    """Refuse messages of a client other than their session's, and invalid packet ids."""
+    if _all_good(lives, messages, ids):
+        return
+    for row, live in enumerate(lives):
+        if row in refused:
+            continue
+        try:
+            _check_row(live, messages, ids[row], row)
+        except TopicstoreError as error:
+            if not partial:
+                raise
+            refused[row] = error
+
+
+def _all_good(lives: Sequence[LiveSession], messages: Incoming, ids: Sequence[int]) -> bool:
+    """Return True only if all rows are valid. One check of whole columns is much faster than a check of each row."""
+    if not len(messages):
+        return True
+    mine = all(map(operator.eq, messages.client_ids, [live.client_id for live in lives]))
+    return mine and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_PACKET_ID
+
+
+def _check_row(live: LiveSession, messages: Incoming, packet_id: int, row: int) -> None:
+    if messages.client_ids[row] != live.client_id:
+        raise InvalidMessageError(f"a session publishes messages of its own client, {live.client_id!r}", row)
+    if messages.qos[row] == 2 and (type(packet_id) is not int or not 0 <= packet_id <= MAX_PACKET_ID):
+        raise InvalidMessageError(f"a packet id is a number from 1 to {MAX_PACKET_ID:,}, not {packet_id!r}", row)
+
+
+def _some(rows: Iterable[int], refused: Refused) -> Iterable[int]:
+    """Return the rows that are not refused."""
+    return (row for row in rows if row not in refused) if refused else rows

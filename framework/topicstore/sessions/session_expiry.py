@@ -1,0 +1,285 @@
+"""`Timers`: wills, the expiry of sessions, keep alives, checkpoints, and the recovery of sessions left open by a crash.
+
+`Timers.tick` does this work, by the session clock, which never jumps (`topicstore.sessions.clock`), in the intervals of
+`Pace`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+
+import attrs
+
+from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
+from topicstore.contract.state import StateWrite
+from topicstore.runtime.closing import do_all, raise_all
+
+from .context import SessionContext
+from .durable_filters import is_durable
+from .keep_alive import Silences
+from .model import Ended
+from .records import EXPIRY, NEVER, Timer
+from .registry import Connections
+from .session_store import Found, encode_session
+from .wills import Wills, disconnected
+
+__all__ = [
+    "Pace",
+    "Timers",
+]
+
+_LONGEST = 86_400.0
+
+
+def _check(_instance: Pace, attribute: attrs.Attribute[float], value: float) -> None:
+    if type(value) not in (int, float) or not 0 < value <= _LONGEST:
+        raise InvalidArgumentError(f"{attribute.name} is seconds above 0, at most {_LONGEST:,.0f}, not {value!r}")
+
+
+@attrs.define
+class Pace:
+    """The intervals of periodic work, in seconds, up to a day. May be set at any time, in any thread; not stored.
+
+    Raises `InvalidArgumentError` for a value out of this range.
+    """
+
+    longest_pause: float = attrs.field(default=1.0, validator=_check)
+    """The most that `Sessions.tick` returns: the longest time between two ticks."""
+    checkpoint_interval: float = attrs.field(default=15.0, validator=_check)
+    """The longest time before acknowledgements are committed, if no other write commits them."""
+    longest_tick: float = attrs.field(default=_LONGEST, validator=_check)
+    """The duration of `Sessions.tick` after which the remaining wills, expired sessions and silent clients are left
+    for the next call."""
+
+
+_CHUNK = 1_000
+"""The most sessions that one tick recovers in each shard after a crash, and the most timers that it fires there."""
+_AGAIN = 1_000_000
+"""Microseconds before a retry after an error."""
+
+
+@attrs.define
+class _LeftOpen:
+    """The sessions of one shard that a crash may have left open, still to be checked."""
+
+    clients: Iterator[str]
+    due: int = 0
+    """The time of the next step."""
+    failed: bool = False
+    """Whether the recovery of a session failed, so that all are checked again."""
+
+
+class Timers:
+    """The timers of one open database's sessions. Used under the dispatcher's lock."""
+
+    def __init__(
+        self, context: SessionContext, connections: Connections, wills: Wills, silences: Silences, pace: Pace
+    ) -> None:
+        self._context, self._pace = context, pace
+        self._dispatcher = context.dispatcher
+        self._states = context.states
+        self._connections = connections
+        self._wills = wills
+        self._silences = silences
+        shards = range(len(context.states.states))
+        self._left_open: list[_LeftOpen | None] = [_LeftOpen(context.states.left_open(shard)) for shard in shards]
+        """The sessions left open, by shard; None: all were recovered."""
+        self._next_timer: list[int | None] = [0 for _ in shards]
+        """By shard, the earliest time at which a stored timer may be due; None: there is no timer."""
+        self._passed: list[Timer | None] = [None for _ in shards]
+        """By shard, the timer after which the next call of `run` begins; None: with the earliest."""
+        self._checkpoint_due: int | None = None
+        self._closing = False
+        """Whether sources of ended sessions are left to close."""
+
+    def tick(self, now: int) -> float:
+        """Do all work that is due at ``now``; return the number of seconds after which to call again.
+
+        Errors are raised after all work was tried, as by `topicstore.runtime.closing.do_all`.
+        """
+        until = self.deadline()
+        self._dispatcher.hear_locked()
+        failed = list(self._dispatcher.failed)
+        self._dispatcher.failed.clear()
+        steps: list[Callable[[], object]] = [session.try_again for session in failed]
+        for shard in range(len(self._next_timer)):
+            steps += [partial(self._recover, shard, now), partial(self._run_all, shard, now, until)]
+        steps += [
+            partial(self._end_silent, now, until),
+            partial(self._context.groups.tick, now, self._connections.stuck_since),
+            partial(self._checkpoint_in_time, now),
+            self._close_piece,
+        ]
+        do_all(steps, "failed")
+        return self._pause(now)
+
+    def _pause(self, now: int) -> float:
+        longest = round(self._pace.longest_pause * 1e6)
+        times = (*self._next_timer, self._checkpoint_due, self._silences.next_time())
+        waiting = [due for due in times if due is not None]
+        waiting += [now] if self._closing else []
+        waiting += [left.due for left in self._left_open if left is not None]
+        return min(max(min(waiting, default=now + longest) - now, 0), longest) / 1e6
+
+    def _close_piece(self) -> None:
+        self._closing = self._dispatcher.close_piece_locked()
+
+    def _checkpoint_in_time(self, now: int) -> None:
+        if not self._dispatcher.dirty:
+            self._checkpoint_due = None
+        elif self._checkpoint_due is None:
+            self._checkpoint_due = now + round(self._pace.checkpoint_interval * 1e6)
+        elif self._checkpoint_due <= now:
+            self._checkpoint_due = None
+            self._context.commits.checkpoint(list(self._dispatcher.dirty))
+
+    # --- silent clients ---
+
+    def _end_silent(self, now: int, until: float) -> None:
+        while time.monotonic() < until and (session := self._silences.silent(now)) is not None:
+            try:
+                self._context.end(session, Ended.KEEP_ALIVE, send_will=True)
+            except TopicstoreError as failure:
+                session.failed(failure)
+                if session.ended is None:
+                    self._silences.watch(session, now + _AGAIN)
+
+    def deadline(self) -> float:
+        """Return the time of `time.monotonic` after which due work is left for the next call."""
+        return time.monotonic() + self._pace.longest_tick
+
+    # --- sessions that a crash or a failure left open ---
+
+    def recover_later(self, client_ids: Iterable[str]) -> None:
+        """At a later tick, end the connections of sessions that are stored as open but are not connected.
+
+        All sessions that are stored as open in the shards of these client ids are checked.
+        """
+        for shard in set(map(self._states.shard_of, client_ids)):
+            left = self._left_open[shard]
+            if left is None:
+                self._left_open[shard] = _LeftOpen(self._states.left_open(shard))
+            else:  # its scan may be past these sessions
+                left.failed = True
+
+    def _recover(self, shard: int, now: int) -> None:
+        """End the connections of sessions that were left open, as lost now.
+
+        An error in one session doesn't hold up the others; the session is tried again later.
+        """
+        left = self._left_open[shard]
+        if left is None or left.due > now:
+            return
+        ended = True  # also if reading fails; then all sessions are checked again
+        try:
+            clients = list(islice(left.clients, _CHUNK))
+            ended = len(clients) < _CHUNK
+            writes: list[StateWrite] = []
+            recoveries = [partial(self._recover_one, client_id, now, writes) for client_id in clients]
+            do_all((*recoveries, partial(self._write, shard, writes)), "could not be recovered")
+        except BaseException:
+            left.failed = True
+            raise
+        finally:
+            if ended:
+                again = _LeftOpen(self._states.left_open(shard), now + _AGAIN)
+                self._left_open[shard] = again if left.failed else None
+
+    def _write(self, shard: int, writes: Sequence[StateWrite]) -> None:
+        if writes:
+            self._states.write(shard, writes)
+
+    def _recover_one(self, client_id: str, now: int, writes: list[StateWrite]) -> None:
+        """Remove a session, or add the writes that end its connection as lost."""
+        found = None if client_id in self._connections.live else self._states.find(client_id)
+        if found is not None and found.record.ending:
+            self.remove(found)
+        elif found is not None and found.record.connected:
+            writes += self.lose(found, now)
+
+    def lose(self, found: Found, now: int) -> Sequence[StateWrite]:
+        """Return the writes that end the connection of a session without an open object as lost."""
+        record = disconnected(found.record, now, found.record.expiry_interval, will=True)
+        after = encode_session(found.client_id, record)
+        self.expect(after)
+        return self._states.change(found.client_id, found, after)
+
+    # --- stored timers ---
+
+    def expect(self, found: Found) -> None:
+        """Schedule the timers of a session that was stored."""
+        shard = self._states.shard_of(found.client_id)
+        for due in (found.record.expires, found.record.will_due):
+            if due != NEVER:
+                self._expect_at(shard, due)
+
+    def _expect_at(self, shard: int, due: int) -> None:
+        following = self._next_timer[shard]
+        self._next_timer[shard] = due if following is None else min(following, due)
+
+    def _run_all(self, shard: int, now: int, until: float) -> None:
+        raise_all(self.run(shard, now, until), "failed")
+
+    def run(self, shard: int, now: int, until: float) -> list[TopicstoreError]:
+        """Fire the due timers of a shard, at least one but none after time ``until``, and schedule the next.
+
+        Returns the errors of timers, which `tick` raises and retries. Raises the errors of reading timers.
+        """
+        following = self._next_timer[shard]
+        if following is None or following > now:
+            return []
+        self._next_timer[shard] = None
+        try:
+            return self._run(shard, now, until)
+        except BaseException:  # the timers can't be read
+            self._expect_at(shard, now + _AGAIN)
+            raise
+
+    def _run(self, shard: int, now: int, until: float) -> list[TopicstoreError]:
+        """Fire at most `_CHUNK` timers, beginning after the last timer of a previous call that was cut short."""
+        failures: list[TopicstoreError] = []
+        passed, self._passed[shard] = self._passed[shard], None
+        timers = (timer for timer in self._states.timers(shard) if passed is None or timer > passed)
+        last = passed
+        for fired, timer in enumerate(timers):
+            if timer.time > now:
+                self._expect_at(shard, timer.time)
+                break
+            if fired == _CHUNK or (fired and time.monotonic() >= until):
+                self._passed[shard] = last  # otherwise many failing timers would starve later ones
+                if len(failures) < fired:
+                    self._expect_at(shard, timer.time)
+                break
+            last = timer
+            try:
+                self._fire(shard, timer)
+            except TopicstoreError as failure:  # other timers are not affected
+                failures.append(failure)
+        if failures or passed is not None:
+            self._expect_at(shard, now + _AGAIN)
+        return failures
+
+    def _fire(self, shard: int, timer: Timer) -> None:
+        found, expiry = self._states.find(self._states.client_of(timer.owner)), timer.kind == EXPIRY
+        due = None if found is None else found.record.expires if expiry else found.record.will_due
+        if found is None or due != timer.time:
+            self._states.forget_timer(shard, timer)
+        elif expiry:
+            self.remove(found)
+        else:
+            self._wills.publish(found)
+
+    def remove(self, found: Found) -> None:
+        """End a session: publish a pending will, and remove its records, unless it was opened meanwhile."""
+        if found.record.will_due != NEVER or (found.record.connected and found.record.will_delay != NEVER):
+            found = self._wills.publish(found)
+        records = [record for _, record in self._states.subscriptions(found.client_id)]
+        ending = self._context.groups.ending(found, records)
+        if ending is not None and self._states.remove(ending):
+            self._context.groups.ended(found.client_id, records)
+            for record in records:
+                if is_durable(record):
+                    self._context.filters.remove_locked(record.topic_filter)

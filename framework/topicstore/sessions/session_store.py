@@ -1,0 +1,325 @@
+"""`SessionState`: sessions as they are stored, and the writes that change them.
+
+Opening a session, ending its connection and ending the session each replace its `SessionRecord` by compare-and-set.
+The record's timers, and the key that marks a session as open, change in the same engine write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+
+import attrs
+import msgspec
+
+from topicstore.contract.checksums import add_checksum
+from topicstore.contract.errors import StateConflictError
+from topicstore.contract.state import StateWrite
+from topicstore.shard.state import FrameworkWrite, ShardState
+from topicstore.storage.keyed_messages import state_key
+
+from .in_flight import InflightWindow
+from .locks import Around
+from .model import SessionInfo
+from .records import (
+    EXPIRY,
+    LIVE,
+    NAME,
+    NAMED,
+    NEVER,
+    SESSION,
+    SUBSCRIPTION,
+    TIMER,
+    VERSION,
+    WILL,
+    Keys,
+    SessionRecord,
+    SubscriptionRecord,
+    Timer,
+    decode,
+    owner_in,
+    put,
+    timer_key,
+    timer_of,
+)
+from .stored_counts import StoredCounts
+
+__all__ = ["Found", "SessionState", "encode_session", "will_key"]
+
+_CHUNK = 1_000
+"""Number of keys removed in one write."""
+
+
+Followed = tuple[SubscriptionRecord, list[int] | None, str | None]
+"""A stored subscription, its place if it has one, and the last topic whose retained message was sent, if some are
+left to send."""
+
+
+@attrs.frozen
+class Found:
+    """A session as it was read: its record, and the stored bytes that later writes compare (compare-and-set)."""
+
+    client_id: str
+    stored: bytes
+    record: SessionRecord
+
+    @property
+    def guard(self) -> StateWrite:
+        """Return a write that changes nothing, and fails if the session has changed since it was read."""
+        key = Keys(self.client_id).session
+        return FrameworkWrite(key, self.stored, expect=self.stored)
+
+
+def encode_session(client_id: str, record: SessionRecord) -> Found:
+    """Return a session with its record in stored form."""
+    keys = Keys(client_id)
+    if keys.name is not None:
+        record = msgspec.structs.replace(record, version=NAMED)
+    return Found(client_id, add_checksum(keys.session, msgspec.msgpack.encode(record)), record)
+
+
+class SessionState:
+    """The stored sessions of one open database. Methods raise the errors of reading and writing state.
+
+    released: calls a function without the sessions' lock; used for engine writes.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[ShardState],
+        shard_of: Callable[[str], int],
+        released: Around,
+    ) -> None:
+        self._released = released
+        self.states = states
+        """The states of all shards, by shard number."""
+        self.shard_of = shard_of
+        self.counts = StoredCounts(self._users)
+        self.old: frozenset[str] = frozenset()
+        """The client ids whose sessions were stored by releases without digests in keys. Set once, when opening."""
+
+    # --- reading ---
+
+    def find(self, client_id: str) -> Found | None:
+        """Return the session of a client, or None."""
+        return self.find_all([client_id])[0]
+
+    def find_all(self, client_ids: Sequence[str]) -> list[Found | None]:
+        """Return the session of each client, or None."""
+        return [
+            None
+            if stored is None
+            else Found(client_id, stored, decode(self.keys_of(client_id).session, stored, SessionRecord))
+            for client_id, stored in zip(client_ids, self._stored(client_ids), strict=True)
+        ]
+
+    def _stored(self, client_ids: Sequence[str]) -> list[bytes | None]:
+        """Return the stored record of each client's session, with one read for each shard."""
+        keys: dict[int, dict[str, bytes]] = {}
+        for client_id in client_ids:
+            keys.setdefault(self.shard_of(client_id), {})[client_id] = self.keys_of(client_id).session
+        stored: dict[str, bytes | None] = {}
+        for shard, some in keys.items():
+            stored.update(zip(some, self.states[shard].get_many(list(some.values())), strict=True))
+        return [stored[client_id] for client_id in client_ids]
+
+    def info(self, found: Found, wall: Callable[[int], int]) -> SessionInfo:
+        """Return a session's information. ``wall`` converts a time of the sessions' clock to the wall clock."""
+        record, client_id = found.record, found.client_id
+        subscriptions = [subscription for _, subscription in self.subscriptions(client_id)]
+        return SessionInfo(
+            client_id=client_id,
+            connected=record.connected,
+            created=wall(record.created),
+            expiry_interval=None if record.expiry_interval == NEVER else record.expiry_interval / 1e6,
+            expires=None if record.expires == NEVER else wall(record.expires),
+            will_due=None if record.will_due == NEVER else wall(record.will_due),
+            subscriptions=tuple((one.topic_filter, one.eras[-1].options) for one in subscriptions),
+            in_flight=len(self.window(client_id)),
+            awaiting_pubrel=len(self.incoming(client_id)),
+        )
+
+    def clients(self) -> Iterator[str]:
+        """Yield the client ids of all sessions, one shard after the other."""
+        for state in self.states:
+            for key, _ in state.scan(SESSION):
+                yield self.client_of(owner_in(key, SESSION))
+
+    def lasting(self) -> Iterator[str]:
+        """Yield the client ids of the sessions that aren't being removed, in one scan of each shard."""
+        for state in self.states:
+            for key, value in state.scan(SESSION):
+                if not decode(key, value, SessionRecord).ending:
+                    yield self.client_of(owner_in(key, SESSION))
+
+    def _users(self) -> Iterator[str]:
+        for state in self.states:
+            for key, value in state.scan(SESSION):
+                yield decode(key, value, SessionRecord).user
+
+    def left_open(self, shard: int) -> Iterator[str]:
+        """Yield the client ids of the sessions of a shard that were opened and not closed."""
+        for key, _ in self.states[shard].scan(LIVE):
+            yield self.client_of(owner_in(key, LIVE))
+
+    def client_of(self, owner: str) -> str:
+        """Return the client id that ``owner`` stands for; see `topicstore.sessions.records.owner_of`.
+
+        Returns ``owner`` itself if that is a client id, or if the session has been removed.
+        """
+        if owner[:1] == "\0":
+            key = NAME + owner.encode()
+            for state in self.states:
+                stored = state.get(key)
+                if stored is not None:
+                    return decode(key, stored, tuple[int, str])[1]
+        return owner
+
+    def subscriptions(self, client_id: str) -> Iterator[tuple[int, SubscriptionRecord]]:
+        """Yield the subscriptions of a session, with their numbers."""
+        for key, value in self._of(client_id, "subscriptions"):
+            yield int.from_bytes(key[-4:], "big"), decode(key, value, SubscriptionRecord)
+
+    def all_subscriptions(self) -> Iterator[SubscriptionRecord]:
+        """Yield the subscriptions of all sessions."""
+        for state in self.states:
+            for key, value in state.scan(SUBSCRIPTION):
+                yield decode(key, value, SubscriptionRecord)
+
+    def places(self, client_id: str) -> dict[int, list[int]]:
+        """Return the places of a session's subscriptions, by number."""
+        found = self._of(client_id, "places")
+        return {int.from_bytes(key[-4:], "big"): decode(key, value, tuple[int, list[int]])[1] for key, value in found}
+
+    def followed(self, client_id: str) -> dict[int, Callable[[], Followed]]:
+        """Return the stored subscriptions of a session, by number, as functions that decode them when called."""
+        parts = [
+            {int.from_bytes(key[-4:], "big"): (key, value) for key, value in self._of(client_id, part)}
+            for part in ("subscriptions", "places", "retained")
+        ]
+        records, places, sent = parts
+        return {
+            number: partial(_followed, record, places.get(number), sent.get(number))
+            for number, record in records.items()
+        }
+
+    def window(self, client_id: str) -> InflightWindow:
+        """Return the messages that a session has in flight, all of them to be sent again."""
+        window = InflightWindow(self.keys_of(client_id))
+        window.load(self.flights(client_id), self._of(client_id, "released"))
+        return window
+
+    def flights(self, client_id: str) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the stored keys and values of a session's flights."""
+        return self._of(client_id, "flights")
+
+    def incoming(self, client_id: str) -> set[int]:
+        """Return the packet ids of incoming QoS 2 messages that wait for their PUBREL."""
+        return {int.from_bytes(key[-2:], "big") for key, _ in self._of(client_id, "incoming")}
+
+    def _of(self, client_id: str, part: str) -> Iterator[tuple[bytes, bytes]]:
+        return self.states[self.shard_of(client_id)].scan(self.keys_of(client_id).prefixes()[part])
+
+    def keys_of(self, client_id: str) -> Keys:
+        """Return the keys under which a client's session is stored."""
+        return Keys(client_id, old=client_id in self.old)
+
+    # --- changing ---
+
+    def write(self, shard: int, writes: Iterable[StateWrite]) -> None:
+        """Commit writes to a shard together."""
+        self._released(lambda: self.states[shard].write(writes))
+
+    def write_for(self, client_id: str, writes: Iterable[StateWrite]) -> None:
+        """Commit writes to the shard of a client together."""
+        self.write(self.shard_of(client_id), writes)
+
+    def all_current(self, found: Sequence[Found]) -> list[bool]:
+        """Return, for each session, whether its stored record is still the same."""
+        now = self._stored([one.client_id for one in found])
+        return [one.stored == stored for one, stored in zip(found, now, strict=True)]
+
+    @staticmethod
+    def change(client_id: str, before: Found | None, after: Found) -> list[StateWrite]:
+        """Return the writes that replace a session's record, its timers, and the key that marks it as open."""
+        keys = Keys(client_id)
+        writes: list[StateWrite] = [
+            FrameworkWrite(keys.session, after.stored, expect=None if before is None else before.stored)
+        ]
+        was = None if before is None else before.record
+        if after.record.connected:
+            writes.append(put(keys.live, (VERSION,)))
+        elif was is not None and was.connected:
+            writes.append(FrameworkWrite(keys.live, None))
+        if before is None and keys.name is not None:
+            writes.append(put(keys.name, (VERSION, client_id)))
+        old = set() if was is None else _timers(keys, was)
+        new = _timers(keys, after.record)
+        writes += [FrameworkWrite(key, None) for key in old - new]
+        writes += [put(key, (VERSION,)) for key in new - old]
+        return writes
+
+    def remove(self, found: Found) -> bool:
+        """Remove a session with all its records; return False if it has changed since it was read.
+
+        Takes several writes if there are many records. A crash between them leaves a record with ``ending`` set and
+        the key of an open session, so that recovery removes the rest.
+        """
+        keys = Keys(found.client_id)
+        ending = encode_session(found.client_id, msgspec.structs.replace(found.record, ending=True))
+        try:
+            while True:
+                doomed = list(islice(self._parts(found.client_id), _CHUNK + 1))
+                writes = [FrameworkWrite(key, None) for key in doomed[:_CHUNK]]
+                if len(doomed) <= _CHUNK:
+                    break
+                begun = [msgspec.structs.replace(ending.guard, expect=found.stored), put(keys.live, (VERSION,))]
+                self.write_for(found.client_id, [*begun, *writes])
+                found = ending
+            names = () if keys.name is None else (keys.name,)
+            last = (*_timers(keys, found.record), keys.live, will_key(keys), *names)
+            writes += [FrameworkWrite(key, None) for key in last]
+            self.write_for(found.client_id, [FrameworkWrite(keys.session, None, expect=found.stored), *writes])
+        except StateConflictError:
+            return False
+        self.counts.add(found.record.user, -1)
+        return True
+
+    def _parts(self, client_id: str) -> Iterator[bytes]:
+        state = self.states[self.shard_of(client_id)]
+        for prefix in Keys(client_id).prefixes().values():
+            for key, _ in state.scan(prefix):
+                yield key
+
+    # --- timers ---
+
+    def timers(self, shard: int) -> Iterator[Timer]:
+        """Yield a shard's timers, the earliest first."""
+        for key, _ in self.states[shard].scan(TIMER):
+            yield timer_of(key)
+
+    def forget_timer(self, shard: int, timer: Timer) -> None:
+        """Remove a timer that no session's record names."""
+        key = timer_key(timer.time, timer.kind) + timer.owner.encode()
+        self.write(shard, [FrameworkWrite(key, None)])
+
+
+def _followed(
+    record: tuple[bytes, bytes], place: tuple[bytes, bytes] | None, sent: tuple[bytes, bytes] | None
+) -> Followed:
+    return (
+        decode(*record, SubscriptionRecord),
+        None if place is None else decode(*place, tuple[int, list[int]])[1],
+        None if sent is None else decode(*sent, tuple[int, str])[1],
+    )
+
+
+def will_key(keys: Keys) -> bytes:
+    """Return the state key of a session's will."""
+    return state_key(keys.will)
+
+
+def _timers(keys: Keys, record: SessionRecord) -> set[bytes]:
+    due = ((record.expires, EXPIRY), (record.will_due, WILL))
+    return {keys.timer(time, kind) for time, kind in due if time != NEVER}

@@ -1,0 +1,279 @@
+"""`SharedSource`: the source of the messages of a shared subscription that are assigned to one member."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from topicstore.contract.errors import TopicstoreError
+from topicstore.contract.positions import Positions, time_of
+from topicstore.contract.state import StateWrite
+from topicstore.contract.topics import TopicFilter
+from topicstore.pubsub.message_expiry import left_of
+from topicstore.pubsub.read_cache import ReadSlice
+from topicstore.sessions.cursors import Source
+from topicstore.sessions.delivery_batch import Portion, only, portion_at
+from topicstore.sessions.model import SubscribeOptions
+from topicstore.sessions.records import VERSION, Era, Keys, SubscriptionRecord, put
+
+from .group import ABOVE_ALL, ROWS, Group, Loan, Slices, pack_places, slices_of_locked
+from .records import LeaseRecord, returned
+
+__all__ = ["SharedSource"]
+
+
+class SharedSource(Source):
+    """A member of a group: the messages of the slices leased to it, and messages returned to the group.
+
+    The group leases and revokes slices between two calls of a session. All of the group's messages are stored, so the
+    member reads from the streams also at QoS 0.
+    """
+
+    __slots__ = (
+        "_behind",
+        "_failing",
+        "_keys",
+        "_lent",
+        "_loans_fail",
+        "_moved",
+        "_ready",
+        "_refused",
+        "drafting",
+        "group",
+        "limited",
+        "loans",
+        "mine",
+        "number",
+        "options",
+        "slow",
+        "topic_filter",
+    )
+
+    cost = 64
+    """The number of reads for which one `read` counts: perhaps only few of the rows that it reads are its own."""
+    missed = 0
+    """Always 0, because all of the group's messages are stored."""
+
+    def __init__(
+        self, group: Group, keys: Keys, number: int, options: SubscribeOptions, ready: Callable[[Source], None]
+    ) -> None:
+        self.group = group
+        self._keys = keys
+        self._ready = ready
+        self.number = number
+        self.topic_filter = TopicFilter(group.filter.text)
+        self.change(options)
+        self.mine: Slices = np.zeros(group.places.shape, np.bool_)
+        """By shard, the slices leased to this member. Changed by the group."""
+        self.loans: list[Loan] = []
+        """The returned messages that this member delivers. Changed by the group."""
+        self.slow = False
+        """Whether the window has been full for long, so that other members get the slices."""
+        self.drafting = False
+        """Whether there is an uncommitted draft, so that no slice can be revoked."""
+        self._behind: dict[int, None] = {}
+        """The shards that may have messages to read."""
+        self._failing: dict[int, None] = {}
+        """The shards that could not be read."""
+        self._loans_fail = False
+        """Whether returned messages could not be read; then newer messages wait for them."""
+        self._moved = False
+        self._lent: tuple[Loan, int] | None = None
+        """The loan of the last read, and its place before; None if the last read was from the streams."""
+        self._refused: list[tuple[int, Positions]] = []
+        """Shards and positions of messages of the streams that ``allow`` refused, until they are committed."""
+
+    def change(self, options: SubscribeOptions) -> None:
+        """Change the options by which messages are delivered from now on."""
+        self.options = options
+        self.limited = options.qos > 0
+
+    # --- as `Member` ---
+
+    @property
+    def client_id(self) -> str:
+        """The client id of its session."""
+        return self._keys.client_id
+
+    def wake(self, shard: int) -> None:
+        """Record that a shard may have messages to read."""
+        self._behind[shard] = None
+        self._ready(self)
+
+    def lend(self, loan: Loan) -> None:
+        """Deliver messages that were returned to the group."""
+        self.loans.append(loan)
+        self._ready(self)
+
+    def forget(self, shard: int) -> None:
+        """Stop reading a shard, of which no slice is left."""
+        self._behind.pop(shard, None)
+        self._failing.pop(shard, None)
+
+    # --- reading ---
+
+    def read(self, limit: int, now: int) -> Portion | None:
+        """Return at most ``limit`` of the next messages; None if there are none now."""
+        if self._loans_fail:
+            return None
+        for loan in self.loans:
+            if loan.place < loan.last:
+                return self._read_loan(loan, limit, now)
+        for shard in self._behind:
+            return self._read(shard, limit, now)
+        return None
+
+    def _read(self, shard: int, limit: int, now: int) -> Portion:
+        """Read a shard after the lowest place of this member's slices."""
+        group = self.group
+        self._lent = None
+        places = group.places[shard]
+        del self._behind[shard]
+        try:
+            read_slice = group.feed.read(shard, int(places[self.mine[shard]].min()), ROWS)
+        except TopicstoreError:
+            self._failing[shard] = None  # other shards are not affected
+            raise
+        group.note_dropped(read_slice.dropped)
+        rows = self._rows(read_slice, shard, places)
+        place, more = read_slice.position, len(rows) > limit
+        if more:
+            rows = rows[:limit]
+            place = int(read_slice.whole.positions[rows[-1]])
+        group.advance(shard, self.mine[shard], place)
+        self._moved = True
+        if more or not read_slice.caught_up:
+            self._behind[shard] = None  # after the other shards
+        else:
+            group.rest(self, shard)
+        portion = portion_at(read_slice.whole, rows, self.topic_filter.text, shard, self.options, now)
+        self.drafting |= len(portion) > 0
+        return portion
+
+    def _rows(self, read_slice: ReadSlice, shard: int, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+        """Return the rows of the read batch that are in this member's slices, and after their places."""
+        if not len(read_slice):
+            return np.empty(0, np.intp)
+        behind = np.where(self.mine[shard], places, ABOVE_ALL)
+        own = read_slice.whole.positions[read_slice.rows] > behind[slices_of_locked(read_slice.whole)[read_slice.rows]]
+        rows: npt.NDArray[np.intp] = np.flatnonzero(own) + read_slice.rows.start
+        return rows
+
+    def _read_loan(self, loan: Loan, limit: int, now: int) -> Portion:
+        """Read messages of a loan; messages that were deleted or have expired are left out."""
+        before = loan.place
+        positions = loan.behind(before)[:limit]
+        try:
+            found = self.group.feed.fetch(loan.shard, positions.tolist())
+        except TopicstoreError:
+            self._loans_fail = True
+            raise
+        loan.place = int(positions[-1])
+        self._lent = loan, before
+        self._moved = True
+        kept, messages, expiry = [], [], []
+        for position, message in sorted(found.items()):
+            left = left_of(message, time_of(position), now)
+            if left != 0:
+                kept.append(position)
+                messages.append(message)
+                expiry.append(left)
+        self.drafting |= bool(kept)
+        if not kept and loan.settled == before:
+            loan.settled = loan.place  # no message was handed out in between
+        options = self.options
+        return Portion(
+            self.topic_filter.text,
+            loan.shard,
+            options,
+            messages,
+            [min(message.qos, options.qos) for message in messages],
+            np.array(kept, np.uint64),
+            None,
+            [message.retain for message in messages] if options.retain_as_published else False,
+            expiry,
+        )
+
+    def permitted(self, portion: Portion, answers: Sequence[bool]) -> Portion:
+        """Return the portion that was read last, with only the messages that ``answers`` allows.
+
+        Refused messages go back to the group, for another member: messages of the streams when the portion is
+        committed; messages of a loan at once, and the rest of the loan is read again.
+        """
+        if all(answers) or portion.positions is None:
+            return portion
+        refused = portion.positions[~np.array(answers, np.bool_)]
+        if self._lent is None:
+            self._refused.append((portion.shard, refused))
+            return only(portion, answers)
+        loan, before = self._lent
+        loan.place = before
+        self.group.part(loan, refused, self)
+        return Portion(self.topic_filter.text, portion.shard, self.options, (), 0, None)
+
+    def try_again(self) -> None:
+        """Read again the shards and loans that failed."""
+        self._loans_fail = False
+        self._behind.update(self._failing)
+        self._failing.clear()
+
+    # --- storing ---
+
+    def everything(self) -> list[StateWrite]:
+        """Return the writes that store the subscription."""
+        record = SubscriptionRecord(VERSION, self.topic_filter.text, (Era(self.options),))
+        return [put(self._keys.subscription(self.number), record)]
+
+    def writes(self) -> list[StateWrite]:
+        """Return the writes that store the places, if they have moved."""
+        if not self._moved:
+            return []
+        places = pack_places(self.group.places, self.mine)
+        lent = tuple((loan.shard, loan.first, loan.place) for loan in self.loans)
+        handed = [
+            put(self.group.keys.handed_at(shard, int(refused[0])), returned(refused))
+            for shard, refused in self._refused
+        ]
+        return [put(self._keys.leases(self.number), LeaseRecord(VERSION, places, lent)), *handed]
+
+    def settled(self) -> None:
+        """Make the places final: the messages read since are handed out, and the places are stored."""
+        if self._moved:
+            self._moved = self.drafting = False
+            refused, self._refused = self._refused, []
+            self.group.note_refused(self, refused)
+            self.group.settle(self)
+
+    def rewind(self) -> None:
+        """Return to the places of the last `settled`, so that the messages read since are read again."""
+        if self._moved:
+            self._moved = self.drafting = False
+            self._refused = []
+            self.group.rewind(self)
+            for shard in np.flatnonzero(self.mine.any(axis=1)).tolist():
+                self.wake(shard)
+            self._ready(self)
+
+    def close(self) -> None:
+        """Return all slices and loans to the group."""
+        self.group.detach(self)
+
+    # --- inspecting ---
+
+    @property
+    def places(self) -> list[int]:
+        """By shard, the position up to which this member's messages were read; 0 for a shard without its slices."""
+        own = np.where(self.mine, self.group.places, ABOVE_ALL).min(axis=1)
+        return [0 if place == ABOVE_ALL else int(place) for place in own]
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """The generations that were dropped, since this member's last disconnect, before the group had read them."""
+        membership = self.group.members.get(self.client_id)
+        return self.group.dropped[membership.told if membership else 0 :]
+
+    def unread(self) -> list[int]:
+        """Return the shards that may have messages to read, including those whose read failed."""
+        return [*self._behind, *self._failing]

@@ -1,0 +1,500 @@
+"""Making, changing, ending and resuming subscriptions. Unless stated, the caller holds the dispatcher's lock.
+
+Members of a shared subscription must be stored, so a session that was kept in memory becomes a stored one. When a
+member ends, also because the process dies, the messages that it received but did not acknowledge go to another member.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+import attrs
+
+from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
+from topicstore.contract.state import StateWrite
+from topicstore.contract.topics import TopicFilter
+from topicstore.runtime.closing import do_all
+from topicstore.shard.state import FrameworkWrite
+
+from .context import SessionContext
+from .cursors import FeedSource
+from .live_session import LiveSession
+from .model import SessionSubscription, Start, SubscribeOptions, SubscribeResult, places_of, reached
+from .qos2 import Refused, check_sessions
+from .records import VERSION, Era, put_all
+from .retained_cursor import RetainedSource
+from .session_store import encode_session
+from .shared.cursor import SharedSource
+from .shared_filters import is_shared
+
+__all__ = [
+    "begin_resuming",
+    "resume",
+    "resume_rows",
+    "status_of",
+    "store",
+    "subscribe_rows",
+    "unsubscribe_rows",
+]
+
+
+def store(context: SessionContext, session: LiveSession) -> None:
+    """Store a session and all its state with one commit, unless it is stored already. Raises the errors of writing.
+
+    The expiry interval stays 0, so that nothing changes for the client.
+    """
+    if session.stored:
+        return
+    found = encode_session(session.client_id, session.found.record)
+    writes: list[StateWrite] = [*context.states.change(session.client_id, None, found), *session.window.everything()]
+    for source in session.sources.values():
+        writes += source.everything()
+    for sending in session.retained.values():
+        writes += sending.everything()
+    writes += put_all(list(map(session.keys.incoming, list(session.incoming))), (VERSION,))
+    context.states.write_for(session.client_id, writes)
+    context.states.counts.add(found.record.user, 1)
+    session.found, session.guard = found, found.guard
+    session.window.stored = True
+
+
+_READ = 20
+"""Number of stored subscriptions that are read in the time that starting one of them takes."""
+
+_Asked = tuple[LiveSession, TopicFilter, SubscribeOptions]
+"""A subscription to make or to change: the session, the filter and the options."""
+
+
+@attrs.frozen
+class _Change:
+    """A subscription that is being made or changed: its writes, and the calls after their commit or their failure."""
+
+    created: bool
+    writes: Sequence[StateWrite]
+    done: Callable[[], object]
+    undo: Callable[[], object]
+
+
+def subscribe_rows(
+    context: SessionContext,
+    lives: Sequence[LiveSession],
+    wanted: Sequence[tuple[str, SubscribeOptions]],
+    start: Start,
+    *,
+    partial: bool,
+) -> list[SubscribeResult | TopicstoreError]:
+    """Check all rows, then subscribe; see `Sessions.subscribe`. Takes the lock."""
+    refused: Refused = {}
+    asked: dict[int, _Asked] = {}
+    for row, (live, (text, options)) in enumerate(zip(lives, wanted, strict=True)):
+        try:
+            if not isinstance(options, SubscribeOptions):
+                raise InvalidArgumentError(f"row {row}: options are SubscribeOptions, not {options!r}")
+            asked[row] = live, TopicFilter(text), options.checked()
+        except TopicstoreError as error:
+            if not partial:
+                raise
+            refused[row] = error
+
+    def claimed() -> list[SubscribeResult | TopicstoreError]:
+        check_sessions(context, lives, refused, partial=partial)
+        left = {row: one for row, one in asked.items() if row not in refused}
+        for live, _, _ in left.values():
+            resume(live)
+        outcome = refused | _subscribe(context, left, start, partial=partial)
+        return [outcome[row] for row in range(len(lives))]
+
+    return context.dispatcher.claims.of(dict.fromkeys(lives), claimed)
+
+
+def _subscribe(
+    context: SessionContext, asked: Mapping[int, _Asked], start: Start, *, partial: bool
+) -> dict[int, SubscribeResult | TopicstoreError]:
+    """Make or change the subscriptions of the given rows; return by row the result, or the error.
+
+    Without ``partial`` the first error is raised; an error before the commit changes nothing. If a filter occurs again
+    for the same session, the later row is applied by a separate commit.
+    """
+    context.dispatcher.listen_locked()  # earlier messages go to the existing subscriptions, by their old options
+    outcome: dict[int, SubscribeResult | TopicstoreError] = {}
+    left = dict(asked)
+    while left:
+        now: dict[int, _Asked] = {}
+        seen: set[tuple[LiveSession, str]] = set()
+        for row, (session, topic_filter, options) in left.items():
+            if (session, topic_filter.text) not in seen:
+                seen.add((session, topic_filter.text))
+                now[row] = session, topic_filter, options
+        _subscribe_once(context, now, start, outcome, partial=partial)
+        left = {row: one for row, one in left.items() if row not in now}
+    return outcome
+
+
+def _subscribe_once(
+    context: SessionContext,
+    asked: Mapping[int, _Asked],
+    start: Start,
+    outcome: dict[int, SubscribeResult | TopicstoreError],
+    *,
+    partial: bool,
+) -> None:
+    """Make or change subscriptions that all differ, with one commit for each shard."""
+    changes: dict[int, _Change] = {}
+    any_retained = len(asked) == 1 or context.entrance.released(context.retained.any)  # one check for all rows
+    asked = _stored_members(context, asked, outcome, partial=partial)
+    try:
+        for row, (session, topic_filter, options) in asked.items():
+            try:
+                changes[row] = _prepare(context, session, topic_filter, options, start, any_retained=any_retained)
+            except TopicstoreError as error:
+                if not partial:
+                    raise
+                outcome[row] = error
+        writes: dict[LiveSession, list[StateWrite]] = {}
+        for row, change in changes.items():
+            session = asked[row][0]
+            writes.setdefault(session, [session.guard]).extend(change.writes)
+        errors = context.commits.together(writes)
+    except BaseException:
+        do_all([change.undo for change in changes.values()], "could not be undone")
+        raise
+    for row, change in changes.items():
+        failure = errors.get(asked[row][0])
+        if failure is None:
+            change.done()
+            outcome[row] = SubscribeResult(created=change.created)
+        else:
+            change.undo()
+            outcome[row] = failure
+    for failure in () if partial else errors.values():
+        raise failure
+
+
+def _stored_members(
+    context: SessionContext,
+    asked: Mapping[int, _Asked],
+    outcome: dict[int, SubscribeResult | TopicstoreError],
+    *,
+    partial: bool,
+) -> Mapping[int, _Asked]:
+    """Store the in-memory sessions that request a shared subscription; return the rows of which this didn't fail.
+
+    Called before `_prepare`, which depends on whether a session is stored.
+    """
+    failed: dict[int, TopicstoreError] = {}
+    for row, (session, topic_filter, _) in asked.items():
+        if not session.stored and is_shared(topic_filter.text):
+            try:
+                store(context, session)
+            except TopicstoreError as failure:
+                if not partial:
+                    raise
+                failed[row] = failure
+    outcome.update(failed)
+    return {row: one for row, one in asked.items() if row not in failed} if failed else asked
+
+
+def _prepare(
+    context: SessionContext,
+    session: LiveSession,
+    topic_filter: TopicFilter,
+    options: SubscribeOptions,
+    start: Start,
+    *,
+    any_retained: bool,
+) -> _Change:
+    known = session.sources.get(topic_filter.text)
+    if is_shared(topic_filter.text):
+        return _share(context, session, topic_filter.text, options, start)
+    if isinstance(known, FeedSource):
+        return _change(context, session, known, options, start, retained=any_retained and options.retain_handling == 0)
+    retained = any_retained and options.retain_handling < 2
+    return _add(context, session, topic_filter, options, start, retained=retained)
+
+
+def unsubscribe_rows(
+    context: SessionContext, lives: Sequence[LiveSession], filters: Sequence[str], *, partial: bool
+) -> list[bool | TopicstoreError]:
+    """End subscriptions with one commit for each shard; return by row whether there was one. Takes the lock.
+
+    Without ``partial`` the first error is raised, after the subscriptions of all other sessions have ended.
+    """
+    refused: Refused = {}
+
+    def claimed() -> list[bool | TopicstoreError]:
+        check_sessions(context, lives, refused, partial=partial)
+        outcome: dict[int, bool | TopicstoreError] = {**refused}
+        ending: dict[LiveSession, dict[str, FeedSource | SharedSource]] = {}
+        for row, (session, topic_filter) in enumerate(zip(lives, filters, strict=True)):
+            if row not in refused:
+                resume(session)
+                source = session.sources.get(topic_filter)
+                outcome[row] = source is not None and topic_filter not in ending.get(session, ())
+                if source is not None:
+                    ending.setdefault(session, {})[topic_filter] = source
+        errors = _end(context, ending)
+        for failure in () if partial else errors.values():
+            raise failure
+        there = [outcome[row] for row in range(len(lives))]
+        return [errors.get(live, one) if one is True else one for live, one in zip(lives, there, strict=True)]
+
+    return context.dispatcher.claims.of(dict.fromkeys(lives), claimed)
+
+
+def _end(
+    context: SessionContext, ending: Mapping[LiveSession, Mapping[str, FeedSource | SharedSource]]
+) -> dict[LiveSession, TopicstoreError]:
+    """End subscriptions, by session and filter; return the errors of the sessions whose subscriptions all remain."""
+    writes: dict[LiveSession, list[StateWrite]] = {}
+    errors: dict[LiveSession, TopicstoreError] = {}
+    for session, sources in ending.items():
+        keys = session.keys
+        try:
+            for source in sources.values():
+                if isinstance(source, SharedSource):
+                    source.group.save()  # the group takes over the member's places, which are removed below
+        except TopicstoreError as failure:
+            errors[session] = failure
+        else:
+            kinds = (keys.subscription, keys.place, keys.retained, keys.leases)
+            gone = [FrameworkWrite(key(source.number), None) for source in sources.values() for key in kinds]
+            writes[session] = [session.guard, *gone]
+    errors |= context.commits.together(writes)
+    for session, sources in ending.items():
+        for topic_filter, source in () if session in errors else sources.items():
+            _forget(context, session, topic_filter, source)
+    return errors
+
+
+def _forget(
+    context: SessionContext, session: LiveSession, topic_filter: str, source: FeedSource | SharedSource
+) -> None:
+    """Stop reading a subscription, after its end was committed."""
+    session.sources.pop(topic_filter)
+    for gone in (source, session.retained.pop(source.number, None)):
+        if gone is not None:
+            session.forget(gone)
+            gone.close()
+    if isinstance(source, SharedSource):
+        context.groups.leave(source.group, session.client_id)
+    if source.limited or isinstance(source, SharedSource):
+        context.filters.remove_locked(topic_filter)
+
+
+def _add(
+    context: SessionContext,
+    session: LiveSession,
+    topic_filter: TopicFilter,
+    options: SubscribeOptions,
+    start: Start,
+    *,
+    retained: bool,
+) -> _Change:
+    places = _places(context, start)
+    source = _source(context, session, session.numbers, topic_filter, (Era(options),))
+    session.numbers += 1
+
+    def undo() -> None:
+        session.forget(source)
+        source.close()
+
+    def added() -> None:
+        session.sources[topic_filter.text] = source
+        session.merge_overlapping(source)
+        if source.limited:
+            context.filters.add_locked(topic_filter.text)
+
+    try:
+        source.start(places)
+        replays = start is not None
+        return _stored(context, session, source, added, undo, created=True, retained=retained, replays=replays)
+    except BaseException:
+        undo()
+        raise
+
+
+def _change(
+    context: SessionContext,
+    session: LiveSession,
+    source: FeedSource,
+    options: SubscribeOptions,
+    start: Start,
+    *,
+    retained: bool,
+) -> _Change:
+    eras, was_limited = source.eras, source.limited
+    marks = context.dispatcher.hub.watermarks()
+    if start is not None:
+        source.restart(options, places_of(start, marks, context.dispatcher.hub, context.instant))
+    elif options != source.options:
+        source.change(options, marks)
+
+    def undo() -> None:
+        if session.ended is None:  # the sources of an ended session are closed
+            source.undo(eras)
+
+    def changed() -> None:
+        if source.limited and not was_limited:
+            context.filters.add_locked(source.topic_filter.text)
+        elif was_limited and not source.limited:
+            context.filters.remove_locked(source.topic_filter.text)
+
+    try:
+        replays = start is not None
+        return _stored(context, session, source, changed, undo, created=False, retained=retained, replays=replays)
+    except BaseException:
+        undo()
+        raise
+
+
+def _share(
+    context: SessionContext, session: LiveSession, text: str, options: SubscribeOptions, start: Start
+) -> _Change:
+    """Join a shared subscription, or change this member's options."""
+    if options.no_local:
+        raise InvalidArgumentError("a shared subscription can't have no_local [MQTT-3.8.3-4]")
+    known = session.sources.get(text)
+    if isinstance(known, SharedSource):
+        before = known.options
+        known.change(options)
+        return _Change(False, known.everything(), _nothing, partial(known.change, before))
+    groups, places = context.groups, _places(context, start)
+    source = groups.join(session.keys, session.numbers, text, options, places, session.wake)
+    session.numbers += 1
+
+    def joined() -> None:
+        session.sources[text] = source
+        context.filters.add_locked(text)
+        source.group.attach(source)
+
+    return _Change(True, source.everything(), joined, partial(groups.leave, source.group, session.client_id))
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+def _places(context: SessionContext, start: Start) -> list[int]:
+    hub = context.dispatcher.hub
+    return places_of(start, hub.watermarks(), hub, context.instant)
+
+
+def _stored(
+    context: SessionContext,
+    session: LiveSession,
+    source: FeedSource,
+    done: Callable[[], object],
+    undo: Callable[[], object],
+    *,
+    created: bool,
+    retained: bool,
+    replays: bool,
+) -> _Change:
+    """Return the change that stores a subscription and, if retained messages match, starts sending them.
+
+    ``replays``: whether the subscription begins in the past.
+    """
+    sending = None
+    if retained and context.entrance.released(lambda: context.retained.may_match(source.topic_filter)):
+        sending = RetainedSource(session.keys, source, context.retained, replays=replays)
+
+    def stored() -> None:
+        source.settled()
+        if sending is not None:
+            _send(session, sending)
+        done()
+
+    writes = [*source.everything(), *(() if sending is None else sending.everything())] if session.stored else []
+    return _Change(created, writes, stored, undo)
+
+
+def _send(session: LiveSession, sending: RetainedSource) -> None:
+    """Start sending retained messages, replacing an unfinished sending of the same subscription."""
+    session.forget(session.retained.get(sending.number, sending))
+    session.retained[sending.number] = sending
+    sending.begin()
+    session.wake(sending)
+
+
+def begin_resuming(context: SessionContext, session: LiveSession) -> None:
+    """Prepare a session for `resume`, which loads its stored subscriptions. Until then it delivers nothing."""
+    session.resuming = _resuming(context, session)
+
+
+def resume(session: LiveSession, limit: int | None = None) -> int:
+    """Load about ``limit`` of the remaining stored subscriptions, None: all of them; return the number loaded.
+
+    After an error, the session can't be resumed any more.
+    """
+    done = 0
+    while session.resuming is not None and (limit is None or done < limit):
+        done += next(session.resuming)
+    return done
+
+
+def resume_rows(context: SessionContext, lives: Sequence[LiveSession], limit: int) -> list[bool | TopicstoreError]:
+    """Load about ``limit`` more stored subscriptions of sessions; see `Sessions.resume`. Takes the lock."""
+    refused: Refused = {}
+
+    def claimed() -> list[bool | TopicstoreError]:
+        check_sessions(context, lives, refused, partial=True)
+        outcome: list[bool | TopicstoreError] = []
+        left, share = limit, max(limit // max(len(lives), 1), 1)
+        for row, live in enumerate(lives):
+            try:
+                if row not in refused and left > 0:
+                    left -= resume(live, min(share, left))
+                outcome.append(refused.get(row) or live.resuming is None)
+            except TopicstoreError as failure:
+                outcome.append(failure)
+        return outcome
+
+    return context.dispatcher.claims.of(dict.fromkeys(lives), claimed)
+
+
+def _resuming(context: SessionContext, session: LiveSession) -> Iterator[int]:
+    """Load the stored subscriptions, and yield after each step its cost, in loaded subscriptions."""
+    states, marks = context.states, context.dispatcher.hub.watermarks()
+    ends = context.dispatcher.hub.last_positions()
+    stored = states.followed(session.client_id)
+    for number in stored:
+        session.numbers = number + 1
+    yield len(stored) // _READ + 1
+    for number, following in stored.items():
+        record, place, sent = following()
+        text, options = record.topic_filter, record.eras[-1].options
+        if is_shared(text):
+            shared = context.groups.join(session.keys, number, text, options, marks, session.wake)
+            session.sources[text] = shared
+            shared.group.attach(shared)
+        else:
+            source = _source(context, session, number, TopicFilter(text), record.eras)
+            begun = marks if place is None or not source.limited else place
+            source.start(reached(begun, ends))
+            source.settled()
+            session.sources[text] = source
+            session.merge_overlapping(source)
+            if sent is not None:
+                context.retained.may_match(source.topic_filter)  # raises if retained messages can't be read
+                _send(session, RetainedSource(session.keys, source, context.retained, replays=True, behind=sent))
+        yield 1
+    session.resuming = None
+    session.ask()
+    yield 0
+
+
+def _source(
+    context: SessionContext, session: LiveSession, number: int, topic_filter: TopicFilter, eras: tuple[Era, ...]
+) -> FeedSource:
+    return FeedSource(context.dispatcher, session.keys, number, topic_filter, eras, session.wake)
+
+
+def status_of(source: FeedSource | SharedSource) -> SessionSubscription:
+    """Return the description of a subscription."""
+    return SessionSubscription(
+        topic_filter=source.topic_filter.text,
+        options=source.options,
+        places=tuple(source.places),
+        dropped=source.dropped,
+    )
