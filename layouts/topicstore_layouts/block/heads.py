@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,9 @@ from topicstore_layouts.shared.name_table import NameTable
 from .format import Array, Block
 from .gathered_rows import Rows
 from .reading import ALL, Reading
-from .sorted_rows import SortedRows
+
+if TYPE_CHECKING:
+    from .sorted_rows import SortedRows
 
 __all__ = ["heads_of", "merged_heads"]
 

@@ -29,6 +29,7 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import attrs
 import msgspec
@@ -43,7 +44,9 @@ from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 from .compression import ZSTD, decompress
 from .format import Array, Block, frame_seed
-from .sorted_rows import SortedRows
+
+if TYPE_CHECKING:
+    from .sorted_rows import SortedRows
 from .stream_ranges import StreamRanges
 
 __all__ = ["FrameSpan", "Segment", "Segments", "make_segment"]

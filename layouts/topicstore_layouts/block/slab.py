@@ -35,11 +35,9 @@ from topicstore_layouts.shared.learned_topics import LearnedTopics
 from topicstore_layouts.shared.name_table import NameTable
 
 from .batch_blocks import BatchBlocks
-from .compaction import Compaction
 from .compression import Compressor
 from .deletion import Deletion
 from .heads import heads_of
-from .newest import newest_span
 from .reading import ALL, Reading
 from .segments import Segments
 from .verification import Verification
@@ -72,6 +70,7 @@ class BlockSlab(Slab):
         compress_merged: Compressor,
     ) -> None:
         self.counters = ReadCounters()
+        self._engine = engine
         self.trie = trie
         place = f"shard {shard}, generation {generation}"
         self._topics = NameTable(engine, generation, _TOPICS, trie.learn_uncached, f"{place}, topic names")
@@ -81,7 +80,7 @@ class BlockSlab(Slab):
         self._segments = Segments(engine, shard, generation)
         self._writing = Writing(blocks, trie, names)
         self._reading = Reading(engine, shard, place, blocks, self._segments, trie, names, self.counters)
-        self._compaction = Compaction(engine, self._reading, compress_merged)
+        self._compress_merged = compress_merged
         self._deletion = Deletion(engine, self._reading, compress_merged)
         self._verification = Verification(engine, self._reading)
 
@@ -162,6 +161,8 @@ class BlockSlab(Slab):
 
     def newest(self, stream: int, topic_filter: TopicFilter, first: int, last: int, rows: int) -> tuple[int, int]:
         """Search the blocks, and then the segments, from the last one on."""
+        from .newest import newest_span  # few processes read backwards
+
         return newest_span(self._reading, stream, topic_filter, first, last, rows)
 
     # --- maintenance ---
@@ -178,7 +179,9 @@ class BlockSlab(Slab):
 
     def compact(self, bound: int, *, whole: bool) -> Iterator[CompactStep]:
         """Merge blocks up to position ``bound`` into segments; without ``whole``, only where that is worth its cost."""
-        return self._compaction.steps(bound, whole=whole)
+        from .compaction import Compaction  # not needed to store or read
+
+        return Compaction(self._engine, self._reading, self._compress_merged).steps(bound, whole=whole)
 
     def learned(self) -> Iterator[TopicNode]:
         """Yield the nodes of the learned topic structure."""

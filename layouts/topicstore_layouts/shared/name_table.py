@@ -199,7 +199,9 @@ class NameTable:
         count = self._count
         encoded: Ids | Constant[int] | Coded | Constant[str]
         if isinstance(names, Constant):
-            (number,) = self._numbers([names.value])
+            number = self._ids.get(names.value)
+            if number is None:
+                (number,) = self._numbers([names.value])
             encoded = names if number is None else Constant(number, len(names))
         elif isinstance(names, Coded):
             ids = self._by_code.of(names, self._numbers)
