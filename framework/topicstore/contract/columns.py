@@ -133,9 +133,12 @@ class Coded:
         return texts
 
     def compact(self) -> Coded:
-        """Return the same rows with a list of their own, which has only the texts in use, each once."""
-        used, places = np.unique(self.codes, return_inverse=True)
-        return Coded(places, Texts.of(self.texts.values[used].tolist()))
+        """Return the same rows with a list of their own: the texts in use, each once, in order of first use."""
+        used, first, places = np.unique(self.codes, return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        ranks = np.empty_like(order)
+        ranks[order] = np.arange(len(order))
+        return Coded(ranks[places], Texts.of(self.texts.values[used[order]].tolist()))
 
 
 class CodedNumbers:
@@ -153,7 +156,8 @@ class CodedNumbers:
     def of(self, column: Coded, numbers_of: Callable[[list[str]], Sequence[int | None]]) -> npt.NDArray[np.int32]:
         """Return the number of each row's text, or -1 for a text without one.
 
-        ``numbers_of`` returns the numbers of texts that had none so far; it is called once, or not at all.
+        ``numbers_of`` returns the numbers of texts that had none so far, in order of first use; it is called once, or
+        not at all.
         """
         texts, (last, numbers) = column.texts.values, self._last
         if last() is not column.texts or len(numbers) < len(texts):
@@ -164,7 +168,8 @@ class CodedNumbers:
             self._last = ref(column.texts), numbers
         found: npt.NDArray[np.int32] = numbers[column.codes]
         if -1 in found:
-            new = np.unique(column.codes[found < 0])
+            new, first = np.unique(column.codes[found < 0], return_index=True)
+            new = new[np.argsort(first)]
             numbers[new] = [-1 if number is None else number for number in numbers_of(texts[new].tolist())]
             found = numbers[column.codes]
         return found

@@ -92,6 +92,14 @@ def test_many_streams_with_few_rows_share_a_block(stored: Stored) -> None:
         stored.check(topic, limit=10)
 
 
+def test_streams_are_numbered_in_order_of_first_use(stored: Stored) -> None:
+    """The numbers of streams depend only on the stored messages, not on the topics that the process knew before."""
+    topics = [f"first use {number}" for number in range(5)]
+    MessageBatch.from_messages(numbered(topics[::-1], 100))
+    stored.put(numbered(topics, 100))
+    assert topics == [slab_of(stored).trie.pattern(stream) for stream in range(1, 6)]
+
+
 def test_one_stream_is_never_mixed(stored: Stored) -> None:
     """A batch of one stream becomes a block of that stream, with one topic or with several."""
     stored.put(numbered(["a/b/1"], 1))
