@@ -102,12 +102,12 @@ def test_a_directory_in_the_place_of_a_file_keeps_a_database_from_being_made(tmp
         ts.open(tmp_path / "db")
 
 
-def test_a_draft_of_a_file_is_made_anew(tmp_path: Path, victim: Path) -> None:
+def test_a_temporary_file_is_created_anew(tmp_path: Path, victim: Path) -> None:
     """A symbolic link with the name of a temporary file is replaced, and not written through."""
-    (tmp_path / "draft").symlink_to(victim / "file")
-    replace_file(tmp_path / "file", b"new", temporary=tmp_path / "draft")
+    (tmp_path / "temporary").symlink_to(victim / "file")
+    replace_file(tmp_path / "file", b"new", temporary=tmp_path / "temporary")
     assert b"new" == (tmp_path / "file").read_bytes()
-    assert not (tmp_path / "draft").is_symlink()
+    assert not (tmp_path / "temporary").is_symlink()
 
 
 @pytest.mark.parametrize(

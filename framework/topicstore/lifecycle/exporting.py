@@ -264,7 +264,7 @@ def _write_slab(
 ) -> Callable[[], ExportedSlab]:
     """Write a slab under a temporary name, unless its export exists; return a function that renames it.
 
-    The function must be called while ``drafts`` is open. ``anew``: also compare an existing export with the stored
+    The function must be called while ``staged`` is open. ``anew``: also compare an existing export with the stored
     rows; a new export is always compared.
     """
     directory = slab_directory(target, shard.number, generation)

@@ -164,12 +164,12 @@ class ShardOpener:
                 check_identity(opened, self._id, number)
                 return opened
 
-        def open_again(adopt: Callable[[], object]) -> None:
+        def open_again(resume: Callable[[], object]) -> None:
             if not isinstance(engine, LastingEngine):
                 shard.writer.check_writable()
                 return
             self._check_resources(directory)
-            engine.open_again(open_engine, lambda: self.backend.open_reader(directory, KEYSPACES, alone=True), adopt)
+            engine.open_again(open_engine, lambda: self.backend.open_reader(directory, KEYSPACES, alone=True), resume)
 
         if not shard.recover(open_again):
             return False

@@ -20,7 +20,7 @@ from topicstore.sessions import Publish, Session
 
 from .channel import Channel, Counted
 from .publish import Pending
-from .requests import Asked, Client, PublishedPart
+from .requests import Client, PublishedPart, RequestBatch
 
 __all__ = [
     "Receipts",
@@ -61,13 +61,13 @@ class Receipts:
     def count(self, channel: Channel) -> None:
         """Count the acknowledgements as received packets."""
         for kind, ids in self._ids.items():
-            told = sum([of == kind for of, _ in self._reasons]) if self._reasons else 0
-            if len(ids) > told:
-                channel.came(kind, packets=len(ids) - told)
+            with_reason = sum([of == kind for of, _ in self._reasons]) if self._reasons else 0
+            if len(ids) > with_reason:
+                channel.came(kind, packets=len(ids) - with_reason)
         for kind, reason in self._reasons:
             channel.came(abs(kind), reason)
 
-    def hand_on(self, client: Client, session: Session, asked: Asked) -> bool:
+    def hand_on(self, client: Client, session: Session, requests: RequestBatch) -> bool:
         """Pass the acknowledgements to the session and the next batch; return whether the batch has an answer for them.
 
         Raises `SessionEndedError`.
@@ -78,9 +78,9 @@ class Receipts:
             elif kind == PUBCOMP:
                 session.pubcomp(*ids)
             elif kind == PUBREL:
-                asked.pubrels.append((client, session, ids))
+                requests.pubrels.append((client, session, ids))
             else:
-                asked.pubrecs.append((client, session, ids, kind != _REFUSED))
+                requests.pubrecs.append((client, session, ids, kind != _REFUSED))
         return not self._ids.keys() <= {PUBACK, PUBCOMP}
 
 

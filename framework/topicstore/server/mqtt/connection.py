@@ -291,9 +291,9 @@ class MqttConnection(asyncio.Protocol):
         if receipts is not None:
             receipts.count(self._channel)
             try:
-                if receipts.hand_on(self, self._session, self._serving.asked):
+                if receipts.hand_on(self, self._session, self._serving.requests):
                     self._busy = True
-                    self._serving.kick()
+                    self._serving.schedule()
             except SessionEndedError:
                 return  # `session_ended` will be called
         if published:
@@ -384,8 +384,8 @@ class MqttConnection(asyncio.Protocol):
         elif self._state == State.OPENING:
             self._rights = rights = Rights(self._serving, self, admission, most)
             how = terms.connect(rights.allow, admission.identity.user)
-            self._serving.asked.connects.append((self, how, admission.forbidden))
-            self._serving.kick()
+            self._serving.requests.connects.append((self, how, admission.forbidden))
+            self._serving.schedule()
 
     def opened(self, result: Session | TopicstoreError) -> None:
         """Answer the CONNECT with the opened session, or with the error."""
@@ -430,7 +430,7 @@ class MqttConnection(asyncio.Protocol):
             reason_string = self._terms.reason_string(text, _OTHERS)
             _log.warning("client %r was away for too long: %s", terms.client_id, text)
         self._channel.write(terms.connack(serving.settings, rights.user, session.present, reason_string), CONNACK)
-        self._terms = terms.settled()
+        self._terms = terms.without_secrets()
         self._state = State.OPEN
         self._unfinished.admit()
         rights.begin(session)
@@ -549,8 +549,8 @@ class MqttConnection(asyncio.Protocol):
         self._waiting = None
         if self._session is not None and self._leave():
             how = Departure(self._session, packet.reason != ReasonCode.NORMAL_DISCONNECTION, expiry)
-            self._serving.asked.disconnects.append((self, how))
-            self._serving.kick()
+            self._serving.requests.disconnects.append((self, how))
+            self._serving.schedule()
 
     def departed(self, error: TopicstoreError | None) -> None:
         """End the connection after a DISCONNECT."""
@@ -627,8 +627,8 @@ class MqttConnection(asyncio.Protocol):
     def _lose(self) -> None:
         """Report the session's connection as lost, unless it was left before."""
         if self._session is not None and self._leave():
-            self._serving.asked.lost.append(self._session)
-            self._serving.kick()
+            self._serving.requests.lost.append(self._session)
+            self._serving.schedule()
 
     def _leave(self) -> bool:
         """Detach from the session; return False if that was done before."""
