@@ -306,7 +306,7 @@ def test_notes_are_taken_under_one_lock(tmp_path: Path) -> None:
         real, held = log._record_recovery_point, []
 
         def note(*arguments: int) -> bool:
-            held.append((owned(log._note_lock), owned(log.lock)))
+            held.append((owned(log._recording_lock), owned(log.lock)))
             return real(*arguments)
 
         log._record_recovery_point = note
