@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import topicstore as ts
 from topicstore.server.access.access import Access
@@ -238,7 +239,17 @@ class Broker:
             self._call_client(client, client.opened, opened)
         for part in responses.published:
             self._call_client(part.client, part.client.published, part)
-        self._answer_others(responses)
+        columns: tuple[tuple[Sequence[tuple[Any, ...]], str], ...] = (
+            (responses.released, "released"),
+            (responses.unknown, "unknown"),
+            (responses.subscribed, "subscribed"),
+            (responses.unsubscribed, "unsubscribed"),
+            (responses.departed, "departed"),
+            (responses.failed, "failed"),
+        )
+        for column, method in columns:
+            for client, *results in column:
+                self._call_client(client, getattr(client, method), *results)
         shared = Shared() if len(responses.delivered) > 1 else None
         sessions = self.serving.sessions
         for session, packets in responses.delivered:
@@ -254,20 +265,6 @@ class Broker:
         except Exception as fault:  # noqa: BLE001 - it is logged, and the other clients still need their responses
             _log.error("a client could not be answered", exc_info=fault)
             client.end(ReasonCode.UNSPECIFIED_ERROR, "the server failed")
-
-    def _answer_others(self, responses: Responses) -> None:
-        for client, ids, known in responses.released:
-            self._call_client(client, client.released, ids, known)
-        for client, ids in responses.unknown:
-            self._call_client(client, client.unknown, ids)
-        for client, results in responses.subscribed:
-            self._call_client(client, client.subscribed, results)
-        for client, gone in responses.unsubscribed:
-            self._call_client(client, client.unsubscribed, gone)
-        for client, failure in responses.departed:
-            self._call_client(client, client.departed, failure)
-        for client, failed in responses.failed:
-            self._call_client(client, client.failed, failed)
 
     def _on_end(self, session: Session, why: Ended) -> None:
         """Notify the event loop that a session has ended. Called in the thread that ended the session."""

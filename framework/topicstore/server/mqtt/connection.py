@@ -46,7 +46,7 @@ from .channel import Channel
 from .connect import Refused, Terms, admit
 from .connections import Serving
 from .deliver import Outbound, Shared
-from .publish import Inbound, Pending, Rate, UndecidedError
+from .publish import Inbound, Rate, UndecidedError
 from .requests import Departure, PublishedPart
 from .rights import Rights
 from .subscribe import Subscriptions
@@ -298,7 +298,7 @@ class MqttConnection(asyncio.Protocol):
                 return  # `session_ended` will be called
         if published:
             self._busy = True
-            self._serving.gather(self, published)
+            self._serving.gather(self, self._inbound, published)
         self._heard()
 
     def _packet(self, first: int, body: bytes) -> None:
@@ -469,10 +469,6 @@ class MqttConnection(asyncio.Protocol):
         self._throttled = False
         self.flow()
 
-    def take_published(self) -> Pending | None:
-        """Return the publishes for the next batch, and clear them."""
-        return self._inbound.take()
-
     def published(self, part: PublishedPart) -> None:
         """Answer PUBLISHes."""
         verdict = answer_publishes(self._terms.packet.version, part)
@@ -480,7 +476,7 @@ class MqttConnection(asyncio.Protocol):
         if verdict.end is not None:
             self.end(ReasonCode.QUOTA_EXCEEDED, verdict.end)
             return
-        self._inbound.answered(len(part.what.ids1))
+        self._inbound.unanswered -= len(part.what.ids1)
         for packet_id in verdict.over:
             self._inbound.released(packet_id)
         self._channel.answer(verdict.data, verdict.packets)

@@ -15,6 +15,7 @@ from topicstore.server.config.model import ServerSettings
 from topicstore.server.memory_budget import MemoryBudget
 from topicstore.sessions import Publish, Session, SessionCounts
 
+from .publish import Inbound
 from .requests import Client, RequestBatch, Row, Wanted
 from .store_thread import LAST_ROWS, ROWS, keep_turn, put_first
 from .sys_topics import Figures, Traffic
@@ -67,8 +68,8 @@ class Serving:
         """Whether the server is shutting down and refuses new clients."""
         self.arrived = 0
         """Bytes received since the last batch was taken."""
-        self.publishing: dict[Client, None] = {}
-        """The connections that have messages for the next batch."""
+        self.publishing: dict[Client, Inbound] = {}
+        """The connections that have messages for the next batch, with these messages."""
         self.gathered = 0
         """Number of messages for the next batch."""
         self.schedule: Callable[[], object] = lambda: None
@@ -146,9 +147,9 @@ class Serving:
         if task is not None and task is not asyncio.current_task():
             task.cancel()
 
-    def gather(self, connection: Client, messages: int) -> None:
-        """Record that a connection has ``messages`` more messages for the next batch."""
-        self.publishing[connection] = None
+    def gather(self, connection: Client, inbound: Inbound, messages: int) -> None:
+        """Record that a connection has ``messages`` more messages for the next batch, in ``inbound``."""
+        self.publishing[connection] = inbound
         self.gathered += messages
         self.schedule()
         if not self.crowded and (self.gathered >= self.buffer.max_items or self.arrived > _MOST_BYTES):
@@ -181,8 +182,8 @@ class Serving:
         return self._following if connection in self.publishing else self.requests
 
     def _collect(self, published: list[tuple[Client, Any, list[Row]]]) -> None:
-        for connection in self.publishing:
-            pending = connection.take_published()
+        for connection, inbound in self.publishing.items():
+            pending = inbound.take()
             if pending is not None:
                 published.append((connection, pending, pending.rows))
         self.publishing = {}
@@ -192,9 +193,10 @@ class Serving:
         requests, self.requests, self._following = self.requests, self._following, RequestBatch()
         self._collect(requests.published_later if requests.resubscribing else requests.published)
         self.gathered = self.arrived = 0
-        put_first(self.requests, keep_turn(requests, LAST_ROWS if self.draining else ROWS))
-        if self.requests.changing:
-            self.schedule()
+        if requests.changing:
+            put_first(self.requests, keep_turn(requests, LAST_ROWS if self.draining else ROWS))
+            if self.requests.changing:
+                self.schedule()
         if self.crowded:
             self.crowded = False
             for connection in list(self.held):

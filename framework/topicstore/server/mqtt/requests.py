@@ -85,7 +85,7 @@ class RequestBatch:
     @property
     def changing(self) -> bool:
         """Whether a request begins or ends a connection, or changes subscriptions."""
-        return bool(self.resubscribing or self.connects or self.disconnects or self.lost)
+        return bool(self.subscribes or self.unsubscribes or self.connects or self.disconnects or self.lost)
 
     def clients(self) -> set[Client]:
         """Return all clients that wait for a response."""

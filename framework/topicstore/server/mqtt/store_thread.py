@@ -140,38 +140,35 @@ class StoreThread:
         """
         self.thread = threading.get_ident()
         try:
-            return self._serve(requests)
+            responses = Responses()
+            for waiting, client_id in requests.lookups:
+                responses.found.append((waiting, self._filters(client_id)))
+            for session, allow in requests.restricted:
+                with contextlib.suppress(ts.SessionEndedError):
+                    session.restrict(allow)
+            if requests.figures:
+                self._attempt("the server's own figures", lambda: self._db.publish(requests.figures))
+            for column, serve in (
+                (requests.connects, self._connect),
+                (requests.published, partial(self._publish, requests.published)),
+                (requests.subscribes, self._subscribe),
+                (requests.unsubscribes, self._unsubscribe),
+                (requests.published_later, partial(self._publish, requests.published_later)),
+                (requests.pubrels, self._pubrel),
+                (requests.pubrecs, self._pubrec),
+                (requests.disconnects, self._disconnect),
+            ):
+                if column:
+                    serve(requests, responses)
+            if requests.lost:
+                self._lost(requests.lost)
+            if self._resuming:
+                self._resume(responses)
+            self._deliver(responses)
+            responses.more |= bool(self._resuming)
+            return responses
         finally:
             self.thread = 0
-
-    def _serve(self, requests: RequestBatch) -> Responses:
-        responses = Responses()
-        for waiting, client_id in requests.lookups:
-            responses.found.append((waiting, self._filters(client_id)))
-        for session, allow in requests.restricted:
-            with contextlib.suppress(ts.SessionEndedError):
-                session.restrict(allow)
-        if requests.figures:
-            self._attempt("the server's own figures", lambda: self._db.publish(requests.figures))
-        for column, serve in (
-            (requests.connects, self._connect),
-            (requests.published, partial(self._publish, requests.published)),
-            (requests.subscribes, self._subscribe),
-            (requests.unsubscribes, self._unsubscribe),
-            (requests.published_later, partial(self._publish, requests.published_later)),
-            (requests.pubrels, self._pubrel),
-            (requests.pubrecs, self._pubrec),
-            (requests.disconnects, self._disconnect),
-        ):
-            if column:
-                serve(requests, responses)
-        if requests.lost:
-            self._lost(requests.lost)
-        if self._resuming:
-            self._resume(responses)
-        self._deliver(responses)
-        responses.more |= bool(self._resuming)
-        return responses
 
     def _deliver(self, responses: Responses) -> None:
         """Serve timers that are due, and collect the packets to be sent."""
@@ -235,7 +232,7 @@ class StoreThread:
             else:
                 responses.opened.append((client, self._without(session, forbidden) if forbidden else session))
         self._resuming[: len(turn)] = []
-        self._resuming += left  # behind sessions that had no turn yet
+        self._resuming += left  # after sessions of which nothing was resumed yet
 
     def _without(self, session: Session, filters: list[str]) -> Session | TopicstoreError:
         """Remove subscriptions from a session before its first delivery; if that fails, return the error."""
@@ -428,7 +425,8 @@ class StoreThread:
                 raise
             self._log_failure(what, failed)
         else:
-            self._log_recovery(what)
+            if self._failures:
+                self._log_recovery(what)
 
     def _log_failure(self, what: str, failed: BaseException) -> None:
         """Log a failure, unless the previous failure of the same work had the same text."""
@@ -439,5 +437,5 @@ class StoreThread:
 
     def _log_recovery(self, what: str) -> None:
         """Log that work succeeds again, if it had failed."""
-        if self._failures and self._failures.pop(what, None) is not None:
+        if self._failures.pop(what, None) is not None:
             _log.warning("%s works again", what)
