@@ -48,13 +48,13 @@ class Change:
     before: float
     after: float
     better: Ratio
-    """How many times better the cell became, with 95 % confidence; relative to the reference, if there is one."""
+    """The factor by which the cell became better, with a 95 % confidence interval; relative to a reference, if any."""
     verdict: Verdict
 
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """What changed from one run to another."""
+    """The differences between two runs."""
 
     differences: tuple[str, ...]
     """Differences of machine, versions and workloads in words, which may explain changes of the figures."""

@@ -1,7 +1,7 @@
 """``topicstore bench compare-commits BASE``: whether any step takes more CPU time than at another commit.
 
 Both commits are measured in turns, in new processes, so that a machine whose speed drifts changes both. CPU time of
-all threads is compared, because a thread beside the caller takes the core from whatever else runs there.
+all threads is compared, because threads of a process also use cores that other work needs.
 """
 
 from __future__ import annotations

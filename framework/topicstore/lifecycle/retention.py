@@ -167,7 +167,7 @@ class Retention:
         self._settings: RetentionSettings | None = None
         """The settings; None before they are read."""
         self._quota = storage.quota
-        storage.jobs.add(self._wake_if_due, messages=0)  # at every store, for `ClockGuard.stored`
+        storage.jobs.add(self._wake_if_due, messages=0)  # due at every store, for `ClockGuard.stored`
         self._due = (FOREVER, FOREVER)
         """The monotonic time, and the number of bytes written, after which a run may be due."""
         self._refused: ManifestMismatchError | None = None

@@ -83,7 +83,7 @@ class OpenSettings:
     """The names of the plugins that wrap the data path, outermost first."""
     clocks: Clocks = attrs.field(factory=Clocks)
     recovery: Recovery = "strict"
-    """How to open a shard with missing or damaged writes; see `topicstore.open`."""
+    """The treatment of a shard with missing or damaged writes; see `topicstore.open`."""
     read_only: bool = False
     lazily: bool = False
     """Whether each shard is opened on first use; only with ``read_only``."""
@@ -351,7 +351,7 @@ def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Stor
     backend.check_path(path)
     make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuses bad options before a file is created
     shard_map = ShardMap(manifest.shards)
-    hooks = data_path(wrappers, core).hook  # refuses unsuitable plugins
+    hooks = data_path(wrappers, core).hook  # raises for unsuitable plugins
     open_archive = settings.open_archive(path, manifest)
     opener = ShardOpener(path, manifest, backend, spec.capabilities, settings, make_layout, open_archive)
     persistent = "persistent" in spec.capabilities

@@ -1,8 +1,8 @@
 """Lists of positions from the index, and their intersection.
 
-The lists are read in step, a chunk at a time. Where one list has no entry up to a position, the others seek
-there. Within such a range the candidates come from the sparsest list. A denser list is read only if that
-is cheaper than fetching the messages that it would rule out.
+The lists are read in chunks, side by side. If one list has no entry before a position, the other lists seek
+to that position. Where all lists have entries, the candidates come from the sparsest list. A denser list is
+read only if that is cheaper than fetching the messages that it would rule out.
 
 Source of the method: the leapfrog join (T. L. Veldhuizen, "Leapfrog Triejoin: A Simple, Worst-Case Optimal
 Join Algorithm", 2014, https://arxiv.org/abs/1210.0481), applied to chunks instead of keys, because a seek

@@ -59,7 +59,7 @@ After = Annotated[str | None, QueryParameter(description="The `next` of the page
 
 
 def fitting(payloads: Iterable[bytes], room: int = PAGE_BYTES, *, least: int = 1) -> int:
-    """Return the number of first payloads that have at most ``room`` bytes in total, but at least ``least``."""
+    """Return how many of the payloads, from the first on, have at most ``room`` bytes together; at least ``least``."""
     return max(sum(end <= room for end in accumulate(map(len, payloads))), least)
 
 

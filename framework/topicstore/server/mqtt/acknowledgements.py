@@ -1,7 +1,7 @@
 """Acknowledgements in both directions.
 
 For a client's publishes these are PUBACK and PUBREC, with reason codes where the protocol version has them.
-The acknowledgements that a client sends are gathered over consecutive packets and handed on together.
+The acknowledgements that a client sends are gathered over consecutive packets, and passed on together.
 """
 
 from __future__ import annotations

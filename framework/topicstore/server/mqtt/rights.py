@@ -107,7 +107,7 @@ class Rights:
     def _use(self, access: Access, permissions: Permissions) -> None:
         self._access = access
         self.permissions = None if permissions.unrestricted else permissions
-        """What the client may do; None: everything."""
+        """The client's permissions; None: it may do everything."""
         restricted = not permissions.reads_everything
         self._received = _Received(self._serving, self._client, permissions, self.ask_again) if restricted else None
 
