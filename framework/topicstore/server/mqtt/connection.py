@@ -41,7 +41,7 @@ from topicstore.server.codec.reason import PacketError, ReasonCode
 from topicstore.server.listeners.peer import Via
 from topicstore.sessions import DeliveryBatch, Ended, Publish, PubRel, Session, SubscribeResult
 
-from .acknowledgements import Receipts, answer_publishes, answer_pubrels, complete
+from .acknowledgements import ReceivedAcks, answer_publishes, answer_pubrels, complete
 from .channel import Channel
 from .connect import Refused, Terms, admit
 from .connections import Serving
@@ -93,6 +93,7 @@ class MqttConnection(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_acks",
         "_barrier",
         "_busy",
         "_channel",
@@ -102,7 +103,6 @@ class MqttConnection(asyncio.Protocol):
         "_outbound",
         "_rate",
         "_reader",
-        "_receipts",
         "_rights",
         "_serving",
         "_session",
@@ -132,7 +132,7 @@ class MqttConnection(asyncio.Protocol):
         self._busy = False
         """Whether requests of the client are being served, or wait for the next batch."""
         self._full = self._throttled = False
-        self._receipts: Receipts | None = None
+        self._acks: ReceivedAcks | None = None
         """Acknowledgements that were received and not handed on yet."""
         self._rights: Rights | None = None
         """The client's rights, once its CONNECT was accepted."""
@@ -262,7 +262,7 @@ class MqttConnection(asyncio.Protocol):
                     published += 1
                 else:
                     if first in _BARRIERS:
-                        self._hand_on(published - gathered)
+                        self._pass_on(published - gathered)
                         gathered = published
                     self._packet(first, body)
                     if self._barrier is not None or self._state >= State.LEAVING:
@@ -274,7 +274,7 @@ class MqttConnection(asyncio.Protocol):
         except PacketError as error:
             bad = error
         self._channel.taken(at, published)
-        self._hand_on(published - gathered)
+        self._pass_on(published - gathered)
         if bad is not None:
             self._refuse(bad)
             return
@@ -283,15 +283,15 @@ class MqttConnection(asyncio.Protocol):
         if at < len(frames) and self._state < State.LEAVING:
             self._keep(frames[at:])
 
-    def _hand_on(self, published: int) -> None:
+    def _pass_on(self, published: int) -> None:
         """Add the handled acknowledgements and ``published`` publishes to the next batch."""
         if self._session is None or self._left:
             return
-        receipts, self._receipts = self._receipts, None
-        if receipts is not None:
-            receipts.count(self._channel)
+        acks, self._acks = self._acks, None
+        if acks is not None:
+            acks.count(self._channel)
             try:
-                if receipts.hand_on(self, self._session, self._serving.requests):
+                if acks.pass_on(self, self._session, self._serving.requests):
                     self._busy = True
                     self._serving.schedule()
             except SessionEndedError:
@@ -305,8 +305,8 @@ class MqttConnection(asyncio.Protocol):
         """Handle a packet of any type but PUBLISH."""
         kind = SHORT.get(first)
         if kind is not None and len(body) == 2 and body != b"\0\0" and self._session is not None:
-            self._receipts = self._receipts or Receipts()
-            self._receipts.add(kind, body[0] << 8 | body[1])
+            self._acks = self._acks or ReceivedAcks()
+            self._acks.add(kind, body[0] << 8 | body[1])
             return
         if self._state == State.NEW:
             self._connect(first, body)
@@ -318,8 +318,8 @@ class MqttConnection(asyncio.Protocol):
             return
         packet = decode(self._terms.packet.version, first, body)
         if isinstance(packet, AckPacket):
-            self._receipts = self._receipts or Receipts()
-            self._receipts.add_packet(packet)
+            self._acks = self._acks or ReceivedAcks()
+            self._acks.add_packet(packet)
             return
         if isinstance(packet, PingPacket):
             self._channel.write(encoding.PINGRESP, PINGRESP)
@@ -471,15 +471,15 @@ class MqttConnection(asyncio.Protocol):
 
     def published(self, part: PublishedPart) -> None:
         """Answer PUBLISHes."""
-        verdict = answer_publishes(self._terms.packet.version, part)
-        self._serving.traffic.publishes_refused += verdict.refused
-        if verdict.end is not None:
-            self.end(ReasonCode.QUOTA_EXCEEDED, verdict.end)
+        answer = answer_publishes(self._terms.packet.version, part)
+        self._serving.traffic.publishes_refused += answer.refused
+        if answer.end is not None:
+            self.end(ReasonCode.QUOTA_EXCEEDED, answer.end)
             return
         self._inbound.unanswered -= len(part.what.ids1)
-        for packet_id in verdict.over:
+        for packet_id in answer.over:
             self._inbound.released(packet_id)
-        self._channel.answer(verdict.data, verdict.packets)
+        self._channel.answer(answer.data, answer.packets)
 
     def released(self, ids: Sequence[int], known: Sequence[bool]) -> None:
         """Answer PUBRELs."""
@@ -605,7 +605,7 @@ class MqttConnection(asyncio.Protocol):
 
     def _shut(self) -> None:
         self._state = State.OVER
-        self._waiting = self._receipts = None
+        self._waiting = self._acks = None
         self._throttled = False
         self._unfinished.drop()
         self._channel.shut()
