@@ -159,7 +159,7 @@ def test_a_staging_directory_that_an_opening_removed_is_written_again(
     assert b"1" == store.get("log/1")
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk raises `StorageUnavailableError`, and leaves neither the object nor its staged file."""
     store = DirectoryLogStore(tmp_path)
 

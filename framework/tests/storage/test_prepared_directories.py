@@ -71,7 +71,7 @@ def put(kind: str, path: Path) -> None:
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 @pytest.mark.parametrize("name", [MANIFEST, "LOCK", "closed", "shard-0000", "queues", "queues/q"])
 @pytest.mark.parametrize("kind", [*OTHERS, "a file"])
-def test_what_is_of_another_kind_is_told(tmp_path: Path, backend: str, name: str, kind: str) -> None:
+def test_what_is_of_another_kind_is_reported(tmp_path: Path, backend: str, name: str, kind: str) -> None:
     """A file of the wrong kind is reported by name when the database is opened for reading or writing.
 
     No opening blocks at a named pipe.
