@@ -331,7 +331,7 @@ class DuckdbEngine(Engine):
             return self.get_in(view, keyspace, key)
 
     def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
-        """Return the value of each key, None where there is none, by one join."""
+        """Return the value of each key, or None if there is none, with one join."""
         with self._passing_view() as view:
             return self.get_many_in(view, keyspace, keys)
 

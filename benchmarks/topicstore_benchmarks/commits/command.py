@@ -72,9 +72,9 @@ class Step:
 
 
 def compare_commits(base: Path, tree: Path, *, rounds: int = ROUNDS, most: float = 1.03) -> list[Step]:
-    """Measure both checkouts in turns, and up to three times again while a step's median is over ``most``.
+    """Measure both checkouts in turns; repeat this up to three times while a median ratio of times is above ``most``.
 
-    Raises `subprocess.CalledProcessError` if a step fails.
+    Raises `subprocess.CalledProcessError` if a measurement fails.
     """
     found = _rounds(base, tree, rounds)
     for _ in range(_REPEATS):

@@ -189,7 +189,7 @@ class Stored:
         return [Reader(self, stream, text) for text in filters for stream in self.slab.cover(TopicFilter(text))]
 
     def check_read(self, readers: Sequence[Reader], deleted: Collection[int] = ()) -> None:
-        """Compare the rows of all readers of each filter, without deleted ones, with the list; none may come twice."""
+        """Check, for each filter, that its readers got the `wanted` and some deleted rows, none of them twice."""
         for text in {reader.text for reader in readers}:
             got = [row for reader in readers if reader.text == text for row in reader.got]
             assert len({position for position, _ in got}) == len(got)
@@ -197,12 +197,12 @@ class Stored:
             assert self.wanted(text) == sorted(left, key=lambda row: row[0])
 
     def read_all(self) -> None:
-        """Compare all rows that readers get with the list."""
+        """Check that readers of each filter get the rows that it matches."""
         for topic_filter in self.everything():
             self.check(topic_filter)
 
     def check_all(self) -> None:
-        """Compare all rows that readers get, and the number that `verify` counts, with the list."""
+        """Check the rows that readers of each filter get, and the number of messages that `verify` counts."""
         self.read_all()
         assert (len(self.rows), []) == self.verify()
 

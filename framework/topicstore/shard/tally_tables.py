@@ -90,7 +90,7 @@ class TallyTables:
         return load_index(self._writer.open_engine(), generation).ranges
 
     def gather(self, generation: int, topic_filter: TopicFilter, into: Gathering) -> tuple[TallyRange, ...]:
-        """Add the counts of a filter's messages from a snapshot of a generation's tables; return the tables' ranges.
+        """Add a filter's counts in a snapshot of a generation's tables to ``into``; return the tables' ranges.
 
         The result is empty for a filter that tables don't cover (`covers`). Damaged tables are skipped, because the
         messages of their ranges can be read instead.

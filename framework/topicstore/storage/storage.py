@@ -414,8 +414,9 @@ class Storage:
         if self.inherited:
             return
         with self._closing:
+            # The listener stops first, because plugins may wait for threads that wait for it.
             first = () if self.closed else (self._stop_listener, partial(self.hooks.topicstore_closed, db=self))
-            close_all((*first, self.abandon))  # first the listener: a plugin may wait for a thread that waits for it
+            close_all((*first, self.abandon))
 
     def abandon(self) -> None:
         """Close the database without notifying the plugins."""
