@@ -231,7 +231,7 @@ def live(path: Path, made: Callable[[], Backend], *, sql: bool, told: list[Excep
 
 @pytest.mark.skipif(not DESCRIPTORS.is_dir(), reason="open files of a process are not listed here")
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_whatever_fails_is_told_and_nothing_is_left(tmp_path: Path, name: str) -> None:
+def test_whatever_fails_is_reported_and_nothing_is_left(tmp_path: Path, name: str) -> None:
     """Whichever call fails, only `TopicstoreError` is raised, all files are closed, and the shard opens again."""
     need(name)
     spec = registry().backend(name)

@@ -29,8 +29,8 @@ __all__ = [
     "place_aside",
     "reader_directory",
     "remove_abandoned",
+    "resource_error",
     "set_aside",
-    "shortage",
     "sync",
 ]
 
@@ -207,7 +207,7 @@ def place_aside(file: Path, keep: int) -> Path:
     return next(place for place in map(file.with_name, names) if not place.exists())
 
 
-def shortage(path: Path, error: BaseException, text: str) -> StorageFullError | TooManyOpenFilesError | None:
+def resource_error(path: Path, error: BaseException, text: str) -> StorageFullError | TooManyOpenFilesError | None:
     """Return the error to raise if an engine's error or its message means that a resource is exhausted, else None.
 
     The resources are disk space, a disk quota, and the number of files that a process may have open.

@@ -33,7 +33,7 @@ def bench(folder: Path, *arguments: str, missing: list[str]) -> subprocess.Compl
         (["figures", "--json", "figures.json"], ["rocksdict"]),
     ],
 )
-def test_what_is_missing_is_told_at_once(tmp_path: Path, arguments: list[str], missing: list[str]) -> None:
+def test_what_is_missing_is_reported_at_once(tmp_path: Path, arguments: list[str], missing: list[str]) -> None:
     """Missing modules are reported in one line with the command that installs them, before anything is written."""
     done = bench(tmp_path, *arguments, missing=missing)
     assert (2, "") == (done.returncode, done.stdout)

@@ -48,13 +48,13 @@ class Change:
     before: float
     after: float
     better: Ratio
-    """How many times better the cell became, with 95 % confidence; relative to the reference, if there is one."""
+    """The factor by which the cell became better, with a 95 % confidence interval; relative to a reference, if any."""
     verdict: Verdict
 
 
 @attrs.frozen(kw_only=True)
 class Comparison:
-    """What changed from one run to another."""
+    """The differences between two runs."""
 
     differences: tuple[str, ...]
     """Differences of machine, versions and workloads in words, which may explain changes of the figures."""
@@ -258,13 +258,13 @@ def _table(changes: Sequence[Change]) -> Table:
         key, interval = change.key, _interval(change.better)
         what = (key.contender, f"{key.workload}, {key.durability}", key.phase, key.metric.replace("_", " "))
         values = quantity(key.metric, change.before), quantity(key.metric, change.after), f"{change.better.median:.2f}"
-        within = "once" if interval is None else " to ".join(map(_edge, interval))
+        within = "once" if interval is None else " to ".join(map(_bound, interval))
         rows.append((Text(change.verdict, style=_STYLES[change.verdict]), *what, *values, within))
     numbers = ("before>", "after>", "times better>", "95 %>")
     return make_table("verdict~", "contender~", "workload~", "phase~", "metric~", *numbers, rows=rows)
 
 
-def _edge(value: float) -> str:
+def _bound(value: float) -> str:
     """Return the end of an interval as text, "> 100" or "< 0.01" beyond these."""
     if value > 100:
         return "> 100"

@@ -1,7 +1,7 @@
 """A broker for the protocol of `lines`: ``python broker.py DIRECTORY [PORT]``.
 
-The event loop serves sockets and never blocks on the database. It passes the requests that arrived meanwhile in one
-call, a *hop*, to the thread that uses the database (`store_hop`), which returns the answers.
+The event loop serves sockets and never blocks on the database. It passes the requests that arrived meanwhile as one
+batch to the thread that uses the database (`store_thread`), which returns the answers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import topicstore as ts
 from connection import Connection
 from lines import packet_line
-from store_hop import StoreHop
+from store_thread import StoreThread
 from topicstore.sessions import Ended, Publish, PubRel, Session
 
 
@@ -23,13 +23,13 @@ class Broker:
 
     def __init__(self, db: ts.Database, thread: ThreadPoolExecutor) -> None:
         self.loop, self.thread = asyncio.get_running_loop(), thread
-        self.hop = StoreHop(db, self.opened, self.on_end)
+        self.store = StoreThread(db, self.opened, self.on_end)
         self.connections: dict[Session, Connection] = {}
         self.asking: dict[Connection, None] = {}
         self.asked = asyncio.Event()
 
     def ask(self, connection: Connection) -> None:
-        """Schedule a connection that has requests for the next hop."""
+        """Schedule a connection that has requests for the next batch."""
         self.asking[connection] = None
         self.asked.set()
 
@@ -43,7 +43,7 @@ class Broker:
             self.asked.clear()
             taken = {connection: connection.take() for connection in self.asking}
             self.asking.clear()
-            answers, delivered, pause = await self.loop.run_in_executor(self.thread, self.hop.serve, taken)
+            answers, delivered, pause = await self.loop.run_in_executor(self.thread, self.store.serve, taken)
             for answer in answers:
                 answer()
             for session, packets in delivered:
@@ -56,7 +56,7 @@ class Broker:
         connection.session = session
         self.connections[session] = connection
         connection.say(b"CONNECTED resumed" if session.present else b"CONNECTED new")
-        if session.ended is not None:  # the session was taken over in the same hop
+        if session.ended is not None:  # the session was taken over in the same batch
             self.ended(session, session.ended)
 
     def send(self, session: Session, packets: list[Publish | PubRel]) -> None:

@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
         return taken
 
     def go_on(self) -> None:
-        """Schedule received requests for the next hop, or resume reading if there are none."""
+        """Schedule received requests for the next batch, or resume reading if there are none."""
         if self._requests:
             self._transport.pause_reading()
             self._ask(self)
@@ -86,7 +86,7 @@ class Connection(asyncio.Protocol):
                 self.session.pause()
 
     def resume_writing(self) -> None:
-        """Resume deliveries, with the next hop, and reading."""
+        """Resume deliveries, with the next batch, and reading."""
         self._full = False
         with contextlib.suppress(SessionEndedError):
             if self.session is not None:

@@ -252,7 +252,7 @@ def test_a_client_that_connects_again_takes_over(tmp_path: Path) -> None:
 
 
 def test_whoever_is_taken_over_takes_nobody_along(tmp_path: Path) -> None:
-    """When a session is taken over, only its own requests fail, and not those of others in the same hop."""
+    """When a session is taken over, only its own requests fail, and not those of others in the same batch."""
 
     async def test(running: Running) -> None:
         writer, other = await running.client("writer"), await running.client("other")
@@ -369,7 +369,7 @@ def test_a_client_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
 
 def test_it_uses_public_names_only() -> None:
     """The broker imports only `topicstore` and `topicstore.sessions`, and uses no private names."""
-    for file in ("broker.py", "store_hop.py", "connection.py", "lines.py"):
+    for file in ("broker.py", "store_thread.py", "connection.py", "lines.py"):
         tree = ast.parse((HERE / file).read_text())
         modules = [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
         modules += [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]

@@ -192,7 +192,7 @@ def test_a_writer_closed_within_a_put(opened: Callable[[str], ts.Database]) -> N
                 writer.put(STORED[0])
 
 
-def test_a_failure_of_a_close_within_a_call_is_told(
+def test_a_failure_of_a_close_within_a_call_is_reported(
     opened: Callable[[str], ts.Database], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If a close within another call fails, the next close raises that error once, and everything is closed."""

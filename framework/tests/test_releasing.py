@@ -40,7 +40,7 @@ def test_all_are_given_back(failures: dict[int, BaseException], told: type[BaseE
     assert [0, 1, 2] == done
 
 
-def test_what_fails_within_is_told_with_what_failed_beside_it() -> None:
+def test_what_fails_within_is_reported_with_what_failed_beside_it() -> None:
     """Nested failures are raised as one flat group."""
 
     def inner() -> None:

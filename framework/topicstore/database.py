@@ -146,7 +146,7 @@ def database_info(
         visibility_failure=None if hub is None else hub.reads.failure,
         retained_failure=expiry.task.failure,
         ballast_failure=storage.ballast.failure,
-        notes_failure=None if storage.notes is None else storage.notes.failure,
+        notes_failure=None if storage.recovery_points is None else storage.recovery_points.failure,
         retention=retention.settings,
         retention_failure=retention.failure,
         clock_ahead=retention.clock_ahead,

@@ -188,7 +188,7 @@ def _open_queue(of: Manifest, settings: OpenSettings, path: Path, *, read_only: 
     settings = attrs.evolve(
         settings,
         options={name: values for name, values in of.options.items() if name in (of.backend, layout)},
-        permissions=permissions_of(path.parents[1]),  # the database's
+        permissions=permissions_of(path.parents[1]),  # those of the database's directory
         read_only=read_only,
         ballast=False,
     )

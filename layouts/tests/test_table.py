@@ -232,7 +232,7 @@ def test_a_delete_looks_at_so_many_rows_a_step(stored: Stored, monkeypatch: pyte
     "what",
     ["shard = 5", "position = 1152921504606846981", "position = 1152921504606847100"],
 )
-def test_a_row_in_the_wrong_place_is_told(stored: Stored, what: str) -> None:
+def test_a_row_in_the_wrong_place_is_reported(stored: Stored, what: str) -> None:
     """Readers and verification report a row that belongs to another shard, and rows out of order."""
     stored.put(plain(10))
     change(stored, f"UPDATE messages SET {what} WHERE position = {START + 3}")
@@ -253,7 +253,7 @@ def test_a_row_in_the_wrong_place_is_told(stored: Stored, what: str) -> None:
         "retain = NULL",
     ],
 )
-def test_a_row_that_contradicts_itself_is_told(stored: Stored, what: str) -> None:
+def test_a_row_that_contradicts_itself_is_reported(stored: Stored, what: str) -> None:
     """Verification reports a row whose columns contradict each other, and counts the other rows as intact."""
     stored.put(plain(10))
     change(stored, f"UPDATE messages SET {what} WHERE position = {START + 3}")
@@ -264,7 +264,7 @@ def test_a_row_that_contradicts_itself_is_told(stored: Stored, what: str) -> Non
 
 
 @pytest.mark.parametrize("missing", [False, True])
-def test_a_damaged_large_payload_is_told(stored: Stored, missing: bool) -> None:
+def test_a_damaged_large_payload_is_reported(stored: Stored, missing: bool) -> None:
     """Readers and verification report a changed or missing large payload; the other messages can be read."""
     stored.put([Message("t", bytes(LARGE)), *plain(3)])
     if missing:

@@ -256,7 +256,7 @@ class TableSlab(Slab):
         rows: pa.Table | None = None
         bound, deadline = limits.bound, limits.deadline
         while at <= bound:
-            last = bound if deadline is None else self._stretch(at, bound, _LOOKED_AT)
+            last = bound if deadline is None else self._row_position(at, bound, _LOOKED_AT)
             stop = self._stop(condition, at, last, limits)
             rows = self._select(_READ, condition, at, stop, limits.rows)
             at = stop + 1 if rows.num_rows < limits.rows else int(rows["position"][-1].as_py()) + 1
@@ -277,7 +277,7 @@ class TableSlab(Slab):
         self.counters.visited += rows.num_rows
         return rows
 
-    def _stretch(self, first: int, last: int, rows: int) -> int:
+    def _row_position(self, first: int, last: int, rows: int) -> int:
         """Return the position of the row number ``rows`` from ``first`` on, or ``last`` if there are fewer rows."""
         statement = (
             "SELECT position FROM messages WHERE generation = ? AND position BETWEEN ?::UBIGINT AND ?::UBIGINT "
@@ -364,7 +364,7 @@ class TableSlab(Slab):
         """Delete matching rows, and their separately stored payloads; each step examines two thousand rows."""
         condition = _condition(topic_filter)
         while first <= last:
-            stop = self._stretch(first, last, _DELETED)
+            stop = self._row_position(first, last, _DELETED)
             rows = self._select(f"position, topic, {_BYTES} AS bytes", condition, first, stop, None)
             if not condition.exact:
                 rows = rows.filter(pa.array(map(topic_filter.matches, rows["topic"].to_pylist()), pa.bool_()))
@@ -387,7 +387,7 @@ class TableSlab(Slab):
         while first <= bound:
             stop = bound
             try:
-                stop = self._stretch(first, bound, _LOOKED_AT)
+                stop = self._row_position(first, bound, _LOOKED_AT)
                 yield from self._verify(first, stop)
             except CorruptionError as bad:
                 place = f"shard {self._shard}, generation {self._generation}, positions {first} to {stop}"

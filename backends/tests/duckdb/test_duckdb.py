@@ -190,7 +190,7 @@ except EngineError as error:
     assert "no other can read it" in told
 
 
-def test_a_signal_that_interrupts_a_statement_is_told_as_such(engine: DuckdbEngine) -> None:
+def test_a_signal_that_interrupts_a_statement_is_reported_as_such(engine: DuckdbEngine) -> None:
     """A signal handler that raises during a statement ends the statement with `KeyboardInterrupt`.
 
     The engine stays usable.
@@ -221,7 +221,7 @@ class Interrupting:
     [Interrupting(KeyboardInterrupt()), Interrupting(SystemExit(3)), None],
     ids=["while they are read", "whose handler exits", "while they are looked for"],
 )
-def test_a_signal_that_interrupts_duckdb_reading_rows_is_told_as_such(engine: DuckdbEngine, given: Any) -> None:
+def test_a_signal_that_interrupts_duckdb_reading_rows_is_reported_as_such(engine: DuckdbEngine, given: Any) -> None:
     """A signal handler that raises while DuckDB reads rows ends the statement with `KeyboardInterrupt`.
 
     DuckDB itself replaces the handler's error, or reports that there are no rows.
@@ -439,7 +439,7 @@ print(acknowledged, seen, *told)
 @pytest.mark.slow
 @pytest.mark.parametrize("other", ["reading", "writing"])
 @pytest.mark.parametrize("log_bytes", [1 << 20, 64 << 20])
-def test_a_full_disk_is_told_and_what_was_acknowledged_is_read(tmp_path: Path, log_bytes: int, other: str) -> None:
+def test_a_full_disk_is_reported_and_what_was_acknowledged_is_read(tmp_path: Path, log_bytes: int, other: str) -> None:
     """On a full disk a write raises an error, and every acknowledged write stays readable.
 
     That holds whether the log can't grow or can't be written into the file, and also during a write to another shard.

@@ -339,7 +339,7 @@ def test_verify_names_every_damaged_place_once(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_a_missing_table_is_told_at_opening(tmp_path: Path) -> None:
+def test_a_missing_table_is_reported_at_opening(tmp_path: Path) -> None:
     """A missing table raises `CorruptionError` at opening, with the table's path and a hint to repair."""
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, numbered(1000, 100))

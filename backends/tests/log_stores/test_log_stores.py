@@ -127,7 +127,7 @@ def kind(handle: int) -> str:
     return "folder" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file"
 
 
-def test_drafts_of_killed_processes_are_removed_and_of_living_ones_kept(tmp_path: Path) -> None:
+def test_staging_directories_of_killed_processes_are_removed_and_of_living_ones_kept(tmp_path: Path) -> None:
     """Opening a store removes staged files that no process has locked, and keeps locked ones."""
     import fcntl
 
@@ -140,7 +140,9 @@ def test_drafts_of_killed_processes_are_removed_and_of_living_ones_kept(tmp_path
         assert [living] == list((tmp_path / ".drafts").iterdir())
 
 
-def test_a_draft_that_an_opening_removed_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_staging_directory_that_an_opening_removed_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A store writes a staged file again if another process removed it before it was locked."""
     store = DirectoryLogStore(tmp_path)
     flock = directory.fcntl.flock
@@ -157,7 +159,7 @@ def test_a_draft_that_an_opening_removed_is_written_again(tmp_path: Path, monkey
     assert b"1" == store.get("log/1")
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk raises `StorageUnavailableError`, and leaves neither the object nor its staged file."""
     store = DirectoryLogStore(tmp_path)
 

@@ -238,7 +238,7 @@ def test_what_a_reader_finds_of_logs_that_come_and_go_is_not_believed(
     engine.close()
 
 
-def test_a_full_disk_is_told_again(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_again(tmp_path: Path) -> None:
     """After a write on a full disk, every further call raises `StorageFullError`.
 
     RocksDB's own later errors mention only that there was an earlier one.

@@ -183,13 +183,13 @@ class DuckdbEngine(Engine):
                     self._writer.rollback()
                 if INVALIDATED.search(str(error)):
                     self._attach_again_locked()
-                # If it matches, the batch is in the log and synced: only writing the log into the file failed.
+                # If this matches, the batch is in the fsynced log; only the checkpoint into the file failed.
                 if not LEFT_IN_LOG.search(str(error)):
                     raise
             self._free_locked(batch)
 
     def _free_locked(self, batch: WriteBatch) -> None:
-        """Write the log into the file if rows were deleted and much was put, because only that frees deleted rows.
+        """Checkpoint the log into the file after deletes and large puts, because only a checkpoint frees deleted rows.
 
         DuckDB writes the log by itself only when it is large, but rows of large batches bypass the log.
         """
@@ -331,7 +331,7 @@ class DuckdbEngine(Engine):
             return self.get_in(view, keyspace, key)
 
     def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
-        """Return the value of each key, None where there is none, by one join."""
+        """Return the value of each key, or None if there is none, with one join."""
         with self._passing_view() as view:
             return self.get_many_in(view, keyspace, keys)
 
@@ -369,7 +369,7 @@ class DuckdbEngine(Engine):
     def scan_in(
         self, view: View | None, keyspace: Keyspace[K], span: Span[K], reverse: bool, limit: int | None
     ) -> Iterator[list[tuple[K, bytes]]]:
-        """Yield the pairs of a range in a view, or in one that is opened with the first list."""
+        """Yield the pairs of a range as of a view; without a view, as of the request for the first list."""
         table = self._tables[keyspace.name]
         table.columns.condition(span)  # raises for unfit keys here rather than with the first list
         return self._lists(view, table, span, reverse, limit)

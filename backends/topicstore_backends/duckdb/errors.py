@@ -14,7 +14,7 @@ from topicstore.contract.errors import (
     LogDamagedError,
 )
 
-from topicstore_backends.files import shortage
+from topicstore_backends.files import resource_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -90,7 +90,7 @@ class Translated:
         text = _first_paragraph(error)
         if isinstance(error, (duckdb.InterruptException, duckdb.ConnectionException)):
             raise DatabaseClosedError(f"{self._path}: the engine was closed ({text})") from error
-        if (short := shortage(self._path, error, text)) is not None:
+        if (short := resource_error(self._path, error, text)) is not None:
             raise short from error
         text = text.replace(str(self._opened), str(self._path))
         if _LOCKED.search(text):

@@ -202,7 +202,7 @@ class Instance:
                 ending.callback(view.close, error)
 
     def connections(self) -> list[duckdb.DuckDBPyConnection]:
-        """Return the connections that keep the files open. Takes no lock: in a forked child one may stay held."""
+        """Return the connections that keep the files open. Needs no lock, which a forked child may find held."""
         root = [] if self._root is None else [self._root]
         return root + [view.connection() for view in list(self._views)]
 

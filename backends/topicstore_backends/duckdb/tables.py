@@ -225,7 +225,7 @@ class Table(Generic[K]):
         return found
 
     def first(self, connection: DuckDBPyConnection, span: Span[K], reverse: bool) -> tuple[list[tuple[K, bytes]], bool]:
-        """Return the first pairs of a span that lie in a few rows, and whether the span holds no others."""
+        """Return the first pairs of a range, from one statement with few rows, and whether the range has no others."""
         condition, values = self.columns.condition(span)
         order = self.columns.listed(suffix=" DESC" * reverse)
         statement = (

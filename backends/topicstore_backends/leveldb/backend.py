@@ -36,7 +36,7 @@ from topicstore_backends.write_ahead_logs import (
 from .engine import LeveldbEngine
 from .errors import Translated
 from .instance import Instance
-from .keeping import drop_kept, keep_files, settle
+from .keeping import drop_kept, keep_files, restore_unread
 from .keys import FORMAT, FORMAT_NAME, LAST
 
 __all__ = ["LeveldbBackend", "LeveldbOptions"]
@@ -107,7 +107,7 @@ class LeveldbBackend(Backend):
             else:
                 check_there(path / "CURRENT", "LevelDB")
             remove_abandoned(path)
-            settle(path)  # a process may have died while it opened the database
+            restore_unread(path)  # a process may have died while it opened the database
             check_logs(path, manifest_counts=True)
             if (path / "CURRENT").exists():
                 keep_files(path)
@@ -115,7 +115,7 @@ class LeveldbBackend(Backend):
             engine = self._open(path, keyspaces)
         except BaseException as failed:
             with Translated(path):
-                settle(path)
+                restore_unread(path)
                 if isinstance(failed, CorruptionError):
                     check_logs(path, manifest_counts=True, refused=True)
             raise

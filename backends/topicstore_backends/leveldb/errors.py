@@ -10,7 +10,7 @@ from typing import NoReturn
 import plyvel
 from topicstore.contract.errors import CorruptionError, DatabaseClosedError, EngineError
 
-from topicstore_backends.files import shortage
+from topicstore_backends.files import resource_error
 
 __all__ = ["Translated", "lost", "text_of"]
 
@@ -50,7 +50,7 @@ class Translated:
 
     def _raise(self, error: Exception) -> NoReturn:
         text = text_of(error)
-        if (short := shortage(self._path, error, text)) is not None:
+        if (short := resource_error(self._path, error, text)) is not None:
             raise short from error
         text = text.replace(str(self._opened), str(self._path))
         if isinstance(error, plyvel.CorruptionError) or _CUT.search(text):

@@ -18,7 +18,7 @@ from pathlib import Path
 from topicstore_backends.files import OPENING, READER, sync
 from topicstore_backends.write_ahead_logs import least_sequence
 
-__all__ = ["drop_kept", "keep_files", "settle"]
+__all__ = ["drop_kept", "keep_files", "restore_unread"]
 
 _NOT_LINKED = frozenset((errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV))
 """The errors of a hard link that can't be made, as on file systems without links."""
@@ -27,7 +27,7 @@ _TABLES = (".ldb", ".sst")
 
 
 def keep_files(path: Path) -> None:
-    """Link all files of a database into a directory beside them, from which `settle` puts them back.
+    """Link all files of a database into a directory beside them, from which `restore_unread` restores them.
 
     Files that can't be linked are copied, except tables, which LevelDB finds by its manifest and not by listing.
     """
@@ -42,7 +42,7 @@ def keep_files(path: Path) -> None:
     unfinished.rename(kept)
 
 
-def settle(path: Path) -> bool:
+def restore_unread(path: Path) -> bool:
     """Compare a database with the files kept of it, if there are any; return whether LevelDB has read all logs.
 
     If not, the files are restored, for which the database must not be open. Then the kept files are removed. The next
@@ -53,7 +53,7 @@ def settle(path: Path) -> bool:
         return True
     whole = least_sequence(path) >= least_sequence(kept)
     if not whole:
-        _put_back(path, kept)
+        _restore(path, kept)
     drop_kept(path)
     return whole
 
@@ -66,7 +66,7 @@ def drop_kept(path: Path) -> None:
         shutil.rmtree(unfinished)
 
 
-def _put_back(path: Path, kept: Path) -> None:
+def _restore(path: Path, kept: Path) -> None:
     """Restore the kept files, ``CURRENT`` last: until then an interrupted call isn't mistaken for a complete one."""
     names = set(os.listdir(kept))  # noqa: PTH208 - texts
     for name in os.listdir(path):  # noqa: PTH208 - texts
@@ -75,10 +75,10 @@ def _put_back(path: Path, kept: Path) -> None:
     for name in names - {"CURRENT"}:
         if not (path / name).exists():
             _link_or_copy(kept / name, path / name)
-    draft = path / f"{OPENING}-CURRENT"
-    shutil.copyfile(kept / "CURRENT", draft)
-    sync(draft)
-    draft.replace(path / "CURRENT")
+    staged = path / f"{OPENING}-CURRENT"
+    shutil.copyfile(kept / "CURRENT", staged)
+    sync(staged)
+    staged.replace(path / "CURRENT")
     sync(path)
 
 

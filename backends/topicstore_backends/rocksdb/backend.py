@@ -21,7 +21,7 @@ from topicstore_backends.files import (
     make_directory,
     reader_directory,
     remove_abandoned,
-    shortage,
+    resource_error,
 )
 from topicstore_backends.options import whole_number
 from topicstore_backends.write_ahead_logs import Cut, apply_cuts, check_logs, cuts, cuts_of, isolated, link_uncut
@@ -272,7 +272,7 @@ def _open_linked(
     try:
         return _open_links(path, options, families, found, beside=path)
     except (OSError, StorageFullError) as failed:
-        if isinstance(shortage(path, failed, str(failed)), TooManyOpenFilesError):
+        if isinstance(resource_error(path, failed, str(failed)), TooManyOpenFilesError):
             raise
     options.set_max_open_files(-1)
     return _open_links(path, options, families, found, beside=None)

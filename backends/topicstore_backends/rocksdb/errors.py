@@ -10,7 +10,7 @@ from typing import NoReturn, cast
 import rocksdict
 from topicstore.contract.errors import CorruptionError, DatabaseClosedError, EngineError
 
-from topicstore_backends.files import shortage
+from topicstore_backends.files import resource_error
 
 __all__ = ["Translated", "file_named"]
 
@@ -27,15 +27,15 @@ _HELD = re.compile(r"LOCK: (?:No locks available|Resource temporarily unavailabl
 class Translated:
     """A context that replaces rocksdict's errors, bare ``Exception`` with RocksDB's message, by topicstore's."""
 
-    __slots__ = ("_opened", "_opening", "_path", "_shortage")
+    __slots__ = ("_exhausted", "_opened", "_opening", "_path")
 
     def __init__(self, path: Path, *, opened: Path | None = None, opening: bool = False) -> None:
         """Name ``path`` in errors. ``opened`` is the temporary directory that stands for it, if it is only read."""
         self._path = path
         self._opened = opened or path
         self._opening = opening
-        self._shortage = ""
-        """The message of the first error about a shortage, empty before there was one."""
+        self._exhausted = ""
+        """The message of the first error about an exhausted resource; empty if there was none."""
 
     def __enter__(self) -> None:
         pass
@@ -50,9 +50,9 @@ class Translated:
         text = str(error)
         if isinstance(error, rocksdict.DbClosedError):
             raise DatabaseClosedError(f"{self._path}: the engine is closed") from error
-        words = f"{text} {self._shortage}" if _EARLIER.fullmatch(text) else text
-        if (short := shortage(self._path, error, words)) is not None:
-            self._shortage = self._shortage or text
+        words = f"{text} {self._exhausted}" if _EARLIER.fullmatch(text) else text
+        if (short := resource_error(self._path, error, words)) is not None:
+            self._exhausted = self._exhausted or text
             raise short from error
         text = text.replace(str(self._opened), str(self._path))
         if text.startswith("Corruption"):

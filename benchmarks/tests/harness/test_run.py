@@ -168,7 +168,7 @@ def test_two_do_not_measure_in_the_same_directory(small_toml: Path, tmp_path: Pa
     assert f"error: {tmp_path} is open elsewhere: process {os.getpid()} on " in done.stderr
 
 
-def test_a_wrong_replay_is_told_loudly(small_toml: Path, tmp_path: Path) -> None:
+def test_a_wrong_replay_is_reported_loudly(small_toml: Path, tmp_path: Path) -> None:
     """A wrong replay is reported on standard error, in the results and by the exit code."""
     done = bench("run", prepared(tmp_path, small_toml, "Losing"))
     assert 1 == done.returncode, done.stderr

@@ -256,7 +256,7 @@ def test_what_one_can_not_do_is_skipped(measure: Measure) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, which Linux has")
-def test_a_full_disk_is_told(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported(small: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker reports a contender's failure even if its own log can't be written, because the disk is full."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     plan = WorkerPlan(

@@ -126,7 +126,7 @@ def test_a_reference_that_was_not_measured_is_refused(make_run: RunMaker) -> Non
         compare(run, run, relative_to="RabbitMQ streams")
 
 
-def test_what_only_one_has_is_told(make_run: RunMaker) -> None:
+def test_what_only_one_has_is_reported(make_run: RunMaker) -> None:
     def without_sqlite(row: dict[str, Any]) -> dict[str, Any] | None:
         return None if row["contender"] == "SQLite" else row
 

@@ -1,7 +1,7 @@
 """``topicstore bench compare-commits BASE``: whether any step takes more CPU time than at another commit.
 
 Both commits are measured in turns, in new processes, so that a machine whose speed drifts changes both. CPU time of
-all threads is compared, because a thread beside the caller takes the core from whatever else runs there.
+all threads is compared, because threads of a process also use cores that other work needs.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class Step:
 
 
 def compare_commits(base: Path, tree: Path, *, rounds: int = ROUNDS, most: float = 1.03) -> list[Step]:
-    """Measure both checkouts in turns, and up to three times again while a step's median is over ``most``.
+    """Measure both checkouts in turns; repeat this up to three times while a median ratio of times is above ``most``.
 
-    Raises `subprocess.CalledProcessError` if a step fails.
+    Raises `subprocess.CalledProcessError` if a measurement fails.
     """
     found = _rounds(base, tree, rounds)
     for _ in range(_REPEATS):

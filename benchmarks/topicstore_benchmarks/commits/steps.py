@@ -1,4 +1,4 @@
-"""``python steps.py DIRECTORY``: measure the steps once with the topicstore on ``PYTHONPATH``; print them as JSON.
+"""``python steps.py DIRECTORY``: run each measurement once with the topicstore on ``PYTHONPATH``; print them as JSON.
 
 The program runs with the packages of either commit. It imports nothing of this package, and uses only calls that every
 commit has. Each value is nanoseconds of CPU time of all threads of the process, for one message or one call.
@@ -33,7 +33,7 @@ def messages_of(count: int, *, qos: int = 0) -> list[ts.Message]:
 
 
 def cpu(work: Callable[[], object], count: int, repeat: int = 1) -> float:
-    """Return the least nanoseconds of CPU time for each of ``count``, over calls of ``work``."""
+    """Return the CPU time of one call of ``work``, divided by ``count``: the least of ``repeat`` calls."""
     found = []
     for _ in range(repeat):
         gc.collect()
@@ -44,7 +44,7 @@ def cpu(work: Callable[[], object], count: int, repeat: int = 1) -> float:
 
 
 def store(path: Path, messages: Sequence[ts.Message], size: int, writers: int = 1, **options: str) -> float:
-    """Measure storing messages in batches of ``size``, with the end of the database, so that its threads are done."""
+    """Return the CPU time of a message that is stored in a batch of ``size``, including the close of the database."""
     batches = [messages[first : first + size] for first in range(0, len(messages), size)]
     db = ts.open(path, **options)  # type: ignore[arg-type]
     db.store(messages[:1])
@@ -74,7 +74,7 @@ def consumed(db: ts.Database, topic_filter: str) -> int:
 
 
 def read(db: ts.Database, suffix: str) -> dict[str, float]:
-    """Measure replays of everything, a route and a topic."""
+    """Return the CPU time of a replayed message, for all topics, for a filter with a wildcard, and for one topic."""
     route, topic = consumed(db, _FILTER), consumed(db, _TOPIC)
     return {
         f"replay{suffix}": cpu(lambda: consumed(db, "#"), MESSAGES, 3),
@@ -84,7 +84,7 @@ def read(db: ts.Database, suffix: str) -> dict[str, float]:
 
 
 def deliver(path: Path) -> dict[str, float]:
-    """Measure messages that are published one by one, or 100 by one call, until they are delivered and acknowledged."""
+    """Return the CPU time of a message from its publishing to its acknowledged delivery, for calls of 1 and 100."""
     found = {}
     with ts.open(path) as db:
         sessions = [db.sessions.open(f"client-{n}", expiry_interval=None) for n in range(10)]
@@ -108,7 +108,7 @@ def deliver(path: Path) -> dict[str, float]:
 
 
 def steps(directory: Path) -> dict[str, float]:
-    """Measure every step, each in a database of its own."""
+    """Return all measurements by name, each made in a database of its own."""
     messages = messages_of(MESSAGES)
     found = {
         "store by 1,000": min(store(directory / name, messages, 1_000) for name in ("a", "a again")),

@@ -227,7 +227,7 @@ def _take_turns(
             progress(phase)
             replies = [(worker, worker.run(phase)) for worker in able]
         if any(reply.reason == LEFT_OUT for _, reply in replies):
-            # Otherwise a contender measured in time would win a phase that the others had no time for.
+            # If one contender had no time for the phase, results of the others would not be comparable.
             yield from ((one, reply if reply.status == "failed" else _left_out(phase)) for one, reply in replies)
             yield from ((worker, _left_out(name)) for name in order[number + 1 :] for worker in able)
             return

@@ -107,7 +107,10 @@ class FileWorkload(Workload):
         return self._file.read_row_groups(groups).slice(first - skipped, rows)
 
     def requests(self) -> dict[str, tuple[str, ...]]:
-        """Return the filters of the options, and for the requests of every workload filters made from the topics."""
+        """Return topic filters by the request's name: those that every workload has, and those of the options.
+
+        The filters that every workload has are chosen by the numbers of messages of the file's topics.
+        """
         counts = Counter(self._file.read(columns=["topic"]).column("topic")[: self._rows].to_pylist())
         chosen = {WILDCARD: (busiest_wildcard(counts),), DEVICE: _around_the_median(counts)}
         return {**chosen, **self.options.requests}

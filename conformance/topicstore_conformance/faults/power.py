@@ -248,7 +248,7 @@ class _Disk:
         return draw.choice((0, len(self._changes), draw.randint(0, len(self._changes))))
 
     def names(self, upto: int) -> dict[str, _File | None]:
-        """Return the files by path after this many name changes and the durable ones, directories first."""
+        """Return files by path, directories first, after the first ``upto`` changes of names and all durable ones."""
         there: dict[str, _File | None] = {}
         for number, (change, _) in enumerate(self._changes):
             if number < upto or number in self._certain:

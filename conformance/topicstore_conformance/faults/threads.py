@@ -48,7 +48,7 @@ def together(*works: Callable[[], Any]) -> list[Any]:
 
 
 def running(method: FunctionType) -> list[Any]:
-    """Return the objects on which some thread is running this method."""
+    """Return the objects whose ``method`` a thread is running at the moment, one for each such call."""
     found = []
     for frame in sys._current_frames().values():  # noqa: SLF001 - it is documented
         at: FrameType | None = frame

@@ -98,7 +98,7 @@ class Stored:
     def place(
         self, messages: Iterable[Message], gap: int = 1, *, arrow: bool = False
     ) -> tuple[MessageBatch, list[Row]]:
-        """Return a batch with positions after the last one, ``gap`` apart, and its rows."""
+        """Return messages as a batch whose positions follow the last stored one, ``gap`` apart, and as rows."""
         filled = [msgspec.structs.replace(m, timestamp=m.timestamp or self.last >> 11) for m in messages]
         batch = MessageBatch.from_messages(filled)
         if arrow:
@@ -175,7 +175,7 @@ class Stored:
         return [row for row in self.rows if first <= row[0] <= bound and match(topic_filter, row[1].topic)]
 
     def check(self, topic_filter: str = "#", first: int = 0, bound: int | None = None, **limits: Any) -> None:
-        """Compare all rows that readers of the covering streams get with the list."""
+        """Check that readers of all streams of a filter get exactly the rows that `wanted` returns."""
         self.end_epoch()
         bound = self.last if bound is None else bound
         got: list[Row] = []
@@ -189,7 +189,7 @@ class Stored:
         return [Reader(self, stream, text) for text in filters for stream in self.slab.cover(TopicFilter(text))]
 
     def check_read(self, readers: Sequence[Reader], deleted: Collection[int] = ()) -> None:
-        """Compare the rows of all readers of each filter, without deleted ones, with the list; none may come twice."""
+        """Check, for each filter, that its readers got the `wanted` and some deleted rows, none of them twice."""
         for text in {reader.text for reader in readers}:
             got = [row for reader in readers if reader.text == text for row in reader.got]
             assert len({position for position, _ in got}) == len(got)
@@ -197,12 +197,12 @@ class Stored:
             assert self.wanted(text) == sorted(left, key=lambda row: row[0])
 
     def read_all(self) -> None:
-        """Compare all rows that readers get with the list."""
+        """Check that readers of each filter get the rows that it matches."""
         for topic_filter in self.everything():
             self.check(topic_filter)
 
     def check_all(self) -> None:
-        """Compare all rows that readers get, and the number that `verify` counts, with the list."""
+        """Check the rows that readers of each filter get, and the number of messages that `verify` counts."""
         self.read_all()
         assert (len(self.rows), []) == self.verify()
 
@@ -366,7 +366,7 @@ class Reader:
 class Acting:
     """A wrapper of an engine, or of its snapshot, that takes an action once, before or after one of its reads.
 
-    Reads of learned structure don't count, because the slab may hold a lock meanwhile.
+    Reads of ``meta`` don't count, because the slab may hold a lock meanwhile.
     """
 
     def __init__(self, inner: Any, engine: Acting | None = None) -> None:

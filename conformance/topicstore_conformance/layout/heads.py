@@ -59,7 +59,7 @@ class Counting(Fixtures):
 
 
 def expected(stored: Stored, text: str, heads: Heads, *, hidden: bool = False) -> list[Counted]:
-    """Return what a filter's heads of the same range must have; with ``hidden``, also of topics with ``$``."""
+    """Return the rows that the heads of a filter must have in the range of ``heads``; of all topics if ``hidden``."""
     filters = stored.everything() if hidden else [text]
     rows = [row for one in filters for row in stored.wanted(one, heads.before + 1, heads.last)]
     return sorted((position, one.topic, one.client_id, len(one.payload)) for position, one in rows)

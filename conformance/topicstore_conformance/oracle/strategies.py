@@ -76,7 +76,7 @@ def hostile_topics() -> st.SearchStrategy[str]:
 
 @st.composite
 def filters_of(draw: st.DrawFn, topic: str) -> str:
-    """Draw a filter made from a topic: some levels may become ``+``, the end ``#``, or one level another."""
+    """Draw a filter made from a topic, with ``+`` for some levels, ``#`` for the last levels, or one other level."""
     levels = topic.split("/")
     kind = draw(st.sampled_from(("same", "plus", "plus", "rest", "rest", "other")))
     if kind != "same":

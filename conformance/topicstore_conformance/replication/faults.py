@@ -1,4 +1,4 @@
-"""Wrong decisions, each of which replaces a right one, and the scopes in which the checker finds them."""
+"""Faults in the replication protocol's decision functions, and the bounds within which the model checker finds each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Fault:
     scope: Scope = attrs.field(factory=Scope)
 
     def decisions(self) -> Decisions:
-        """Return the program's decisions, with the faulty ones in place of the right ones."""
+        """Return the decision functions of the replication protocol, some of which the fault replaces."""
         moment = Moment()
         return Decisions(moment=moment, **self.broken(moment))
 

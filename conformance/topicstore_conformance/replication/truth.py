@@ -29,7 +29,7 @@ class Entry:
     @staticmethod
     @functools.cache
     def of(head: Head, changes: tuple[Change, ...]) -> Entry:
-        """Return the only object for these values."""
+        """Return the interned entry with these values."""
         return Entry(head, changes)
 
 
@@ -45,7 +45,7 @@ class Replica:
     @staticmethod
     @functools.cache
     def of(progress: Progress, stored: tuple[tuple[bytes, int], ...]) -> Replica:
-        """Return the only object for these values."""
+        """Return the interned entry with these values."""
         return Replica(progress, stored)
 
 

@@ -29,6 +29,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Set the mode before any suite or ``conftest.py`` is imported."""
+    """Apply ``--quick`` before pytest imports a suite or a ``conftest.py``, which read the environment variable."""
     if config.getoption("quick"):
         os.environ[VARIABLE] = "quick"

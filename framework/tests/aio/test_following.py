@@ -152,7 +152,7 @@ async def test_a_session_delivers(db: ts.AsyncDatabase) -> None:
     assert Ended.DISCONNECTED is session.ended
 
 
-async def test_the_end_of_a_session_is_told_in_the_loop(db: ts.AsyncDatabase) -> None:
+async def test_the_end_of_a_session_is_reported_in_the_loop(db: ts.AsyncDatabase) -> None:
     """`on_end` is called in the event loop, with the session and the reason."""
     loop, told = asyncio.get_running_loop(), asyncio.Queue[object]()
 

@@ -137,7 +137,7 @@ def test_closing_beside_calls() -> None:
     wait_until(lambda: ours() == [], "all threads have ended")
 
 
-async def test_a_failing_close_is_told_and_ends_the_threads() -> None:
+async def test_a_failing_close_is_reported_and_ends_the_threads() -> None:
     """An error during closing is raised, the threads end, and closing can be repeated."""
     threads = Threads()
     await threads.run(lambda: None)

@@ -231,7 +231,7 @@ def test_what_changes_something_lets_the_server_do_it(
         assert alone[1]
 
 
-def test_a_name_that_no_request_can_have_is_told(read: Pair) -> None:
+def test_a_name_that_no_request_can_have_is_reported(read: Pair) -> None:
     """A client id that is longer than a URL may be is refused; MQTT allows such ids."""
     assert "length" in run("sessions", "show", read.served, "x" * 65_535, code=2).stderr
 
@@ -429,7 +429,7 @@ def test_what_is_no_url_of_a_server_is_refused(url: str) -> None:
     assert "is no URL of a server, such as http://127.0.0.1:18083" in run("ds", "info", "--url", url, code=2).stderr
 
 
-def test_what_is_no_topicstore_is_told(read: Pair) -> None:
+def test_what_is_no_topicstore_is_reported(read: Pair) -> None:
     """A URL with a wrong path, and another program's HTTP server, are reported with different errors."""
     url = f"{read.url}/api/v5"
     said = run("ds", "info", "--url", url, code=2).stderr

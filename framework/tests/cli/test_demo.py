@@ -127,7 +127,7 @@ def test_it_deletes_nothing_that_it_did_not_make(tmp_path: Path) -> None:
     assert (mine / "database" / "topicstore.json").exists()
 
 
-def test_a_missing_engine_is_told_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_missing_engine_is_reported_before_anything_is_made(tmp_path: Path) -> None:
     """If an engine is missing, the demo names the command that installs it before the demo creates anything."""
     program = (
         "import sys; sys.modules['rocksdict'] = None\n"

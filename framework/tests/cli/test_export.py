@@ -90,7 +90,7 @@ def test_drop_leaves_them_in_the_export_only(path: Path, tmp_path: Path) -> None
     assert everything(path) == before
 
 
-def test_the_target_is_told_as_it_was_given(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_target_is_reported_as_it_was_given(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     assert document("export", path, "cold")["target"] == "cold"
     assert "already in cold\n" in run("export", path, "cold", "--drop").stdout
@@ -232,7 +232,7 @@ def test_limit_and_going_on(path: Path, tmp_path: Path) -> None:
     assert [len(messages) for messages in everything(tmp_path / "new")] == [980, 20]
 
 
-def test_a_row_that_is_not_stored_as_exported_is_told(path: Path, tmp_path: Path) -> None:
+def test_a_row_that_is_not_stored_as_exported_is_reported(path: Path, tmp_path: Path) -> None:
     """A damaged export stops the import. An import that finds its earlier rows changed in the database reports it."""
     run("export", path, tmp_path / "export")
     part = tmp_path / "export" / "shard=0001" / "generation=0002" / "part-00000.parquet"

@@ -264,7 +264,7 @@ def test_null_in_optional_fields(tmp_path: Path, target: Path) -> None:
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "json", "csv.gz"])
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_utf16_is_told(tmp_path: Path, target: Path, ending: str, encoding: str) -> None:
+def test_utf16_is_reported(tmp_path: Path, target: Path, ending: str, encoding: str) -> None:
     text = "topic,payload\na,é\n" if "csv" in ending else '{"topic":"a","payload":"é"}'
     data = text.encode(encoding)
     (tmp_path / f"x.{ending}").write_bytes(gzip.compress(data) if ending.endswith("gz") else data)
@@ -382,7 +382,7 @@ def test_a_column_that_is_mapped_and_not_there_is_refused(write: Write, target: 
 
 
 @pytest.mark.parametrize("level", [4, -5])
-def test_a_level_that_a_topic_has_not_is_told_with_the_row(write: Write, target: Path, level: int) -> None:
+def test_a_level_that_a_topic_has_not_is_reported_with_the_row(write: Write, target: Path, level: int) -> None:
     rows = [{"topic": "a/b/c/d/e", "payload": "1"}, {"topic": "a/b", "payload": "2"}]
     told = run("import", target, write(rows), "--map", f"client_id={{topic[{level}]}}", code=2).stderr
     assert f"row 2: its topic 'a/b' has no level {level}" in told
@@ -414,7 +414,7 @@ def test_a_mapping_that_is_none_is_refused(tmp_path: Path, target: Path, how: An
     assert not target.exists()
 
 
-def test_unknown_names_are_told_with_their_line(tmp_path: Path, target: Path) -> None:
+def test_unknown_names_are_reported_with_their_line(tmp_path: Path, target: Path) -> None:
     """Unknown names in JSON lines, and in properties, are reported with their row."""
     good = '{"topic":"a","payload":"x"}\n'
     for bad in ('{"topic":"a","payload":"x","clientid":"c"}', '{"topic":"a","payload":"x","properties":{"contnt":1}}'):

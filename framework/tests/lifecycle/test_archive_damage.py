@@ -59,7 +59,7 @@ def test_every_byte_counts(tmp_path: Path, fill: Fill) -> None:
     assert unseen == []
 
 
-def test_a_bit_that_flips_in_any_file_is_told(db: ts.Database, target: Path) -> None:
+def test_a_bit_that_flips_in_any_file_is_reported(db: ts.Database, target: Path) -> None:
     """`verify` reports a flipped bit in any file of an export, even if replays don't need or have read the file."""
     assert list(db.replay("#"))
     assert db.verify().ok

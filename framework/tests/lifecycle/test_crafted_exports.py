@@ -66,7 +66,7 @@ def test_a_part_is_a_file_of_the_export(target: Path, tmp_path: Path, name: str)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [HEAD, SLAB])
-def test_whatever_is_crafted_is_told(target: Path, tmp_path: Path, name: str) -> None:
+def test_whatever_is_crafted_is_reported(target: Path, tmp_path: Path, name: str) -> None:
     """An export with a wrong value in its description is refused with a clear error, or imported correctly."""
     whole = load(target / name)
     for number in range(len(list(places(whole)))):

@@ -503,7 +503,7 @@ def test_closing_waits_for_it(tmp_path: Path, clock: Clock) -> None:
         db.retention.run()
 
 
-def test_a_failure_is_told(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_reported(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failure in the background is reported as a warning, and the database stays usable."""
     told = threading.Event()
     monkeypatch.setattr("topicstore.runtime.background.warnings.warn", lambda *_, **__: told.set())

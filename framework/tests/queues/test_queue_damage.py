@@ -38,7 +38,7 @@ def damages(path: Path, **how: bool) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_flipped_bit_is_told_or_harmless(tmp_path: Path, backend: str) -> None:
+def test_a_flipped_bit_is_reported_or_harmless(tmp_path: Path, backend: str) -> None:
     """A flipped bit in any file of a queue is reported with the queue's directory, or doesn't affect its messages."""
     need(backend)
     made, flipped = tmp_path / "made", tmp_path / "flipped"
@@ -63,7 +63,7 @@ def test_a_flipped_bit_is_told_or_harmless(tmp_path: Path, backend: str) -> None
 
 
 @pytest.mark.parametrize("how", ["whole", "read-only", "not yet made"])
-def test_what_is_not_damaged_is_not_told(tmp_path: Path, how: str) -> None:
+def test_what_is_not_damaged_is_not_reported(tmp_path: Path, how: str) -> None:
     """`verify` reports no damage for intact queues, changes nothing, and ignores a queue that is partly created."""
     make(tmp_path / "db", "rocksdb")
     if how == "not yet made":
@@ -90,7 +90,7 @@ def test_queues_that_are_open_are_looked_at(tmp_path: Path) -> None:
         assert 170 == len(queue.read(10_000))
 
 
-def test_a_manifest_that_is_damaged_since_is_told(tmp_path: Path) -> None:
+def test_a_manifest_that_is_damaged_since_is_reported(tmp_path: Path) -> None:
     """`verify` detects damage of the database's manifest after opening."""
     make(tmp_path / "db", "rocksdb")
     manifest = tmp_path / "db" / "topicstore.json"

@@ -10,8 +10,8 @@ import topicstore as ts
 from topicstore.server import Address, ListenError, ListenerSettings, Server, ServerSettings
 from topicstore.server.config.model import Limits
 from topicstore.server.config.units import Duration
-from topicstore.server.mqtt.requests import Answers, Asked
-from topicstore.server.mqtt.store_thread import StoreHop
+from topicstore.server.mqtt.requests import RequestBatch, Responses
+from topicstore.server.mqtt.store_thread import StoreThread
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.paho_client import PahoClient
@@ -91,19 +91,19 @@ def test_a_drained_server_lets_nobody_in(embedded: Embedded) -> None:
 
 def test_a_server_ends_though_its_clients_never_rest(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server stops although every request that it serves leads to another one."""
-    serve = StoreHop.serve
+    serve = StoreThread.serve
     with Embedded(db) as embedded, PahoClient(embedded.port, "busy") as client:
         broker = embedded.server._broker
         assert broker is not None
 
         async def ask() -> None:
-            broker.serving.kick()
+            broker.serving.schedule()
 
-        def busily(hop: StoreHop, asked: Asked) -> Answers:
+        def busily(store: StoreThread, requests: RequestBatch) -> Responses:
             embedded.do(ask())
-            return serve(hop, asked)
+            return serve(store, requests)
 
-        monkeypatch.setattr(StoreHop, "serve", busily)
+        monkeypatch.setattr(StoreThread, "serve", busily)
         client.subscribe("a", 1)
         draining = embedded.begin(embedded.server.drain())
         assert client.ended() == 0x8B

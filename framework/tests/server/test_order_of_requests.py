@@ -35,7 +35,7 @@ class Gate:
         assert self._broker is not None
         self._broker._thread.submit(self._open.wait, PATIENCE)
         self.send(other, wire.publish("gate", b"", version=other.version), count=1)
-        wait_until(self._under_way, "a hop has begun")
+        wait_until(self._under_way, "a batch has begun")
 
     def send(self, client: RawClient, *packets: bytes, count: int) -> None:
         """Send packets, and return when the server has received ``count`` more packets."""

@@ -88,7 +88,7 @@ def test_whoever_can_not_keep_the_owner_changes_nothing(change: Change) -> None:
 def test_a_link_stays_and_leads_to_the_changed_file(tmp_path: Path, change: Change) -> None:
     """A symbolic link stays and its target is changed, also through further links or if the target is missing.
 
-    The draft is written beside the target.
+    The temporary file is written beside the target.
     """
     (tmp_path / "links").mkdir()
     (tmp_path / "files").mkdir()

@@ -27,7 +27,7 @@ from topicstore.server.config.model import (
     ServerSettings,
 )
 from topicstore.server.config.units import Address
-from topicstore.server.running import introduction, notify, ready_line
+from topicstore.server.running import banner, notify, ready_line
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt.serving import serving
 
@@ -372,10 +372,10 @@ def test_the_line_for_scripts() -> None:
 
 
 def test_who_may_is_said_plainly() -> None:
-    """The introduction says in plain words who may connect, for local and for remote listeners."""
+    """The banner says in plain words who may connect, for local and for remote listeners."""
 
     def said(settings: ServerSettings) -> str:
-        return introduction(
+        return banner(
             settings, Path("/d"), durability="sync", stored_by="b", persisted=["a/#"], urls=["mqtt://h:1"], mqtt=["h:1"]
         )
 

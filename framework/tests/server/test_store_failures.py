@@ -9,7 +9,7 @@ import pytest
 import topicstore as ts
 from topicstore.server.access.access import Access
 from topicstore.server.mqtt.connection import MqttConnection
-from topicstore.server.mqtt.store_thread import StoreHop
+from topicstore.server.mqtt.store_thread import StoreThread
 from topicstore.sessions import Sessions
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.mqtt import wire
@@ -41,12 +41,12 @@ UNSERVED, UNANSWERED = "requests could not be served", "a client could not be an
 @pytest.mark.parametrize(
     ("owner", "step", "packet", "logged"),
     [
-        (StoreHop, "_connect", CONNECT, UNSERVED),
-        (StoreHop, "_publish", PUBLISH, UNSERVED),
-        (StoreHop, "_pubrel", PUBREL, UNSERVED),
-        (StoreHop, "_pubrec", PUBREC, UNSERVED),
-        (StoreHop, "_subscribe", SUBSCRIBE, UNSERVED),
-        (StoreHop, "_unsubscribe", UNSUBSCRIBE, UNSERVED),
+        (StoreThread, "_connect", CONNECT, UNSERVED),
+        (StoreThread, "_publish", PUBLISH, UNSERVED),
+        (StoreThread, "_pubrel", PUBREL, UNSERVED),
+        (StoreThread, "_pubrec", PUBREC, UNSERVED),
+        (StoreThread, "_subscribe", SUBSCRIBE, UNSERVED),
+        (StoreThread, "_unsubscribe", UNSUBSCRIBE, UNSERVED),
         (MqttConnection, "opened", CONNECT, UNANSWERED),
         (MqttConnection, "published", PUBLISH, UNANSWERED),
         (MqttConnection, "released", PUBREL, UNANSWERED),
@@ -87,7 +87,7 @@ def test_a_fault_ends_only_the_client_whom_it_concerns(
 
 def test_a_goodbye_that_failed_is_said_later(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed DISCONNECT is repeated later, so that the session doesn't stay connected."""
-    failing = Failing(monkeypatch, StoreHop, "_disconnect", RuntimeError("a fault"))
+    failing = Failing(monkeypatch, StoreThread, "_disconnect", RuntimeError("a fault"))
     with embedded.client("me", session_expiry_interval=3600) as client:
         failing.times = 1
         client.send(wire.disconnect())
@@ -97,7 +97,7 @@ def test_a_goodbye_that_failed_is_said_later(embedded: Embedded, monkeypatch: py
 
 def test_a_session_that_was_opened_for_nobody_is_closed(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session whose CONNACK reports a failure is closed."""
-    failing = Failing(monkeypatch, StoreHop, "_deliver", RuntimeError("a fault"))
+    failing = Failing(monkeypatch, StoreThread, "_deliver", RuntimeError("a fault"))
     with embedded.client("other"):
         failing.times = 1
         with embedded.client() as late:

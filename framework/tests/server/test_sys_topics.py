@@ -63,7 +63,7 @@ def test_nobody_else_publishes_them_and_no_group_shares_them(embedded: Embedded,
         assert client.subscribe("$share/g/$SYS/#") == (0x80 if version == 4 else 0x87)
 
 
-def test_only_what_has_changed_is_told_again() -> None:
+def test_only_what_has_changed_is_reported_again() -> None:
     traffic = Traffic()
     figures = Figures(traffic, "1.0")
     counts = SessionCounts(connected=0, paused=0, subscriptions=0, in_flight=0, awaiting_pubrel=0)

@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 import attrs
 import pytest
 import topicstore as ts
-from topicstore.server.mqtt.requests import Answers, Asked
-from topicstore.server.mqtt.store_thread import ENDED, SESSION, StoreHop
+from topicstore.server.mqtt.requests import RequestBatch, Responses
+from topicstore.server.mqtt.store_thread import ENDED, SESSION, StoreThread
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.embedded import Embedded
@@ -25,7 +25,7 @@ MOST = 250
 class Turn:
     """The requests that one call serves, and the number of filters that the call adds to connected sessions."""
 
-    asked: Asked
+    requests: RequestBatch
     followed: int
 
 
@@ -33,20 +33,20 @@ class Turn:
 def turns(monkeypatch: pytest.MonkeyPatch) -> list[Turn]:
     """The calls of the store's thread, in order, as a list that grows."""
     found: list[Turn] = []
-    serve = StoreHop.serve
+    serve = StoreThread.serve
 
-    def noted(hop: StoreHop, asked: Asked) -> Answers:
-        before = _followed(hop)
-        answers = serve(hop, asked)
-        found.append(Turn(asked, _followed(hop) - before))
-        return answers
+    def noted(store: StoreThread, requests: RequestBatch) -> Responses:
+        before = _followed(store)
+        responses = serve(store, requests)
+        found.append(Turn(requests, _followed(store) - before))
+        return responses
 
-    monkeypatch.setattr(StoreHop, "serve", noted)
+    monkeypatch.setattr(StoreThread, "serve", noted)
     return found
 
 
-def _followed(hop: StoreHop) -> int:
-    return sum(session.filters for session in hop._sessions._connections.sessions.values())
+def _followed(store: StoreThread) -> int:
+    return sum(session.filters for session in store._sessions._connections.sessions.values())
 
 
 @contextmanager
@@ -72,14 +72,14 @@ def storm(embedded: Embedded, clients: list[RawClient], packets: list[bytes]) ->
         for client, packet in zip(clients, packets, strict=True):
             client.send(packet)
         wait_until(
-            lambda: _waiting(broker.serving.asked) >= len(clients) - 1, "all requests but the first wait for a turn"
+            lambda: _waiting(broker.serving.requests) >= len(clients) - 1, "all requests but the first wait for a turn"
         )
     finally:
         opened.set()
 
 
-def _waiting(asked: Asked) -> int:
-    return len(asked.subscribes) + len(asked.unsubscribes)
+def _waiting(requests: RequestBatch) -> int:
+    return len(requests.subscribes) + len(requests.unsubscribes)
 
 
 def test_a_turn_takes_a_bounded_part_of_a_storm_of_subscriptions(db: ts.Database, turns: list[Turn]) -> None:
@@ -93,7 +93,7 @@ def test_a_turn_takes_a_bounded_part_of_a_storm_of_subscriptions(db: ts.Database
             storm(embedded, clients, [make(number) for number in range(CLIENTS)])
             for client in clients:
                 assert len(client.expect(kind).reasons) == FILTERS
-            portions = [{client: len(texts) for client, _, texts in _resubscribed(turn.asked)} for turn in turns]
+            portions = [{client: len(texts) for client, _, texts in _resubscribed(turn.requests)} for turn in turns]
             assert sum(sum(turn.values()) for turn in portions) == CLIENTS * FILTERS
             assert max(sum(turn.values()) for turn in portions) <= MOST
             assert {max(turn.values()) - min(turn.values()) for turn in portions if len(turn) == CLIENTS} == {0}
@@ -107,8 +107,8 @@ def _unsubscribe(number: int) -> bytes:
     return wire.unsubscribe(8, filters(number))
 
 
-def _resubscribed(asked: Asked) -> list[tuple[object, object, list[object]]]:
-    return [*asked.subscribes, *asked.unsubscribes]
+def _resubscribed(requests: RequestBatch) -> list[tuple[object, object, list[object]]]:
+    return [*requests.subscribes, *requests.unsubscribes]
 
 
 def test_a_turn_resumes_and_ends_a_bounded_part_of_the_sessions(db: ts.Database, turns: list[Turn]) -> None:
@@ -125,7 +125,7 @@ def test_a_turn_resumes_and_ends_a_bounded_part_of_the_sessions(db: ts.Database,
         broker = embedded.server._broker
         assert broker is not None
         wait_until(lambda: not broker.serving.sessions and not db.sessions.clients(connected=True), "all are lost")
-        assert max(len(turn.asked.lost) for turn in turns) * (SESSION + FILTERS // ENDED) <= MOST
+        assert max(len(turn.requests.lost) for turn in turns) * (SESSION + FILTERS // ENDED) <= MOST
         turns.clear()
         with crowd(embedded):
             for number in range(CLIENTS):

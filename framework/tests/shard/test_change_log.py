@@ -29,29 +29,29 @@ class HoldingLog:
 
     def __init__(self, writer: ShardWriter) -> None:
         self.writer = writer
-        self.held = 0
+        self.proposed = 0
         self.applied: list[PendingWrite] = []
         """Writes that were applied under the lock and are not completed yet."""
         with writer.lock:
             writer.log = self
 
     def propose_locked(self, pending: PendingWrite) -> None:
-        self.held += 1
+        self.proposed += 1
 
     def wait(self, pending: PendingWrite) -> None:
         while self.applied:
             self.writer.finish_applied(self.applied.pop(0))
 
     def drain_locked(self, writer: ShardWriter) -> None:
-        alone = 1 if writer.held[-1].install is not None else 0
-        for count in (self.held - alone, alone):
+        alone = 1 if writer.proposed[-1].install is not None else 0
+        for count in (self.proposed - alone, alone):
             if count:
-                self.held -= count
+                self.proposed -= count
                 self.applied.append(writer.apply_locked(count))
 
     def apply_all(self) -> None:
-        """Apply the held writes as one."""
-        count, self.held = self.held, 0
+        """Apply the proposed writes as one."""
+        count, self.proposed = self.proposed, 0
         if count:
             self.writer.apply(count)
 

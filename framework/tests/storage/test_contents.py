@@ -615,7 +615,7 @@ def test_killed_again_and_again_it_counts_what_is_there(
         assert counting.backlog(db.storage.shards[0]) < 20
 
 
-def test_a_damaged_table_is_told(db: ts.Database) -> None:
+def test_a_damaged_table_is_reported(db: ts.Database) -> None:
     """`verify` reports a damaged tally table; counts are read from the messages, and a delete removes the table."""
     everything = db.topics()
     db.compact()

@@ -35,7 +35,7 @@ def test_directories_that_cant_be_locked(tmp_path: Path, monkeypatch: pytest.Mon
         assert [] == opened(tmp_path)
 
 
-def test_other_failures_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_failures_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fail_for_directories(monkeypatch, errno.EIO)
     with pytest.raises(OSError, match="it fails here"):
         DirectoryLock(tmp_path)

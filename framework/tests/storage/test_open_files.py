@@ -136,7 +136,7 @@ say("left open", len(files()) - before, "")
 
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
-def test_too_many_open_files_are_told(tmp_path: Path, run_until: Callable[..., Any], backend: str) -> None:
+def test_too_many_open_files_are_reported(tmp_path: Path, run_until: Callable[..., Any], backend: str) -> None:
     """With any number of free file descriptors, an operation succeeds or reports that there are too few."""
     need(backend)
     with ts.open(tmp_path / "db", backend=backend, auto_compact=False) as db:

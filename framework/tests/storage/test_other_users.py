@@ -165,7 +165,7 @@ def test_a_reader_keeps_writers_out(public: Path, lock_file: str) -> None:
         assert [b"1", b"2"] == [message.payload for message in db.replay("#")]
 
 
-def test_what_others_may_not_enter_is_told(public: Path, backend: str) -> None:
+def test_what_others_may_not_enter_is_reported(public: Path, backend: str) -> None:
     """Databases with the default permissions can't be opened by other users."""
     path = make(public / "db", backend)
     path.chmod(0o700)

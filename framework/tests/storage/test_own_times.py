@@ -206,7 +206,7 @@ def test_where_no_position_is_displaced_nothing_else_is_read(tmp_path: Path) -> 
         assert 10 == messages_read(db) - before
 
 
-def test_a_clock_that_was_set_back_is_told_at_once(tmp_path: Path) -> None:
+def test_a_clock_that_was_set_back_is_reported_at_once(tmp_path: Path) -> None:
     """The first store after the clock was set back warns, and later ones don't until the clock has caught up."""
     clock = Clock()
     with ts.open(tmp_path / "db", backend="memory", clock=clock) as db:
@@ -298,7 +298,7 @@ def test_what_was_stored_before_there_were_zones(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_zones")
-def test_a_damaged_zone_is_told(tmp_path: Path) -> None:
+def test_a_damaged_zone_is_reported(tmp_path: Path) -> None:
     """`verify` and replays that need a damaged zone report it with its shard and number; others still work."""
     with ts.open(tmp_path / "db", mode="x", backend="memory", layout="block") as db:
         db.store([ts.Message("a", b"", timestamp=START)] * 12)

@@ -71,7 +71,7 @@ def put(kind: str, path: Path) -> None:
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
 @pytest.mark.parametrize("name", [MANIFEST, "LOCK", "closed", "shard-0000", "queues", "queues/q"])
 @pytest.mark.parametrize("kind", [*OTHERS, "a file"])
-def test_what_is_of_another_kind_is_told(tmp_path: Path, backend: str, name: str, kind: str) -> None:
+def test_what_is_of_another_kind_is_reported(tmp_path: Path, backend: str, name: str, kind: str) -> None:
     """A file of the wrong kind is reported by name when the database is opened for reading or writing.
 
     No opening blocks at a named pipe.
@@ -102,12 +102,12 @@ def test_a_directory_in_the_place_of_a_file_keeps_a_database_from_being_made(tmp
         ts.open(tmp_path / "db")
 
 
-def test_a_draft_of_a_file_is_made_anew(tmp_path: Path, victim: Path) -> None:
+def test_a_temporary_file_is_created_anew(tmp_path: Path, victim: Path) -> None:
     """A symbolic link with the name of a temporary file is replaced, and not written through."""
-    (tmp_path / "draft").symlink_to(victim / "file")
-    replace_file(tmp_path / "file", b"new", temporary=tmp_path / "draft")
+    (tmp_path / "temporary").symlink_to(victim / "file")
+    replace_file(tmp_path / "file", b"new", temporary=tmp_path / "temporary")
     assert b"new" == (tmp_path / "file").read_bytes()
-    assert not (tmp_path / "draft").is_symlink()
+    assert not (tmp_path / "temporary").is_symlink()
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,7 @@ def test_what_was_short_comes_back(tmp_path: Path, backend: str, durability: str
     """
     need(backend)
     said = {name: rest for name, *rest in namespaces.run(SHORT, tmp_path / "db", backend, durability, short)}
-    assert said["failed"][0], "the shortage was not met"
+    assert said["failed"][0], "the disk was not full"
     assert said["numbers"] == [[0], []]
     # on DuckDB, one write is stored nevertheless if the log's directory can't be synced
     assert said["nevertheless"] in ([0, 0], [1, 1])

@@ -54,7 +54,7 @@ def payloads(db: ts.Database) -> list[bytes]:
 
 
 @pytest.mark.parametrize("read_only", [False, True])
-def test_lost_writes_are_told_at_each_opening(cut: Path, read_only: bool) -> None:
+def test_lost_writes_are_reported_at_each_opening(cut: Path, read_only: bool) -> None:
     """Each opening reports the number of lost writes, and the times between which they were stored."""
     before = {path: path.read_bytes() for path in cut.glob("*") if path.is_file() and path.name != "LOCK"}
     for _ in range(2):
@@ -94,7 +94,7 @@ def test_an_unknown_recovery_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "db").exists()
 
 
-def test_state_that_is_lost_is_told(tmp_path: Path) -> None:
+def test_state_that_is_lost_is_reported(tmp_path: Path) -> None:
     """Every write is numbered, including writes of state alone, so that their loss is reported, too."""
     with ts.open(tmp_path / "db", durability="sync") as db:
         shutil.copytree(tmp_path / "db" / "shard-0000", tmp_path / "earlier")
@@ -306,7 +306,7 @@ def test_notes_are_taken_under_one_lock(tmp_path: Path) -> None:
         real, held = log._record_recovery_point, []
 
         def note(*arguments: int) -> bool:
-            held.append((owned(log._note_lock), owned(log.lock)))
+            held.append((owned(log._recording_lock), owned(log.lock)))
             return real(*arguments)
 
         log._record_recovery_point = note

@@ -1,4 +1,4 @@
-"""Draft directories: a draft in use is never removed, and drafts of killed processes are."""
+"""Staging directories in use are never removed, and those of killed processes are."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import topicstore as ts
-from topicstore.storage.directory import staging as drafts
+from topicstore.storage.directory import staging as staging
 from topicstore.storage.directory.manifest import MANIFEST
 from topicstore.storage.directory.staging import staging_directory, staging_name, sweep_staging, sweep_staging_below
 from topicstore_conformance.conditions.skipping import need
@@ -23,8 +23,10 @@ ts.open(arguments[0]).checkpoint(arguments[1])
 
 
 @pytest.mark.parametrize("moment", ["made", "opened", "locked"])
-def test_a_draft_is_never_taken_for_a_leftover(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
-    """A draft is not removed by another process, neither before nor after its lock is acquired."""
+def test_a_staging_directory_in_use_is_never_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """A staging directory is not removed by another process, neither before nor after its lock is acquired."""
     swept = []
 
     def sweep_once(when: str) -> None:
@@ -38,7 +40,7 @@ def test_a_draft_is_never_taken_for_a_leftover(tmp_path: Path, monkeypatch: pyte
         sweep_once("opened")
         return handle
 
-    monkeypatch.setattr(drafts.os, "open", opened)
+    monkeypatch.setattr(staging.os, "open", opened)
     with staging_directory(tmp_path) as path:
         sweep_once("locked")
         (path / "part").write_bytes(b"")
@@ -49,8 +51,8 @@ def test_a_draft_is_never_taken_for_a_leftover(tmp_path: Path, monkeypatch: pyte
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_drafts_are_swept(tmp_path: Path) -> None:
-    """Only draft directories are removed: links, files, and directories with other names stay."""
+def test_only_staging_directories_are_swept(tmp_path: Path) -> None:
+    """Only staging directories are removed: links, files, and directories with other names stay."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "file").touch()
@@ -67,7 +69,7 @@ def test_only_drafts_are_swept(tmp_path: Path) -> None:
 
 
 def test_a_killed_checkpoint_blocks_nobody(run_until: Callable[..., Any], tmp_path: Path) -> None:
-    """The draft of a killed checkpoint is removed by the next one, even if both processes have the same id."""
+    """The next checkpoint removes the staging directory of a killed one, even if both processes have the same id."""
     need("rocksdb")
     with ts.open(tmp_path / "db", auto_compact=False) as db:
         db.store([ts.Message("t", b"1")])
@@ -81,8 +83,8 @@ def test_a_killed_checkpoint_blocks_nobody(run_until: Callable[..., Any], tmp_pa
         assert [b"1"] == [message.payload for message in copy.replay("#")]
 
 
-def test_drafts_at_any_place_below_are_swept(tmp_path: Path) -> None:
-    """Drafts in all subdirectories are removed, except those in use and those within databases."""
+def test_staging_directories_at_any_depth_are_swept(tmp_path: Path) -> None:
+    """Staging directories in all subdirectories are removed, except those in use and those within databases."""
     exports, database = tmp_path / "exports" / "2026", tmp_path / "databases" / "db"
     exports.mkdir(parents=True)
     with ts.open(database, backend="memory"):

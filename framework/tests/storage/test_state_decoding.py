@@ -63,7 +63,7 @@ def test_what_is_kept_is_decoded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_can_not_be_decoded_is_told(tmp_path: Path, wrong: str) -> None:
+def test_what_can_not_be_decoded_is_reported(tmp_path: Path, wrong: str) -> None:
     """A record of any kind that can't be decoded is reported, even if its checksum is correct."""
     keys = [prefix + b"x" for prefix in state_decoders()]
     with ts.open(tmp_path / "db", shards=1) as db:
@@ -83,7 +83,7 @@ def answers(db: ts.Database) -> list[object]:
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_in_the_state_is_told(tmp_path: Path) -> None:
+def test_a_flipped_bit_in_the_state_is_reported(tmp_path: Path) -> None:
     """A flipped bit in any value is reported by `verify`, and reads fail or return the right result."""
     chance = random.Random(15)
     with ts.open(tmp_path / "made", shards=1, auto_compact=False) as db:

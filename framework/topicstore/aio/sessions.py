@@ -183,7 +183,7 @@ class AsyncSessions(Collection[Sessions]):
         If the task is cancelled, the new session is disconnected again. The client's earlier connection may then have
         been taken over.
         """
-        ended = self._told(on_end)
+        ended = self._in_loop(on_end)
 
         def opened() -> Session:
             return self._find().open(
@@ -291,7 +291,7 @@ class AsyncSessions(Collection[Sessions]):
 
         If the task is cancelled, sessions that were opened are disconnected again.
         """
-        ended = self._told(on_end)
+        ended = self._in_loop(on_end)
 
         def opened() -> list[Session | TopicstoreError]:
             return self._find().open_many(connects, on_end=ended, partial=partial, resume=resume)
@@ -310,7 +310,7 @@ class AsyncSessions(Collection[Sessions]):
         inner = [session.synchronous for session in sessions]
         return await self._threads.run(lambda: self._find().resume(inner, limit))
 
-    def _told(self, on_end: Callable[[AsyncSession, Ended], None] | None) -> Callable[[Session, Ended], None]:
+    def _in_loop(self, on_end: Callable[[AsyncSession, Ended], None] | None) -> Callable[[Session, Ended], None]:
         """Return a thread-safe callback that schedules ``on_end`` in the running event loop."""
         loop = asyncio.get_running_loop()
 

@@ -42,7 +42,7 @@ class Threads(Executor):
         self._loop = asyncio.get_running_loop()
         self._over: collections.deque[asyncio.Future[None]] = collections.deque()
         """Futures of finished calls that the loop has yet to resolve. Threads append to it, which is atomic."""
-        self._told = False
+        self._notified = False
         """Whether a call of `_look` is scheduled in the loop and has not begun."""
 
     def __repr__(self) -> str:
@@ -66,8 +66,8 @@ class Threads(Executor):
 
         def tell(_: Future[Any]) -> None:
             self._over.append(over)
-            if not self._told:  # one notification serves many futures: waking the loop for each is slow
-                self._told = True
+            if not self._notified:  # one notification serves many futures: waking the loop for each is slow
+                self._notified = True
                 with contextlib.suppress(RuntimeError):  # the loop was closed
                     self._loop.call_soon_threadsafe(self._look)
 
@@ -80,7 +80,7 @@ class Threads(Executor):
             raise RuntimeError("the database was opened in another event loop")
 
     def _look(self) -> None:
-        self._told = False  # before the queue is read, so that a call that ends during the loop notifies again
+        self._notified = False  # before the queue is read, so that a call that ends during the loop notifies again
         while self._over:
             over = self._over.popleft()
             if not over.done():  # cancelled

@@ -78,7 +78,7 @@ class Texts:
 
     @classmethod
     def of(cls, values: list[str]) -> Texts:
-        """Return a list of these texts, all set."""
+        """Return a list without unset entries."""
         texts = cls(np.array(values, dtype=object))
         texts.count = len(values)
         return texts

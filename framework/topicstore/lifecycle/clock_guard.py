@@ -29,11 +29,11 @@ class ClockGuard:
 
     def _trust(self) -> None:
         self._steady = SteadyClock(self._clocks)
-        self._told = self.held_back = 0
+        self._reported = self.held_back = 0
         # Storing threads set these two without a lock; the next store corrects a stale value.
         self._lowest = 0
         """The lowest difference of the wall clock from elapsed time, in microseconds; 0 or negative."""
-        self._noted = 0, self._clocks.monotonic()
+        self._unchanged = 0, self._clocks.monotonic()
         """The current difference in microseconds, and the monotonic time since which it has not changed."""
 
     def stored(self) -> None:
@@ -41,19 +41,19 @@ class ClockGuard:
         differ = self._steady.behind()
         if differ < self._lowest:
             self._lowest = differ
-        if abs(differ - self._noted[0]) > _TOLERANCE:
-            self._noted = differ, self._clocks.monotonic()
+        if abs(differ - self._unchanged[0]) > _TOLERANCE:
+            self._unchanged = differ, self._clocks.monotonic()
 
     def look(self, kept_for: int) -> None:
         """Update `held_back`, and warn of a jump forward. ``kept_for``: microseconds for which messages are kept."""
         self.stored()
         ahead = self._steady.behind() - self._lowest
         self.held_back = ahead if ahead > _TOLERANCE else 0
-        told, self._told = self._told, self.held_back
-        if self.held_back and abs(self.held_back - told) > _TOLERANCE:
+        reported, self._reported = self._reported, self.held_back
+        if self.held_back and abs(self.held_back - reported) > _TOLERANCE:
             warn_caller(
                 f"the clock is {span_text(ahead)} ahead of the time that has passed; until it has been so for "
                 "as long as messages stay, that doesn't count for retention",
             )
-        elif self._clocks.monotonic() - self._noted[1] >= kept_for:
+        elif self._clocks.monotonic() - self._unchanged[1] >= kept_for:
             self._trust()

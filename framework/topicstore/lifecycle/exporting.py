@@ -124,7 +124,7 @@ def export(
     """Export generations, by default all that are sealed; see `Archives.export`."""
     began = time.perf_counter()
     numbers = begin(storage, target, generations)
-    parts = _told(list(product(numbers, storage.shards)), progress)
+    parts = _reporting(list(product(numbers, storage.shards)), progress)
     slabs = [export_slab(storage, shard, number, target) for number, shard in parts]
     return report_of(target, numbers, slabs, began)
 
@@ -163,7 +163,7 @@ def archive(
 
     def archive_all() -> None:
         # In sequence, so that the disk space of a generation is free before the next needs space.
-        for number in _told(numbers, progress):
+        for number in _reporting(numbers, progress):
             # Deletes wait for the locks; otherwise the export would still hold messages that are deleted meanwhile.
             locks = [shard.generations.rewrite_lock for shard in storage.shards]
             slabs.extend(holding(locks, partial(archive_one, number)))
@@ -174,7 +174,7 @@ def archive(
     return report_of(target, numbers, slabs, began)
 
 
-def _told(parts: Sequence[T], progress: Callable[[int, int], object] | None) -> Iterator[T]:
+def _reporting(parts: Sequence[T], progress: Callable[[int, int], object] | None) -> Iterator[T]:
     """Yield parts of the work; call ``progress`` before each part and at the end."""
     for done, part in enumerate(parts):
         if progress is not None:
@@ -264,7 +264,7 @@ def _write_slab(
 ) -> Callable[[], ExportedSlab]:
     """Write a slab under a temporary name, unless its export exists; return a function that renames it.
 
-    The function must be called while ``drafts`` is open. ``anew``: also compare an existing export with the stored
+    The function must be called while ``staged`` is open. ``anew``: also compare an existing export with the stored
     rows; a new export is always compared.
     """
     directory = slab_directory(target, shard.number, generation)

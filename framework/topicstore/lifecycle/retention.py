@@ -167,7 +167,7 @@ class Retention:
         self._settings: RetentionSettings | None = None
         """The settings; None before they are read."""
         self._quota = storage.quota
-        storage.jobs.add(self._wake_if_due, messages=0)  # at every store, for `ClockGuard.stored`
+        storage.jobs.add(self._wake_if_due, messages=0)  # due at every store, for `ClockGuard.stored`
         self._due = (FOREVER, FOREVER)
         """The monotonic time, and the number of bytes written, after which a run may be due."""
         self._refused: ManifestMismatchError | None = None
@@ -216,15 +216,15 @@ class Retention:
         archive_to: str | Keep | None = KEEP,
         filters: Mapping[str, timedelta | float | None] | Keep | None = KEEP,
     ) -> RetentionSettings:
-        """Change the settings durably; return all settings (see `RetentionSettings`).
+        """Change the settings durably, and return all settings (see `RetentionSettings`).
 
-        Omitted settings stay as they are; None removes a limit. ``filters`` replaces all earlier filters:
+        Omitted settings stay unchanged; None removes a limit. ``filters`` replaces all earlier filters:
         ``{"debug/#": timedelta(hours=1), "alarms/#": None}`` keeps debug messages for an hour, alarms forever, and
         other messages for ``max_age``.
 
-        Generations are dropped as a whole. So when the first limit is set, all messages of the current generation will
-        be dropped together. Raises `InvalidArgumentError`, and `ManifestMismatchError` if ``archive_to`` lies inside
-        the database.
+        ``max_age`` and ``max_bytes`` drop whole generations. Messages that were stored before the first limit share a
+        generation, and are therefore dropped together. Raises `InvalidArgumentError` for invalid values, and
+        `ManifestMismatchError` if ``archive_to`` lies inside the database's directory.
         """
         changed = given(
             {

@@ -62,7 +62,7 @@ def base_head(shard: int, index: int) -> str:
 
 
 def parts(shard: int) -> str:
-    """Return the prefix of the parts of a shard's bases."""
+    """Return the prefix of the parts of a shard's bases, the objects that hold a snapshot's records."""
     return f"shards/{shard}/parts"
 
 

@@ -26,7 +26,7 @@ class Named(enum.Enum):
     AGAIN = enum.auto()
     """Unknown: the same document is created again, under the same number."""
     LOST = enum.auto()
-    """Another site's document counts: read it, and decide anew."""
+    """Another site's document counts: read it, and decide again."""
 
 
 def after_create(

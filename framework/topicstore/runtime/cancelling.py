@@ -1,4 +1,4 @@
-"""Cooperative cancellation of reads whose result nobody waits for.
+"""Cooperative cancellation of reads whose caller is gone.
 
 A thread that reads on behalf of a caller registers a check with `while_wanted`; the code that reads messages calls
 `check_wanted` between two steps. A long read thus ends within one step, however deep in the call stack it is.
@@ -23,7 +23,7 @@ _thread = _Thread()
 
 
 class UnwantedError(Exception):
-    """The read was cancelled, because nobody waits for its result. Only the caller of `while_wanted` catches it."""
+    """The read was cancelled, because its caller is gone. Only the caller of `while_wanted` catches it."""
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Reliable release of resources, even if some releases fail, or if Ctrl-C interrupts them.
 
-`do_all` calls several functions even if some fail. `guarded` and `Taken` release resources in spite of errors and
+`do_all` calls several functions even if some fail. `guarded` and `Closer` release resources in spite of errors and
 interrupts. `Closing` supports closing inside another call of the same thread, as in a signal handler, which can't wait
 for that call.
 """

@@ -18,7 +18,7 @@ class AutoResetEvent:
 
     def __init__(self) -> None:
         self._silent = threading.Lock()
-        """Held unless `ring` was called since the last wait."""
+        """Held unless `set` was called since the last wait."""
         self._silent.acquire()
 
     def set(self) -> None:
@@ -29,5 +29,5 @@ class AutoResetEvent:
             return
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until `ring` is called or was called since the last wait; return False after ``timeout`` seconds."""
+        """Wait until `set` is called or was called since the last wait; return False after ``timeout`` seconds."""
         return self._silent.acquire(timeout=-1 if timeout is None else timeout)

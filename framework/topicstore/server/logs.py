@@ -267,13 +267,13 @@ class _Writer(logging.Handler):
         except OSError as bad:
             if not self._kept_open:
                 self._kept_open = True
-                self._write_line(_told("the log can't be opened anew, and stays the file that it was: %s", bad))
+                self._write_line(_own_record("the log can't be opened anew, and stays the file that it was: %s", bad))
 
     def _write(self, record: logging.LogRecord) -> None:
         self._renew()
         if self._unwritten:
             text = "%s lines were lost, because the log could not be written"
-            if not self._write_line(_told(text, f"{self._unwritten:,}")):
+            if not self._write_line(_own_record(text, f"{self._unwritten:,}")):
                 self._unwritten += 1
                 return
             self._unwritten = 0
@@ -285,7 +285,7 @@ class _Writer(logging.Handler):
         try:
             line = self.format(record)
         except Exception as bad:  # noqa: BLE001 - a record that can't be formatted must not be lost
-            line = self.format(_told("an event that can't be written as it is, %s: %a", repr(bad), record.msg))
+            line = self.format(_own_record("an event that can't be written as it is, %s: %a", repr(bad), record.msg))
         try:
             self._output.write(f"{line}\n".encode())
         except (OSError, ValueError):
@@ -293,12 +293,12 @@ class _Writer(logging.Handler):
         return True
 
 
-def _told(text: str, *values: object) -> logging.LogRecord:
+def _own_record(text: str, *values: object) -> logging.LogRecord:
     return logging.LogRecord(_ROOT, logging.WARNING, __file__, 0, text, values, None)
 
 
 def _about_lost(lost: int) -> logging.LogRecord:
-    return _told("%s lines were lost, because the log is slower than what happens", f"{lost:,}")
+    return _own_record("%s lines were lost, because the log is slower than what happens", f"{lost:,}")
 
 
 @contextlib.contextmanager

@@ -34,9 +34,9 @@ class _Failing:
         self.tries = 0
         self.due = 0.0
         """The time of the next attempt (`time.monotonic`)."""
-        self.told = ""
+        self.logged = ""
         """The reason that was logged last."""
-        self.told_at = float("-inf")
+        self.logged_at = float("-inf")
 
 
 class Recovery:
@@ -78,16 +78,16 @@ class Recovery:
         except DatabaseClosedError:
             return
         except (TopicstoreError, OSError, ExceptionGroup) as bad:
-            self._tell(failing, f"storage {name} can't be opened again yet: {bad}", reasons)
+            self._log_failure(failing, f"storage {name} can't be opened again yet: {bad}", reasons)
         else:
             numbers = ", ".join(map(str, recovered))
-            failing.told = ""
+            failing.logged = ""
             _log.warning("storage %s was opened again at try %d, shards: %s", name, failing.tries, numbers)
         failing.due = time.monotonic() + min(_LOOK * 2 ** min(failing.tries - 1, 10), _LONGEST)
 
-    def _tell(self, failing: _Failing, text: str, reasons: list[str]) -> None:
+    def _log_failure(self, failing: _Failing, text: str, reasons: list[str]) -> None:
         """Log why an attempt failed, unless the same text was logged less than `_REPEAT` seconds ago."""
         now = time.monotonic()
-        if text != failing.told or now >= failing.told_at + _REPEAT:
-            failing.told, failing.told_at = text, now
+        if text != failing.logged or now >= failing.logged_at + _REPEAT:
+            failing.logged, failing.logged_at = text, now
             _log.warning("%s (try %d; taking no writes: %s)", text, failing.tries, "; ".join(reasons))

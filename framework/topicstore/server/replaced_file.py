@@ -158,7 +158,7 @@ class Watched(Generic[T]):
         """The last valid content of the file; None if there is no file, or it was never valid."""
         self._signature: Signature | None = None
         """The signature of the file at the last attempt to read it."""
-        self._told = ""
+        self._logged = ""
         """The error that was logged last."""
 
     def unchanged(self) -> T | None:
@@ -183,9 +183,9 @@ class Watched(Generic[T]):
             except InvalidArgumentError as bad:
                 if self.last is None:
                     raise
-                if str(bad) != self._told:
+                if str(bad) != self._logged:
                     _log.error("what was read before still counts: %s", bad)
-                    self._told = str(bad)
+                    self._logged = str(bad)
                 return self.last
 
     def reread(self) -> T:
@@ -204,7 +204,7 @@ class Watched(Generic[T]):
                 if self._missing is None:
                     raise
                 return self._missing
-            self._told = ""
+            self._logged = ""
             return found
 
 

@@ -28,14 +28,14 @@ from .server import Server
 from .signals import Signals
 
 __all__ = [
-    "introduction",
+    "banner",
     "notify",
     "ready_line",
     "serve",
 ]
 
 
-def introduction(
+def banner(
     settings: ServerSettings,
     path: Path,
     *,
@@ -45,7 +45,7 @@ def introduction(
     urls: Sequence[str],
     mqtt: Sequence[str],
 ) -> str:
-    """Return the text in several lines.
+    """Return the lines that a server prints when it starts: its addresses, its promises, and who may connect.
 
     durability: the database's durability, ``commit`` or ``sync``.
     stored_by:  names of its backend and layout.

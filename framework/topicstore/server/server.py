@@ -208,7 +208,7 @@ class Server:
             reloaded, following = summary(before, settings), in_force(before, settings)
             await asyncio.to_thread(check_database, self._db, following)
             access = new_access(before, following)
-            if access is None:  # a new one has just read its files
+            if access is None:  # a new `Access` has just read its files
                 await asyncio.to_thread(broker.serving.access.reread)
             replacement = Replacement(self._listeners)
             try:

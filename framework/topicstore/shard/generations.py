@@ -190,7 +190,10 @@ class Generations:
         return self.current
 
     def prepare_add_locked(self, pending: PendingWrite, layout_name: str, options: dict[str, Any]) -> None:
-        """Complete a write that seals the current generation and adds a new one."""
+        """Add to a pending write the changes that seal the current generation and begin a new one.
+
+        Raises `GenerationError` if the shard has no generation number left.
+        """
         writer = self._writer
         now, number, tail = writer.policy.now(), self.current + 1, pending.tail
         if number >= GENERATION_END:

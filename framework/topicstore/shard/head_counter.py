@@ -1,6 +1,7 @@
 """`HeadCounter`, which counts messages by topic and client id from their heads (`topicstore.contract.layout.Heads`).
 
-Names are numbers while rows are counted. Each distinct text is looked up once for each list of texts that has it.
+Rows are counted with numbers in place of topics and client ids. If columns share a list of texts, each text is looked
+up only once.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def _ranked(texts: list[str], numbers: _Numbers) -> tuple[list[str], _Numbers]:
     used.sort(key=texts.__getitem__)
     ordered = [texts[number] for number in used]
     places = np.empty(len(texts), np.int64)
-    if any(map(eq, ordered, islice(ordered, 1, None))):  # some texts have several numbers
+    if any(map(eq, ordered, islice(ordered, 1, None))):  # several numbers stand for the same text
         distinct = list(dict.fromkeys(ordered))
         ranks = {text: rank for rank, text in enumerate(distinct)}
         places[used] = [ranks[text] for text in ordered]

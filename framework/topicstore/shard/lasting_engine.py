@@ -117,19 +117,19 @@ class LastingEngine(Engine):
         """The error that prevented opening a replacement of the closed engine, or None. Guarded by `_opening`."""
 
     def open_again(
-        self, open_engine: Callable[[], Engine], open_reader: Callable[[], Engine], adopt: Callable[[], object]
+        self, open_engine: Callable[[], Engine], open_reader: Callable[[], Engine], resume: Callable[[], object]
     ) -> None:
-        """Replace the engine, after a failed write, by one that takes writes; then call ``adopt``.
+        """Replace the engine, after a failed write, by one that takes writes; then call ``resume``.
 
         If `Engine.recover` succeeds, the engine is kept. Otherwise it is closed, and ``open_engine`` opens another one.
-        Reads of a closed engine wait until ``adopt`` has returned. Raises the errors of all these calls. If no engine
+        Reads of a closed engine wait until ``resume`` has returned. Raises the errors of all these calls. If no engine
         could be opened for writing, ``open_reader`` opens one for reading. If that fails, too, reads raise
         `EngineError` until the next call succeeds.
         """
         with self._opening:
             if self._missing is not None or not self._engine.recover():
                 self._replace_locked(open_engine, open_reader)
-            adopt()
+            resume()
 
     def _replace_locked(self, open_engine: Callable[[], Engine], open_reader: Callable[[], Engine]) -> None:
         self._missing = EngineError("opening it again was interrupted")

@@ -191,7 +191,7 @@ class ShardReader:
         except CorruptionError:
             self._check_still(generation, slab)  # a generation that was dropped meanwhile isn't damaged
             raise
-        self._check_still(generation, slab)  # otherwise messages may be missing from the step
+        self._check_still(generation, slab)  # a slab that was replaced during the read may lack messages
         seconds = time.perf_counter() - started
         writer.counters.reads += 1
         writer.counters.read_messages += len(step.batch)

@@ -16,7 +16,7 @@ from topicstore.contract.engine import STATE, Key, Keyspace, Reader, WriteBatch
 from topicstore.contract.errors import InvalidArgumentError, StateConflictError
 from topicstore.contract.state import ANY, AnyValue, StateWrite
 
-__all__ = ["OWN", "RESERVED", "FrameworkWrite", "HeldState", "ShardState", "StateReader", "stage"]
+__all__ = ["OWN", "RESERVED", "FrameworkWrite", "ProposedState", "ShardState", "StateReader", "stage"]
 
 RESERVED = b"\0"
 """The prefix of the shard's own keys."""
@@ -33,7 +33,7 @@ class FrameworkWrite(StateWrite, frozen=True, gc=False):
 
 
 class StateReader(Protocol):
-    """The interface for reading values of state: that of an engine, or of `HeldState`."""
+    """The interface for reading values of state: that of an engine, or of `ProposedState`."""
 
     def get(self, keyspace: Keyspace[bytes], key: bytes) -> bytes | None:
         """Return the value of ``key``, or None if the key is absent."""
@@ -42,15 +42,15 @@ class StateReader(Protocol):
         """Return the value of each key, or None if the key is absent, in the order of ``keys``."""
 
 
-class HeldState:
-    """An overlay over the engine's state with the changes of held writes, which are not applied to the engine yet."""
+class ProposedState:
+    """The engine's state with the changes of proposed writes, which are not applied to the engine yet."""
 
     def __init__(self, engine: Reader) -> None:
         self._engine = engine
         self._changes: deque[dict[Key, bytes | None]] = deque()
 
-    def hold(self, write: WriteBatch) -> None:
-        """Add the state changes of a held write."""
+    def add(self, write: WriteBatch) -> None:
+        """Add the state changes of a proposed write."""
         self._changes.append({key: value for keyspace, key, value in write.operations if keyspace is STATE})
 
     def applied(self, count: int) -> None:
@@ -59,11 +59,11 @@ class HeldState:
             self._changes.popleft()
 
     def get(self, keyspace: Keyspace[bytes], key: bytes) -> bytes | None:
-        """Return the value of the newest write of ``key``, held or applied, or None."""
+        """Return the value of the newest write of ``key``, proposed or applied, or None."""
         return self.get_many(keyspace, [key])[0]
 
     def get_many(self, keyspace: Keyspace[bytes], keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return, for each key, the value of its newest write, held or applied, or None."""
+        """Return, for each key, the value of its newest write, proposed or applied, or None."""
         found = self._engine.get_many(keyspace, keys)
         for changes in self._changes:
             found = [changes.get(key, value) for key, value in zip(keys, found, strict=True)]

@@ -90,7 +90,7 @@ class TallyTables:
         return load_index(self._writer.open_engine(), generation).ranges
 
     def gather(self, generation: int, topic_filter: TopicFilter, into: Gathering) -> tuple[TallyRange, ...]:
-        """Add the counts of a filter's messages from a snapshot of a generation's tables; return the tables' ranges.
+        """Add a filter's counts in a snapshot of a generation's tables to ``into``; return the tables' ranges.
 
         The result is empty for a filter that tables don't cover (`covers`). Damaged tables are skipped, because the
         messages of their ranges can be read instead.
@@ -133,12 +133,11 @@ class TallyTables:
         self.committed(counted)
 
     def join(self, generation: int, first: int, heads: Heads, write: WriteBatch) -> list[Counted]:
-        """Add tables of those messages of a compaction step that no table counts to the step's write, and return them.
+        """Count messages that a compaction step rewrites, and add tally tables of them to the step's write.
 
-        Messages that aren't worth a table are left out; they are read when a count is requested.
-
-        ``first`` is the first position of the generation. The caller must hold `rewrite_lock` from the request of the
-        step to the call of `committed`.
+        Returns the tables. Messages that a table counts already are left out. So are messages that aren't worth a
+        table: they are read when a count is requested. ``first`` is the first position of the generation. The caller
+        must hold `rewrite_lock` from the request of the step to the call of `committed`.
         """
         counted = []
         for gap in uncounted(self.ranges(generation), first - 1, heads.last):

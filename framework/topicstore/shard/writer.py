@@ -60,7 +60,7 @@ from topicstore.runtime.warning import warn_caller
 from .damaged_slab import DamagedSlab
 from .record_codec import RecordCodec
 from .records import Tail, load_tail, put_tail
-from .state import HeldState, StateReader, stage
+from .state import ProposedState, StateReader, stage
 from .zones import Zone, fill, put_zone
 
 __all__ = [
@@ -241,8 +241,8 @@ class CommitListener(Protocol):
 class ChangeLog(Protocol):
     """A replicated log that orders a shard's writes, for a database shared by several sites.
 
-    A writer with a log holds its writes instead of committing them. When the log has them, it calls
-    `ShardWriter.apply` for one or several writes at a time, in order.
+    A writer with a log proposes its writes to the log instead of committing them. When the log has accepted writes, it
+    calls `ShardWriter.apply`, in order, for one or several writes at a time.
     """
 
     def propose_locked(self, pending: PendingWrite) -> None:
@@ -252,7 +252,7 @@ class ChangeLog(Protocol):
         """Return when a write is as durable as promised. Raises the reason if the write will not be applied."""
 
     def drain_locked(self, writer: ShardWriter) -> None:
-        """Apply all held writes, because the next write depends on the applied state."""
+        """Apply all proposed writes, because the next write depends on the applied state."""
 
 
 class PendingWrite:
@@ -301,7 +301,7 @@ class PendingWrite:
         self.announced: object = None
         """The result of `CommitListener.announce`."""
         self.number = 0
-        """The write's number in the shard, counted from 1; 0 until it is committed or, with a log, held."""
+        """The write's number in the shard, counted from 1; 0 until it is committed or, with a log, proposed."""
 
 
 _NONE = MessageBatch.empty()
@@ -339,14 +339,14 @@ class ShardWriter:
         """The shard's tail. Guarded by `lock`; replaced as a whole, so it can be read without the lock."""
         self.log: ChangeLog | None = None
         """The log that orders the writes, or None if writes are committed at once. Guarded by `lock`."""
-        self.held: deque[PendingWrite] = deque()
+        self.proposed: deque[PendingWrite] = deque()
         """The writes that were proposed to the log and are not applied to the engine, oldest first. Guarded by `lock`.
         """
-        self._held_state = HeldState(engine)
+        self._proposed_state = ProposedState(engine)
         self._pending_state: StateReader = engine
-        """The state including all held writes. Guarded by `lock`."""
+        """The state including all proposed writes. Guarded by `lock`."""
         self.pending_tail = self.tail
-        """The tail including all held writes. Guarded by `lock`."""
+        """The tail including all proposed writes. Guarded by `lock`."""
         self.displacement = load_displacement(engine)
         """The maximum, in microseconds, by which a position's time is later than its message's own time; 0 while
         positions follow the time of storing. Guarded by `lock`; reading it needs no lock."""
@@ -367,11 +367,11 @@ class ShardWriter:
         self._fsynced = self.tail.writes if read_only else self.tail.writes - 1
         """The number of the last write that is known to be fsynced. After the opening it is one less than the last
         write, so that the first fsync isn't skipped. Guarded by `_fsync_lock`."""
-        self._note_lock = FairLock()
+        self._recording_lock = FairLock()
         """Held while a recovery point is recorded, which therefore never waits for an fsync."""
-        self._reached = self._noted = (0, 0)
-        """The last write that is known to be on disk, and the last one that was noted, each with its position. Guarded
-        by `_note_lock`. The order of the locks is `lock`, `_fsync_lock`, `_note_lock`."""
+        self._reached = self._recorded = (0, 0)
+        """The last write known to be on disk, and the last one that was recorded, each with its position. Guarded
+        by `_recording_lock`. The order of the locks is `lock`, `_fsync_lock`, `_recording_lock`."""
         self._refusal: str | None = None
         """The reason for refusing every call, after the close and in a forked process; None while the shard is open. A
         close sets it under `lock` and `_fsync_lock` together, and it can be read without them."""
@@ -406,7 +406,7 @@ class ShardWriter:
 
         ``prepare`` is called under the lock, and fills the write: it adds keys and values, and may change the tail
         and set `PendingWrite.install`. If it returns False, nothing is written and this method returns None.
-        ``messages`` must have positions. With ``drain``, all writes held for the log are applied first.
+        ``messages`` must have positions. With ``drain``, all writes proposed to the log are applied first.
         """
         pending = PendingWrite(self)
         with self.lock:
@@ -487,7 +487,7 @@ class ShardWriter:
             self.encode_locked(pending)
             self.commit_locked(pending)
         else:
-            self.hold_locked(pending)
+            self.propose_locked(pending)
 
     def commit_locked(self, pending: PendingWrite) -> None:
         """Announce the messages to the listener, write to the engine, and update the in-memory state.
@@ -513,7 +513,7 @@ class ShardWriter:
                 self.last_commit = time.monotonic()
                 self.moved_on.notify_all()
             self.tail = tail
-            if not self.held:
+            if not self.proposed:
                 self.pending_tail = tail
             self._end = (tail.writes, tail.last_position)
             if pending.announced is not None and listener is not None:
@@ -545,46 +545,46 @@ class ShardWriter:
 
     # --- with a log ---
 
-    def hold_locked(self, pending: PendingWrite) -> None:
-        """Hold a prepared write, and propose it to the log; `apply` encodes and commits it when the log has it."""
+    def propose_locked(self, pending: PendingWrite) -> None:
+        """Propose a prepared write to the log; `apply` encodes and commits it when the log has accepted it."""
         if self.log is None:
             raise ValueError("without a log a write is committed at once")
         pending.number = self.pending_tail.writes + 1
         self.pending_tail = pending.tail = msgspec.structs.replace(pending.tail, writes=pending.number)
-        self.held.append(pending)
-        self._held_state.hold(pending.write)
-        self._pending_state = self._held_state
+        self.proposed.append(pending)
+        self._proposed_state.add(pending.write)
+        self._pending_state = self._proposed_state
         self.log.propose_locked(pending)
         if pending.install is not None:
             self.drain_locked()
 
     def drain_locked(self) -> None:
-        """Apply all held writes, because the next write depends on the applied state."""
-        if self.log is not None and self.held:
+        """Apply all proposed writes, because the next write depends on the applied state."""
+        if self.log is not None and self.proposed:
             self.log.drain_locked(self)
 
     def apply(self, count: int, progress: Sequence[StateWrite] = ()) -> None:
-        """Commit and complete the ``count`` oldest held writes: see `apply_locked` and `finish_applied`."""
+        """Commit and complete the ``count`` oldest proposed writes: see `apply_locked` and `finish_applied`."""
         with self.lock:
             applied = self.apply_locked(count, progress)
         self.finish_applied(applied)
 
     def apply_locked(self, count: int, progress: Sequence[StateWrite] = ()) -> PendingWrite:
-        """Commit the ``count`` oldest held writes together: one `Slab.store`, and one engine write.
+        """Commit the ``count`` oldest proposed writes together: one `Slab.store`, and one engine write.
 
         ``progress`` is written with them, and records the last applied entry of the log. A write that changes more than
         keys, values and the tail, such as a new generation, must be applied alone. Raises the errors of
         `commit_locked`, with the same effect.
         """
-        entry = [self.held[number] for number in range(count)]
+        entry = [self.proposed[number] for number in range(count)]
         joined = self._joined(entry) if entry[0].install is None else entry[0]
         stage(progress, self.engine, joined.write)
         self.encode_locked(joined)
         self.commit_locked(joined)
         for _ in entry:
-            self.held.popleft()
-        self._held_state.applied(count)
-        if not self.held:
+            self.proposed.popleft()
+        self._proposed_state.applied(count)
+        if not self.proposed:
             self.pending_tail, self._pending_state = self.tail, self.engine
         return joined
 
@@ -616,12 +616,12 @@ class ShardWriter:
         if self.policy.durability == "sync":
             self._fsync(number)
         elif self.policy.synced_at_once:
-            self._note(self._end)
+            self._record(self._end)
 
     def flush(self) -> None:
         """Fsync everything stored so far, whatever the durability; return when it is on disk."""
         self._fsync(self._end[0])
-        self._note(self._reached)  # again, if the last recording failed
+        self._record(self._reached)  # again, if the last recording failed
 
     def _fsync(self, number: int) -> None:
         """Fsync the engine's log, unless an earlier fsync already covers the write of this number."""
@@ -641,15 +641,15 @@ class ShardWriter:
             self._fsynced, position = end
             if self.policy.durability == "sync":  # otherwise the commit has advanced it
                 self.watermark = position
-            self._note(end)
+            self._record(end)
 
-    def _note(self, end: tuple[int, int]) -> None:
+    def _record(self, end: tuple[int, int]) -> None:
         """Record ``end``, a write and its position, as the last one that is on disk (`RecordRecoveryPoint`)."""
-        with self._note_lock:
+        with self._recording_lock:
             self._reached = max(end, self._reached)
-            if self._noted < self._reached:
+            if self._recorded < self._reached:
                 if self._record_recovery_point(self.number, *self._reached):
-                    self._noted = self._reached
+                    self._recorded = self._reached
                 else:
                     self.counters.failures += 1
 
@@ -694,7 +694,7 @@ class ShardWriter:
         timestamps = _fill(batch.timestamps, now)
         last_time = tail.last_time
         if policy.timestamps == "commit":
-            self._tell_if_ahead(now)
+            self._warn_if_behind(now)
             positions = commit_positions(tail.last_position, now, rows)
         else:
             times, pending.lifted = self._times(batch.timestamps, timestamps, now, tail.last_time)
@@ -772,7 +772,7 @@ class ShardWriter:
             UserWarning,
         )
 
-    def _tell_if_ahead(self, now: int) -> None:
+    def _warn_if_behind(self, now: int) -> None:
         """Warn if the clock was set back behind the last position, once until it has caught up."""
         before, self._behind = self._behind, self.ahead(now) >= _SET_BACK
         if self._behind and not before:

@@ -179,7 +179,7 @@ def partitions_of(
 
 def rows_of(path: str, partition: InputPartition, shape: Shape) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a partition; called in a task."""
-    assert isinstance(partition, RangesPartition)  # noqa: S101 - Spark hands back what it was given
+    assert isinstance(partition, RangesPartition)  # noqa: S101 - Spark passes the same object
     if not partition.ranges:
         return
     with open_to_read(path) as storage:

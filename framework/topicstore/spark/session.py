@@ -119,7 +119,7 @@ def _text(value: Any) -> str:
 def _java(settings: Mapping[str, str]) -> Iterator[None]:
     """Start Java if needed, and make PySpark use it within the block."""
     found = _system_java()
-    if found is not None and os.environ.get("SPARK_HOME"):  # an installation that has scripts of its own
+    if found is not None and os.environ.get("SPARK_HOME"):  # the launch scripts of this installation use JAVA_HOME
         with _environment(JAVA_HOME=str(found)):
             yield
         return

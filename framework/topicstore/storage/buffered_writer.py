@@ -259,10 +259,10 @@ class Writer:
         except Exception as failed:
             if error is None:
                 raise
-            error.add_note(f"The writer failed too: {_told(failed)}")
+            error.add_note(f"The writer failed too: {_in_one_line(failed)}")
 
 
-def _told(failed: Exception) -> str:
+def _in_one_line(failed: Exception) -> str:
     """Return the text of an error in one line, including those of the errors in a group."""
     parts = failed.exceptions if isinstance(failed, ExceptionGroup) else ()
     return "; ".join([f"{type(failed).__name__}: {failed}", *(f"{type(part).__name__}: {part}" for part in parts)])

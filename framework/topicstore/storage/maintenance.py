@@ -39,7 +39,7 @@ from .directory.manifest import write_manifest
 from .directory.recovery_points import RecoveryPoints
 from .directory.staging import staging_directory, sweep_staging
 from .generations import live_records
-from .reading.message_times import runs_of
+from .reading.message_times import position_ranges
 from .storage import Storage
 
 __all__ = [
@@ -129,7 +129,7 @@ def delete(storage: Storage, request: ReplayRequest) -> int:
         lambda: sum(
             shard.rewriter.delete(request.topic_filter, first, last)
             for shard, bound in bounds
-            for first, last in runs_of(storage, shard, request, bound)
+            for first, last in position_ranges(storage, shard, request, bound)
         ),
         partial(_forget_what_was_read, storage),
     )
@@ -139,7 +139,7 @@ def _archived(storage: Storage, shard: Shard, request: ReplayRequest, bound: int
     """Yield the number and last position of archived generations with messages to delete."""
     archived = {number for number, _ in shard.generations.archived_in(0, bound)}
     if archived:
-        for first, last in runs_of(storage, shard, request, bound, archived):
+        for first, last in position_ranges(storage, shard, request, bound, archived):
             yield from shard.generations.archived_in(first, last)
 
 

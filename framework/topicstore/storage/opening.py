@@ -83,7 +83,7 @@ class OpenSettings:
     """The names of the plugins that wrap the data path, outermost first."""
     clocks: Clocks = attrs.field(factory=Clocks)
     recovery: Recovery = "strict"
-    """How to open a shard with missing or damaged writes; see `topicstore.open`."""
+    """The treatment of a shard with missing or damaged writes; see `topicstore.open`."""
     read_only: bool = False
     lazily: bool = False
     """Whether each shard is opened on first use; only with ``read_only``."""
@@ -106,7 +106,7 @@ class ShardOpener:
     settings: OpenSettings
     make_layout: MakeLayout
     open_archive: OpenArchive
-    synced: RecoveryPoints | None = None
+    recovery_points: RecoveryPoints | None = None
     """The record of each shard's last fsynced write; None if the backend isn't persistent."""
 
     @property
@@ -120,20 +120,20 @@ class ShardOpener:
             try:
                 self.files.check(number)
             except DataLossError as lost:
-                self._tell(lost)
+                self._raise_or_warn(lost)
 
     def open(self, number: int, *, create: bool) -> Shard:
         """Open a shard for writing. Raises `DataLossError` if writes that were on disk are missing."""
-        reached = self.synced.read(number) if self.synced else None
+        reached = self.recovery_points.read(number) if self.recovery_points else None
         engine, salvaged = self._open_engine(number, reached, create=create)
         with Closer() as closer:
             closer.add(engine.close)
             try:
                 check_recovered(self.path, number, reached, _tail(number, engine))
             except DataLossError as lost:
-                self._tell(lost)
-                if self.synced is not None:
-                    self.synced.forget(number)
+                self._raise_or_warn(lost)
+                if self.recovery_points is not None:
+                    self.recovery_points.forget(number)
             persistent = "persistent" in self.capabilities
             shard = self._make(number, LastingEngine(engine) if persistent else engine, read_only=False)
             closer.add(shard.close)
@@ -156,7 +156,7 @@ class ShardOpener:
 
         def open_engine() -> Engine:
             nonlocal salvaged
-            reached = self.synced.read(number) if self.synced else None
+            reached = self.recovery_points.read(number) if self.recovery_points else None
             opened, salvaged = self._open_engine(number, reached, create=False)
             with Closer() as closer:
                 closer.add(opened.close)
@@ -164,12 +164,12 @@ class ShardOpener:
                 check_identity(opened, self._id, number)
                 return opened
 
-        def open_again(adopt: Callable[[], object]) -> None:
+        def open_again(resume: Callable[[], object]) -> None:
             if not isinstance(engine, LastingEngine):
                 shard.writer.check_writable()
                 return
             self._check_resources(directory)
-            engine.open_again(open_engine, lambda: self.backend.open_reader(directory, KEYSPACES, alone=True), adopt)
+            engine.open_again(open_engine, lambda: self.backend.open_reader(directory, KEYSPACES, alone=True), resume)
 
         if not shard.recover(open_again):
             return False
@@ -202,7 +202,7 @@ class ShardOpener:
     def _directory(self, number: int) -> Path:
         return self.path / f"shard-{number:04}"
 
-    def _tell(self, lost: DataLossError) -> None:
+    def _raise_or_warn(self, lost: DataLossError) -> None:
         """Raise ``lost`` with ``recovery="strict"``; with other values, emit it as a warning."""
         if self.settings.recovery == "strict":
             raise lost
@@ -283,8 +283,8 @@ class ShardOpener:
             synced_at_once="sync" not in self.capabilities,
             clock=self.settings.clocks.wall,
         )
-        note = self.synced.record if self.synced else lambda *_: True
-        return Shard(number, engine, policy, self.make_layout, self.open_archive, note, read_only=read_only)
+        record = self.recovery_points.record if self.recovery_points else lambda *_: True
+        return Shard(number, engine, policy, self.make_layout, self.open_archive, record, read_only=read_only)
 
 
 def _tail(number: int, engine: Engine) -> Tail:
@@ -299,7 +299,7 @@ class WrittenShards:
 
     def __init__(self) -> None:
         self.shards: list[Shard] = []
-        self.synced: RecoveryPoints | None = None
+        self.recovery_points: RecoveryPoints | None = None
         """The record of each shard's last fsynced write; None if the backend isn't persistent."""
         self.files: ClosedFiles | None = None
         """The list of files to write after the shards are closed; None before all shards are open, and after it was
@@ -312,7 +312,7 @@ class WrittenShards:
 
     def close(self) -> None:
         """Close the shards, then the record of fsynced writes. If a call is interrupted, the next call finishes it."""
-        close_all((*(shard.close for shard in reversed(self.shards)), self._close_notes))
+        close_all((*(shard.close for shard in reversed(self.shards)), self._close_files))
 
     def unlock(self) -> None:
         """Release the lock, unless a shard is still open because closing it was interrupted."""
@@ -324,12 +324,12 @@ class WrittenShards:
     def _closed(self) -> bool:
         return all(shard.writer.closed for shard in self.shards)
 
-    def _close_notes(self) -> None:
+    def _close_files(self) -> None:
         if self._closed:
             files, self.files = self.files, None
             with convert_os_errors():
-                if self.synced is not None:
-                    self.synced.close()
+                if self.recovery_points is not None:
+                    self.recovery_points.close()
                 if files is not None and all(shard.writer.closed_in_order for shard in self.shards):
                     files.write()
 
@@ -351,7 +351,7 @@ def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Stor
     backend.check_path(path)
     make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuses bad options before a file is created
     shard_map = ShardMap(manifest.shards)
-    hooks = data_path(wrappers, core).hook  # refuses unsuitable plugins
+    hooks = data_path(wrappers, core).hook  # raises for unsuitable plugins
     open_archive = settings.open_archive(path, manifest)
     opener = ShardOpener(path, manifest, backend, spec.capabilities, settings, make_layout, open_archive)
     persistent = "persistent" in spec.capabilities
@@ -380,7 +380,7 @@ def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Stor
                 _room(backend, manifest.shards) if settings.ballast and persistent and not read_only else 0,
                 backend.room,
             ),
-            notes=opener.synced,
+            recovery_points=opener.recovery_points,
             close_shards=opened.release,
             unlock=locked.release,
             recover_shard=opener.recover,
@@ -439,7 +439,8 @@ def _open_to_write(
             _check_not_overtaken(path, manifest)
             write_manifest(path, manifest)
             _remove_shards(path)
-        written.synced = opener.synced = RecoveryPoints(path, bytes.fromhex(manifest.id), manifest.shards)
+        points = RecoveryPoints(path, bytes.fromhex(manifest.id), manifest.shards)
+        written.recovery_points = opener.recovery_points = points
         if not creating:
             opener.check_files()
         opener.files.remove()

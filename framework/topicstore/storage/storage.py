@@ -101,7 +101,7 @@ class Storage:
         shard_map: ShardMap,
         clocks: Clocks,
         ballast: Ballast,
-        notes: RecoveryPoints | None,
+        recovery_points: RecoveryPoints | None,
         close_shards: Callable[[], None],
         unlock: Callable[[], None],
         recover_shard: Callable[[Shard], bool],
@@ -133,7 +133,7 @@ class Storage:
         """A function that returns the current time without the clock's jumps since the database was opened."""
         self.ballast = ballast
         """The reserved disk space. Its own lock is acquired before those of shards."""
-        self.notes = notes
+        self.recovery_points = recovery_points
         """The record of each shard's last fsynced write; None if the database is read-only or not persistent."""
         self.quota = Quota(shards)
         """The limit on the stored bytes, which retention sets."""
@@ -414,8 +414,9 @@ class Storage:
         if self.inherited:
             return
         with self._closing:
+            # The listener stops first, because plugins may wait for threads that wait for it.
             first = () if self.closed else (self._stop_listener, partial(self.hooks.topicstore_closed, db=self))
-            close_all((*first, self.abandon))  # first the listener: a plugin may wait for a thread that waits for it
+            close_all((*first, self.abandon))
 
     def abandon(self) -> None:
         """Close the database without notifying the plugins."""

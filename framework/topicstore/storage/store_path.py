@@ -106,7 +106,7 @@ def submit_locked(pending: Sequence[PendingWrite]) -> None:
         if one.writer.log is None:
             one.writer.commit_locked(one)
         else:
-            one.writer.hold_locked(one)
+            one.writer.propose_locked(one)
 
 
 def finish_commits(pending: Sequence[PendingWrite]) -> None:

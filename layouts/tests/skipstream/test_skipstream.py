@@ -20,7 +20,7 @@ from topicstore_layouts.shared.learned_topics import LearnedTopics
 from topicstore_layouts.skipstream.entries import Entries
 from topicstore_layouts.skipstream.keys import entry_keys, message_keys
 from topicstore_layouts.skipstream.layout import SkipstreamLayout, SkipstreamOptions
-from topicstore_layouts.skipstream.postings import Postings, common
+from topicstore_layouts.skipstream.postings import Postings, intersect
 from topicstore_layouts.skipstream.slab import SkipstreamSlab
 
 CHUNK = 128
@@ -189,10 +189,10 @@ def test_common_positions(lists: list[list[int]], first: int, bound: int) -> Non
     counters = ReadCounters()
     postings = [Postings(engine, keys, number, bound, counters) for number in range(len(lists))]
     candidates: list[int] = []
-    for stretch in common(postings, first, bound, counters):
-        assert all(stretch.first <= at <= stretch.last <= bound for at in stretch.positions.tolist())
-        assert not candidates or candidates[-1] < stretch.first
-        candidates += stretch.positions.tolist()
+    for found in intersect(postings, first, bound, counters):
+        assert all(found.first <= at <= found.last <= bound for at in found.positions.tolist())
+        assert not candidates or candidates[-1] < found.first
+        candidates += found.positions.tolist()
     shared = set.intersection(*map(set, lists))
     assert {at for at in shared if first <= at <= bound} <= set(candidates)
     assert set(candidates) <= {at for positions in lists for at in positions if first <= at <= bound}

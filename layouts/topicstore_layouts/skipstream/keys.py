@@ -38,7 +38,7 @@ class Keys:
         return key
 
     def span(self, number: int, first: int, last: int) -> tuple[bytes, bytes]:
-        """Return the first key, and the end (exclusive), of the keys of some positions of a number."""
+        """Return the first key and the end (exclusive) of a number's keys at positions from ``first`` to ``last``."""
         return self.one(number, first), self.one(number, last) + b"\0"
 
     def of_number(self, number: int) -> tuple[bytes, bytes]:

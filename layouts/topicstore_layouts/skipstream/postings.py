@@ -1,8 +1,8 @@
 """Lists of positions from the index, and their intersection.
 
-The lists are read in step, a chunk at a time. Where one list has no entry up to a position, the others seek
-there. Within a stretch the candidates come from the sparsest list. A denser list is read only if that
-is cheaper than fetching the messages that it would rule out.
+The lists are read in chunks, side by side. If one list has no entry before a position, the other lists seek
+to that position. Where all lists have entries, the candidates come from the sparsest list. A denser list is
+read only if that is cheaper than fetching the messages that it would rule out.
 
 Source of the method: the leapfrog join (T. L. Veldhuizen, "Leapfrog Triejoin: A Simple, Worst-Case Optimal
 Join Algorithm", 2014, https://arxiv.org/abs/1210.0481), applied to chunks instead of keys, because a seek
@@ -21,7 +21,7 @@ from topicstore.contract.positions import Positions
 
 from .keys import Keys
 
-__all__ = ["Postings", "Stretch", "common"]
+__all__ = ["Candidates", "Postings", "intersect"]
 
 _WORTH = 3
 """The number of index entries that can be read in the time of fetching one message by its key."""
@@ -32,8 +32,8 @@ _NONE: Positions = np.empty(0, dtype=np.uint64)
 
 
 @attrs.frozen
-class Stretch:
-    """A superset of the positions from ``first`` to ``last`` that are in all lists."""
+class Candidates:
+    """A superset of the positions from ``first`` to ``last`` that are in all posting lists."""
 
     positions: Positions
     first: int
@@ -96,10 +96,10 @@ class Postings:
         self.last = int(more[-1])
 
 
-def common(lists: Sequence[Postings], first: int, bound: int, counters: ReadCounters) -> Iterator[Stretch]:
-    """Yield candidates common to all lists from ``first`` to ``bound``, a stretch at a time, without overlaps.
+def intersect(lists: Sequence[Postings], first: int, bound: int, counters: ReadCounters) -> Iterator[Candidates]:
+    """Yield the positions in all posting lists from ``first`` to ``bound``, for consecutive ranges of positions.
 
-    Some candidates may not be common: the caller must check the messages' topics.
+    Some yielded positions may be missing in a list: the caller must check the messages' topics.
     """
     at = first
     while at <= bound:
@@ -107,7 +107,7 @@ def common(lists: Sequence[Postings], first: int, bound: int, counters: ReadCoun
             return
         leap = max(int(each.positions[0]) for each in lists)
         if any(each.last < leap for each in lists):
-            yield Stretch(_NONE, at, leap - 1)  # empty, so that a reader with a deadline can stop here
+            yield Candidates(_NONE, at, leap - 1)  # empty, so that a reader with a deadline can stop here
             at = leap
             continue
         driver, *others = sorted(lists, key=lambda each: each.last, reverse=True)
@@ -115,7 +115,7 @@ def common(lists: Sequence[Postings], first: int, bound: int, counters: ReadCoun
         for other in others:
             found = _ruled_out(found, other, last)
         counters.skipped += len(driver.positions) - len(found)
-        yield Stretch(found, leap, last)
+        yield Candidates(found, leap, last)
         at = last + 1
 
 

@@ -44,7 +44,7 @@ from topicstore_layouts.shared.message_rows import Row, batch_of, encode_rows, r
 
 from .entries import Entries
 from .keys import entry_keys, message_keys
-from .postings import Postings, common
+from .postings import Postings, intersect
 from .verification import Verification
 
 __all__ = ["SkipstreamSlab"]
@@ -225,13 +225,13 @@ class SkipstreamSlab(Slab):
             yield from self._scan(query, first, last, most, limits.bytes)
             return
         lists = [Postings(self._engine, self._index, each, last, self.counters) for each in query.hashes]
-        for stretch in common(lists, first, last, self.counters):
-            if not len(stretch.positions):
-                yield _Helping(stretch.positions, [], 0, stretch.last)
-            elif self._dense(query, stretch.positions):
-                yield from self._scan(query, stretch.first, stretch.last, most, limits.bytes)
+        for found in intersect(lists, first, last, self.counters):
+            if not len(found.positions):
+                yield _Helping(found.positions, [], 0, found.last)
+            elif self._dense(query, found.positions):
+                yield from self._scan(query, found.first, found.last, most, limits.bytes)
             else:
-                yield from self._fetch(query, stretch.positions, stretch.last)
+                yield from self._fetch(query, found.positions, found.last)
 
     def _scan(self, query: _Query, first: int, last: int, most: int, most_bytes: int) -> Iterator[_Helping]:
         """Yield all messages of a stream from ``first`` to ``last``, in chunks."""
@@ -253,7 +253,7 @@ class SkipstreamSlab(Slab):
             first = end + 1
 
     def _fetch(self, query: _Query, positions: Positions, last: int) -> Iterator[_Helping]:
-        """Yield the messages at some positions of a stretch that ends at ``last``."""
+        """Yield the messages at some positions of a range that ends at ``last``."""
         start, count = 0, _FETCHED_FIRST
         while True:
             part = positions[start : start + count]

@@ -63,7 +63,7 @@ class Span:
 
 @attrs.frozen
 class Place:
-    """The part of a stream that a reader has read: all epochs before ``epoch``, and below the steps in that epoch."""
+    """The messages that a reader has read: those of all epochs before ``epoch``, and those below its ``steps``."""
 
     epochs: Epochs
     epoch: int

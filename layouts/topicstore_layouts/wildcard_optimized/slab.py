@@ -175,7 +175,7 @@ class WildcardSlab(Slab):
         return 0
 
     def visible(self, stream: int, watermark: int) -> int:
-        """Return the position up to which a stream can be read: all of it if it has no hashes, else whole epochs."""
+        """Return the position up to which a stream can be read; if its keys have hashes, the end of an epoch."""
         return watermark if self._streams.is_ordered(stream) else super().visible(stream, watermark)
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:

@@ -29,12 +29,12 @@ _HASH_BITS = 64
 _EVERY_POSITION = 0, (1 << _POSITION_BITS) - 1
 _EVERY_HASH = 0, (1 << _HASH_BITS) - 1
 _CACHED, _CACHED_CHARACTERS = 65_536, 1 << 22
-"""The most topics whose parts are cached, and the most characters of all of them together."""
+"""Bounds of the cache of rows of `Parts`: the number of topics, and the characters of all of them together."""
 
 _PART_BYTES = 8 * (2 + MOST_LEVELS)
 Parts = npt.NDArray[np.uint64]
-"""The parts of keys that topics determine, one row per topic: stream, number of hashes, and ten hashes of 64 bits,
-zero for missing ones."""
+"""The fields of keys that depend on the topic alone, one row per topic: stream number, number of hashes, and ten hashes
+of 64 bits, zero where a hash is missing."""
 
 
 @attrs.frozen(kw_only=True)
@@ -86,7 +86,7 @@ class StreamKeys:
         return self.mapper.unpack(rows[:, self.head :], 0)
 
     def part(self, topic: str) -> bytes:
-        """Return the part of keys that a topic of the stream determines, as bytes of a row of `Parts`."""
+        """Return the row of `Parts` for a topic of the stream, as big-endian bytes."""
         part, levels = self._part, topic.split("/") if self.varying else ()
         for depth in self.varying:
             part += _hash(levels[depth])
@@ -205,13 +205,13 @@ class Streams:
         return stored
 
     def learn(self, topics: Column) -> Parts:
-        """Return the topics' parts, and learn the streams of new topics. Only the writer may call this."""
+        """Return a row of `Parts` for each topic, and assign new topics to streams. Only the writer may call this."""
         names = [topics.value] if isinstance(topics, Constant) else to_list(topics)
         parts = _parts(b"".join(self._topics.of(names)))
         return np.repeat(parts, len(topics), axis=0) if isinstance(topics, Constant) else parts
 
     def parts(self, topics: Sequence[str], stream: int) -> Parts:
-        """Return the parts of topics of one stream."""
+        """Return a row of `Parts` for each of some topics of one stream."""
         keys = self.keys(stream)
         known = {topic: keys.part(topic) for topic in set(topics)}
         return _parts(b"".join(map(known.__getitem__, topics)))

@@ -90,7 +90,7 @@ def test_a_copy_made_of_hard_links_has_no_server(directory: Path, tmp_path: Path
         assert [b"1"] == [message.payload for message in db.replay("#")]
 
 
-def test_a_file_that_can_not_be_understood_is_told(directory: Path) -> None:
+def test_a_file_that_can_not_be_understood_is_reported(directory: Path) -> None:
     """A ``server.json`` that can't be parsed is an error, because it may belong to a server of another version."""
     with ts.open(directory) as db, serving_http(db):
         for content in ("", '{"url": "http://127.0', "[]", '{"address": "x"}', "\xff"):

@@ -86,7 +86,7 @@ def test_the_id_is_kept_with_the_database_and_a_copy_is_another_site(tmp_path: P
     assert read_site(tmp_path / "copy") is None
 
 
-def test_a_damaged_id_is_told_and_left(tmp_path: Path) -> None:
+def test_a_damaged_id_is_reported_and_left(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db", backend="rocksdb") as db:
         (tmp_path / "db" / "site").write_text("nonsense\n")
         with pytest.raises(CorruptionError, match="site"):

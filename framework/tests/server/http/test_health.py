@@ -34,7 +34,7 @@ def test_a_nearly_full_disk_is_not_ready(tmp_path: Path) -> None:
         assert "the disk is nearly full" in reason
 
 
-def test_a_clock_behind_the_last_position_is_told(tmp_path: Path) -> None:
+def test_a_clock_behind_the_last_position_is_reported(tmp_path: Path) -> None:
     """A clock that is behind the last position is reported, as after the machine's clock was set back."""
     times = [1_700_000_000_000_000]
     with ts.open(tmp_path / "db", backend="memory", clock=lambda: times[0]) as db:
@@ -45,7 +45,7 @@ def test_a_clock_behind_the_last_position_is_told(tmp_path: Path) -> None:
         assert "behind the last position of shard 0" in reason
 
 
-def test_a_shard_that_takes_no_writes_is_told_without_details(tmp_path: Path) -> None:
+def test_a_shard_that_takes_no_writes_is_reported_without_details(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db", backend="memory", shards=1) as db:
         replace_engine(db, Full(db.storage.shards[0].writer.engine, "write"))
         with pytest.raises(ts.StorageFullError, match="no room"):
@@ -55,7 +55,7 @@ def test_a_shard_that_takes_no_writes_is_told_without_details(tmp_path: Path) ->
         assert "no room" not in reason
 
 
-def test_a_directory_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_directory_that_is_gone_is_reported(tmp_path: Path) -> None:
     """A missing directory is reported, as after its disk was unmounted; metrics are still served."""
     with ts.open(tmp_path / "db") as db, serving_http(db) as server, client_of(server, "") as site:
         (tmp_path / "db").rename(tmp_path / "gone")
@@ -91,7 +91,7 @@ def test_the_log_says_once_why_a_shard_takes_no_writes(tmp_path: Path, caplog: p
             assert caplog.text.count(reason) == 1
 
 
-def test_a_closed_database_is_told(tmp_path: Path) -> None:
+def test_a_closed_database_is_reported(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db", backend="memory") as db:
         pass
     assert obstacles(db, min_free=0) == ["the database is closed"]

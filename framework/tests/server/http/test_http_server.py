@@ -75,7 +75,7 @@ def test_it_serves_from_start_to_stop_and_leaves_nothing(db: ts.Database) -> Non
     server.reload()
 
 
-def test_a_file_that_cannot_be_written_is_told_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_reported_and_nothing_is_left(tmp_path: Path) -> None:
     """If ``server.json`` can't be written, the last step of starting fails, and no thread or file is left.
 
     The failed interface can't be started again.
@@ -331,7 +331,7 @@ def with_passphrase(tls: HttpTlsSettings) -> None:
         (with_passphrase, "has a passphrase"),
     ],
 )
-def test_a_certificate_that_cannot_be_used_is_told_and_nothing_is_left(
+def test_a_certificate_that_cannot_be_used_is_reported_and_nothing_is_left(
     db: ts.Database, authority: Authority, spoil: object, says: str
 ) -> None:
     tls = issue(authority)

@@ -60,7 +60,7 @@ def test_a_wrong_body_is_a_problem_with_its_place(http: httpx.Client) -> None:
     assert body["errors"] == [{"message": "it is missing", "key": "data", "source": "body"}]
 
 
-def test_methods_that_are_allowed_are_told(http: httpx.Client) -> None:
+def test_methods_that_are_allowed_are_reported(http: httpx.Client) -> None:
     answer = http.options("/info")
     assert answer.status_code == 204
     assert {"GET", "HEAD", "OPTIONS"} == set(answer.headers["allow"].split(", "))

@@ -134,7 +134,7 @@ def test_without_store_it_is_as_over_mqtt(http: httpx.Client, db: ts.Database) -
         (PARQUET, _parquet(pa.table({"topic": ["bad/a", ""], "payload": [b"", b""]})), "message 1 "),
     ],
 )
-def test_a_bad_body_is_told_and_publishes_nothing(
+def test_a_bad_body_is_reported_and_publishes_nothing(
     http: httpx.Client, db: ts.Database, kind: str, body: bytes, told: str
 ) -> None:
     answer = _post(http, body, kind)

@@ -171,7 +171,7 @@ def test_a_client_that_does_not_read_has_little_in_memory(served: tuple[ts.Datab
     assert [len(message["payload"]) for message in found] == sizes
 
 
-def test_a_generation_that_was_dropped_is_told_once_also_to_who_connects_again(tmp_path: Path) -> None:
+def test_a_generation_that_was_dropped_is_reported_once_also_to_who_connects_again(tmp_path: Path) -> None:
     db = ts.open(tmp_path / "db", backend="memory", shards=1)
     with db, serving_http(db) as server, client_of(server, "/api/v5/messages/tail", None) as client:
         with client.stream("GET", "") as answer:

@@ -47,7 +47,7 @@ def served(tmp_path: Path) -> Iterator[tuple[ts.Database, Server]]:
         yield db, server
 
 
-def test_health_is_told_while_many_heavy_requests_wait(
+def test_health_is_reported_while_many_heavy_requests_wait(
     served: tuple[ts.Database, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Health and metrics are answered while many heavy requests wait, because heavy requests can't take all threads."""

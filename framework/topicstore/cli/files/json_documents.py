@@ -75,7 +75,7 @@ class _Splitter:
             self._listed, self._before = False, b"]"  # no object may follow
             self._taken()
         else:
-            raise ImportSourceError(self._told())
+            raise ImportSourceError(self._error_text())
 
     def _taken(self) -> bytes:
         taken = bytes(self.text[: self._at])
@@ -87,8 +87,8 @@ class _Splitter:
         if self._depth or self._listed:
             raise ImportSourceError(f"the {'object' if self._depth else 'array'} is not complete")
         if self.text.strip():
-            raise ImportSourceError(self._told())
+            raise ImportSourceError(self._error_text())
 
-    def _told(self) -> str:
+    def _error_text(self) -> str:
         shown = bytes(self.text.strip()[:80]).decode(errors="replace")
         return f"{shown!r} is not a JSON object, or an array of such"

@@ -94,7 +94,7 @@ class Progress:
         """Whether all rows of the source were imported."""
         self._rows = [0] * len(markers)
         self._prefix = NO_PREFIX
-        adopted = False
+        continued = False
         self.other = source.named and not again and not self._is_same(source, markers)
         """Whether the source's content differs from that imported under its name before."""
         again = again or self.other
@@ -102,7 +102,7 @@ class Progress:
             self._run += any(marker != _ABSENT for marker in markers)
         else:
             if _ABSENT in markers and self._key is not None and not source.named:
-                adopted = self._adopt(source)
+                continued = self._continue(source)
             for shard, marker in enumerate(markers):
                 if marker != _ABSENT:
                     self._check_options(marker)
@@ -113,7 +113,7 @@ class Progress:
         if skip > self.start:
             self._rows = [max(rows, skip) for rows in self._rows]
             self._prefix = NO_PREFIX
-        if again or skip or adopted:
+        if again or skip or continued:
             # All shards get the new marker before the first row, so that a crash can't mix two imports.
             self._commit_all(done=False)
 
@@ -124,7 +124,7 @@ class Progress:
     def _load(self, key: bytes | None) -> list[Marker]:
         return [_ABSENT if key is None else _decode(self._db.state(shard).get(key)) for shard in self._shards]
 
-    def _adopt(self, source: Source) -> bool:
+    def _continue(self, source: Source) -> bool:
         """Continue after an earlier import whose rows this source begins with; return whether there is one.
 
         Of several, the import with the longest prefix is chosen.

@@ -417,7 +417,7 @@ class _CsvLines:
         return (without_mark(line) if first else line).decode()
 
     def again(self) -> None:
-        """Make the iterator return the kept lines again."""
+        """Rewind to the end of the text that `taken` returned last: the iterator yields the later lines again."""
         self._again = chain(io.BytesIO(self._kept).readlines(), self._again)
         self._kept.clear()
 

@@ -32,7 +32,7 @@ __all__ = [
 
 
 class AccessHooks:
-    """The plugins that a server's settings name, called in that order. Called in separate threads."""
+    """The plugins that a server's settings name, called in that order, in worker threads."""
 
     def __init__(self, plugins: Sequence[tuple[str, Any]], hook: str) -> None:
         """Register plugins, given by name and object. Raises `PluginError` if a plugin doesn't implement the hook."""

@@ -160,7 +160,7 @@ def _run(
         from topicstore.server.listeners import Reserved
         from topicstore.server.logs import logging_to
         from topicstore.server.reload import check_files
-        from topicstore.server.running import introduction
+        from topicstore.server.running import banner
         from topicstore.storage.directory.manifest import read_manifest
 
     with ExitStack() as entered:
@@ -182,7 +182,7 @@ def _run(
                 text = readiness.ready_line(found)
             else:
                 manifest = db.manifest
-                text = introduction(
+                text = banner(
                     settings,
                     path.absolute(),
                     durability=manifest.durability,

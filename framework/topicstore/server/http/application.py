@@ -10,7 +10,7 @@ from litestar.types import ASGIApp
 from .context import Context
 from .document import Document, document_settings
 from .guards import takes_way
-from .middleware import DecodedRequest, Edge, decoding_names
+from .middleware import DecodedRequest, RequestChecks, decoding_names
 from .parameters import known_parameters
 from .problems import HANDLERS
 from .routes import (
@@ -81,4 +81,4 @@ def application(context: Context) -> ASGIApp:
     )
     made.state.document = Document(made)
     made.state.parameters = known_parameters(made)
-    return Edge(made, context.stopping)
+    return RequestChecks(made, context.stopping)

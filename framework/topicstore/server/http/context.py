@@ -76,7 +76,7 @@ class Context:
     """Set when the server begins to stop; handlers with endless responses check it."""
     on_stop: list[Callable[[], object]] = attrs.field(factory=list)
     """Functions that are called in any thread when the server begins to stop, to wake waiting handlers."""
-    told: dict[str, str] = attrs.field(factory=dict)
+    logged: dict[str, str] = attrs.field(factory=dict)
     """By kind of error, the text that was logged last."""
 
 

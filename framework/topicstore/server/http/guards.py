@@ -65,8 +65,8 @@ def _granted(connection: Connection) -> Scope | None:
             return "admin" if _is_local(connection) and _is_open(context) else None
         return context.tokens.scope_of(token)
     except TokenFileError as bad:
-        if context.told.get("tokens") != str(bad):
-            context.told["tokens"] = str(bad)
+        if context.logged.get("tokens") != str(bad):
+            context.logged["tokens"] = str(bad)
             _log.error("nobody is let in by a token, nor without one: %s", bad)
         raise ServiceUnavailableException("the server can't read its tokens; its log says why") from bad
 

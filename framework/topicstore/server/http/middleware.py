@@ -24,7 +24,7 @@ from .threads import Asking, asking
 
 __all__ = [
     "DecodedRequest",
-    "Edge",
+    "RequestChecks",
     "by_sent_path",
     "decoding_names",
 ]
@@ -101,7 +101,7 @@ def _with_head(allowed: bytes) -> bytes:
     return allowed.replace(b"GET", b"GET, HEAD") if b"HEAD" not in allowed else allowed
 
 
-class Edge:
+class RequestChecks:
     """An ASGI middleware that checks requests and completes responses of another application."""
 
     def __init__(self, application: ASGIApp, stopping: threading.Event) -> None:

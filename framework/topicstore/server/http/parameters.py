@@ -59,7 +59,7 @@ After = Annotated[str | None, QueryParameter(description="The `next` of the page
 
 
 def fitting(payloads: Iterable[bytes], room: int = PAGE_BYTES, *, least: int = 1) -> int:
-    """Return the number of first payloads that have at most ``room`` bytes in total, but at least ``least``."""
+    """Return how many of the payloads, from the first on, have at most ``room`` bytes together; at least ``least``."""
     return max(sum(end <= room for end in accumulate(map(len, payloads))), least)
 
 
@@ -148,7 +148,9 @@ def check_query(connection: ASGIConnection[Any, Any, Any, Any]) -> None:
     if mistakes := [_mistake(name, known.names) for name in sorted(names.keys() - known.names)[:_EXPLAINED]]:
         raise ClientException("there are query parameters that nothing reads", extra=mistakes)
     if twice := [name for name, times in names.items() if times > 1 and name not in known.repeated]:
-        mistakes = [_told(name, f"it is given {names[name]} times, and only one of them could count") for name in twice]
+        mistakes = [
+            _problem(name, f"it is given {names[name]} times, and only one of them could count") for name in twice
+        ]
         raise ClientException("there are query parameters that are given more than once", extra=mistakes)
     if mistakes := [*filter(None, map(_plus, query.decode("latin-1").split("&")))]:
         raise ClientException("a + in a URL is a space, and no level of a topic is meant to be blank", extra=mistakes)
@@ -161,15 +163,15 @@ def _plus(pair: str) -> dict[str, str] | None:
     levels = re.split("/|%2F", value, flags=re.IGNORECASE)
     if name not in _OF_TOPICS or not any("+" in level and not unquote_plus(level).strip() for level in levels):
         return None
-    return _told(name, "the wildcard + is written %2B in a URL")
+    return _problem(name, "the wildcard + is written %2B in a URL")
 
 
 def _mistake(name: str, known: AbstractSet[str]) -> dict[str, str]:
     likely = difflib.get_close_matches(name, known, n=1)
     there = f"it may have: {', '.join(sorted(known))}" if known else "it has none"
     hint = f"is {likely[0]!r} meant?" if likely else there
-    return _told(name, f"the route doesn't have it; {hint}")
+    return _problem(name, f"the route doesn't have it; {hint}")
 
 
-def _told(name: str, text: str) -> dict[str, str]:
+def _problem(name: str, text: str) -> dict[str, str]:
     return {"message": text, "key": name, "source": "query"}

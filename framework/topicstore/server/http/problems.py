@@ -113,12 +113,12 @@ def _of_http(request: Request[Any, Any, Any], error: HTTPException) -> Response[
         error, (NotFoundException, MethodNotAllowedException)
     ):
         detail = f"there is no {request.method} {request.url.path}; /schema shows what there is"
-    extra = [*map(_told, error.extra)] if isinstance(error.extra, list) else error.extra
+    extra = [*map(_explained, error.extra)] if isinstance(error.extra, list) else error.extra
     mistakes = {"errors": extra} if extra else None
     return problem(error.status_code, detail, headers=error.headers, more=mistakes)
 
 
-def _told(mistake: Any) -> Any:
+def _explained(mistake: Any) -> Any:
     """Add a message for a missing parameter, of which Litestar only reports the name."""
     if isinstance(mistake, dict) and mistake.get("message") == repr(mistake.get("key")):
         return {**mistake, "message": "it is missing"}
@@ -130,18 +130,18 @@ def _of_topicstore(request: Request[Any, Any, Any], error: errors.TopicstoreErro
     if status == HTTPStatus.INTERNAL_SERVER_ERROR:
         _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     elif isinstance(error, _TROUBLES):
-        _tell(request.app.state.context.told, error)
+        _log_once(request.app.state.context.logged, error)
     where = None
     if isinstance(error, errors.InvalidMessageError) and error.index is not None:
         where = {"index": error.index, "reason": error.reason}
     return problem(status, str(error), name=type(error).__name__, more=where)
 
 
-def _tell(told: dict[str, str], error: errors.TopicstoreError) -> None:
+def _log_once(logged: dict[str, str], error: errors.TopicstoreError) -> None:
     """Log an error that an operator has to resolve, unless the last error of its class had the same text."""
     kind, text = type(error).__name__, str(error)
-    if told.get(kind) != text:
-        told[kind] = text
+    if logged.get(kind) != text:
+        logged[kind] = text
         _log.warning("requests can't be served: %s", text)
 
 

@@ -33,7 +33,7 @@ class Pieces(Protocol):
 
     @property
     def held(self) -> int:
-        """About the bytes in memory for the next pieces, besides the last piece."""
+        """The approximate number of buffered bytes, not counting the piece that was yielded last."""
 
     def __aiter__(self) -> AsyncIterator[_Piece]: ...
 

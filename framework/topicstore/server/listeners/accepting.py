@@ -59,7 +59,7 @@ _AT_ONCE = 64
 """Most connections that are accepted in one round of the event loop."""
 _PAUSE = 1.0
 """Seconds without accepting after the system has run out of descriptors or memory for a connection."""
-_TOLD = 60.0
+_LOG_INTERVAL = 60.0
 """Seconds between two log lines about refused connections."""
 _SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
@@ -92,7 +92,7 @@ class Acceptor:
         self._resume: asyncio.TimerHandle | None = None
         self._refused = 0
         """Number of connections refused since the last log line about them."""
-        self._told = float("-inf")
+        self._logged = float("-inf")
         listening.setblocking(False)
         self._loop.add_reader(listening, self._accept)
 
@@ -157,11 +157,11 @@ class Acceptor:
         """Count a refused connection, and log the count at most once a minute."""
         self._refused += 1
         now = self._loop.time()
-        if now >= self._told + _TOLD:
+        if now >= self._logged + _LOG_INTERVAL:
             _log.warning(
                 "listener %s: %d connections were refused, because no file descriptors are left for them; "
                 "raise the limit of open files (ulimit -n), or lower the number of connections",
                 self._name,
                 self._refused,
             )
-            self._told, self._refused = now, 0
+            self._logged, self._refused = now, 0

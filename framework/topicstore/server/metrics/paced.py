@@ -116,7 +116,7 @@ class SessionLag:
         self._db = db
         self._lock = threading.Lock()
         """Held during a step of the computation. Guards the following attributes."""
-        self._told = threading.Lock()
+        self._result_lock = threading.Lock()
         """Guards `_whole` and `_since`, so that readers don't wait for the computation. Acquired after `_lock`."""
         self._left: list[str] = []
         """The remaining clients of the current round."""
@@ -138,7 +138,7 @@ class SessionLag:
         """
         if self._took < CHEAP:
             self.renew()
-        with self._told:
+        with self._result_lock:
             return self._whole, time.monotonic() - self._since
 
     def renew(self) -> None:
@@ -161,7 +161,7 @@ class SessionLag:
             took = time.monotonic() - looked
             self._step = max(1, self._step // 2) if took > _PIECE / 2 else min(self._step * 2, 1_024)
         if not self._left:
-            with self._told:
+            with self._result_lock:
                 self._whole, self._since = self._counted, self._began
 
     def _count_locked(self, clients: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Acknowledgements in both directions.
 
 For a client's publishes these are PUBACK and PUBREC, with reason codes where the protocol version has them.
-The acknowledgements that a client sends are gathered over consecutive packets and handed on together.
+The acknowledgements that a client sends are gathered over consecutive packets, and passed on together.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from topicstore.sessions import Publish, Session
 
 from .channel import Channel, Counted
 from .publish import Pending
-from .requests import Asked, Client, PublishedPart
+from .requests import Client, PublishedPart, RequestBatch
 
 __all__ = [
-    "Receipts",
-    "Verdict",
+    "PublishAnswer",
+    "ReceivedAcks",
     "answer_publishes",
     "answer_pubrels",
     "complete",
@@ -34,7 +34,7 @@ _REFUSED = -PUBREC
 """The kind under which PUBRECs with a failure code are gathered."""
 
 
-class Receipts:
+class ReceivedAcks:
     """The acknowledgements in consecutive packets of one client, by kind."""
 
     __slots__ = ("_ids", "_reasons")
@@ -61,13 +61,13 @@ class Receipts:
     def count(self, channel: Channel) -> None:
         """Count the acknowledgements as received packets."""
         for kind, ids in self._ids.items():
-            told = sum([of == kind for of, _ in self._reasons]) if self._reasons else 0
-            if len(ids) > told:
-                channel.came(kind, packets=len(ids) - told)
+            with_reason = sum([of == kind for of, _ in self._reasons]) if self._reasons else 0
+            if len(ids) > with_reason:
+                channel.came(kind, packets=len(ids) - with_reason)
         for kind, reason in self._reasons:
             channel.came(abs(kind), reason)
 
-    def hand_on(self, client: Client, session: Session, asked: Asked) -> bool:
+    def pass_on(self, client: Client, session: Session, requests: RequestBatch) -> bool:
         """Pass the acknowledgements to the session and the next batch; return whether the batch has an answer for them.
 
         Raises `SessionEndedError`.
@@ -78,9 +78,9 @@ class Receipts:
             elif kind == PUBCOMP:
                 session.pubcomp(*ids)
             elif kind == PUBREL:
-                asked.pubrels.append((client, session, ids))
+                requests.pubrels.append((client, session, ids))
             else:
-                asked.pubrecs.append((client, session, ids, kind != _REFUSED))
+                requests.pubrecs.append((client, session, ids, kind != _REFUSED))
         return not self._ids.keys() <= {PUBACK, PUBCOMP}
 
 
@@ -100,7 +100,7 @@ _DROPPED = frozenset((ReasonCode.NOT_AUTHORIZED, ReasonCode.TOPIC_NAME_INVALID))
 
 
 @attrs.frozen
-class Verdict:
+class PublishAnswer:
     """The acknowledgements of a client's publishes."""
 
     data: bytes
@@ -114,18 +114,18 @@ class Verdict:
     """Why the connection must end, if the protocol version cannot report that a publish failed; else None."""
 
 
-def answer_publishes(version: int, part: PublishedPart) -> Verdict:
+def answer_publishes(version: int, part: PublishedPart) -> PublishAnswer:
     """Return the acknowledgements of a client's publishes, for each QoS in the order of arrival [MQTT-4.6.0-2]."""
     pending: Pending = part.what
     if part.refused or pending.refused or (version == 5 and not all(part.matched)):
         return _each(version, part, pending)
     if not pending.ids2:
-        return Verdict(_plain(PUBACK, pending.ids1), ((PUBACK, 0, len(pending.ids1)),))
+        return PublishAnswer(_plain(PUBACK, pending.ids1), ((PUBACK, 0, len(pending.ids1)),))
     data = _plain(PUBACK, pending.ids1) + _plain(PUBREC, pending.ids2)
-    return Verdict(data, ((PUBACK, 0, len(pending.ids1)), (PUBREC, 0, len(pending.ids2))))
+    return PublishAnswer(data, ((PUBACK, 0, len(pending.ids1)), (PUBREC, 0, len(pending.ids2))))
 
 
-def _each(version: int, part: PublishedPart, pending: Pending) -> Verdict:
+def _each(version: int, part: PublishedPart, pending: Pending) -> PublishAnswer:
     reasons: dict[tuple[int, int], int] = dict(pending.refused)
     text = "a publish was refused"
     for number, (_, message, packet_id) in enumerate(part.rows):
@@ -137,15 +137,15 @@ def _each(version: int, part: PublishedPart, pending: Pending) -> Verdict:
             reasons.setdefault((message.qos, packet_id), ReasonCode.NO_MATCHING_SUBSCRIBERS)
     refused = sum(reason >= 0x80 for reason in reasons.values())
     if any(isinstance(error, SessionEndedError) for error in part.refused.values()):
-        return Verdict(b"", refused=refused)  # the connection ends, and the client resends unacknowledged messages
+        return PublishAnswer(b"", refused=refused)  # the connection ends, and the client resends what is unacknowledged
     if version == 4 and any(reason >= 0x80 and reason not in _DROPPED for reason in reasons.values()):
-        return Verdict(b"", refused=refused, end=text)
+        return PublishAnswer(b"", refused=refused, end=text)
     acks = [(one, reasons.get((1, one), 0)) for one in pending.ids1]
-    receipts = [(one, reasons.get((2, one), 0)) for one in pending.ids2]
-    return Verdict(
-        pubacks(version, PUBACK, acks) + pubacks(version, PUBREC, receipts),
-        [*_counted(PUBACK, acks), *_counted(PUBREC, receipts)],
-        [one for one, reason in receipts if reason >= 0x80 and version == 5],
+    pubrecs = [(one, reasons.get((2, one), 0)) for one in pending.ids2]
+    return PublishAnswer(
+        pubacks(version, PUBACK, acks) + pubacks(version, PUBREC, pubrecs),
+        [*_counted(PUBACK, acks), *_counted(PUBREC, pubrecs)],
+        [one for one, reason in pubrecs if reason >= 0x80 and version == 5],
         refused,
     )
 

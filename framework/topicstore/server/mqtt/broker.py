@@ -1,8 +1,7 @@
-"""The event loop's side of a server: connections, hops to the store, and draining.
+"""The event loop's side of a server: connections, batches of requests to the store's thread, and draining.
 
-A hop serves a batch of requests in the store's thread. It begins as soon as there are requests and the previous hop has
-ended; requests that arrive during a hop form the next batch. So the event loop never waits for the store, and batches
-grow with the load.
+A batch begins as soon as there are requests and the previous batch has ended; requests that arrive meanwhile form the
+next batch. So the event loop never waits for the store, and batches grow with the load.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import topicstore as ts
 from topicstore.server.access.access import Access
@@ -24,8 +24,8 @@ from topicstore.sessions import Ended, Session
 from .connection import MqttConnection
 from .connections import Serving
 from .deliver import Shared
-from .requests import Answers, Asked, Client
-from .store_thread import StoreHop
+from .requests import Client, RequestBatch, Responses
+from .store_thread import StoreThread
 
 __all__ = ["Broker"]
 
@@ -52,25 +52,25 @@ class Broker:
         self._loop = loop
         self._sessions = db.sessions
         self.serving = Serving(loop, settings, access, clients, version=ts.__version__, counts=self._sessions.counts)
-        self.serving.on_kick = self._kick
-        self._hop = StoreHop(db, self._on_end)
+        self.serving.schedule = self._schedule
+        self._store = StoreThread(db, self._on_end)
         self._thread = ThreadPoolExecutor(1, "topicstore-server")
-        self._kicked = False
-        """Whether the next hop was requested."""
+        self._scheduled = False
+        """Whether the next batch was scheduled."""
         self._under_way = False
-        """Whether a hop is in progress."""
+        """Whether a batch is being served."""
         self._began = float("-inf")
-        """The event loop's time at which the last hop began."""
+        """The event loop's time at which the last batch began."""
         self._begun = self._ended = 0
-        """Numbers of hops that have begun and that have ended."""
-        self._turn: asyncio.Future[None] = loop.create_future()
-        """Done when the current hop, or the next one if there is none, has ended."""
+        """Numbers of batches that have begun and that have ended."""
+        self._batch_end: asyncio.Future[None] = loop.create_future()
+        """Done when the current batch, or the next one if none is being served, has ended."""
         self._stopped = False
         self._due: asyncio.TimerHandle | None = None
-        self._told = False
-        """Whether another thread has requested a hop, because there may be messages to deliver."""
-        self._bell = self._sessions.notify(self._rung)
-        self._bell.__enter__()
+        self._notified = False
+        """Whether another thread has scheduled a batch, because there may be messages to deliver."""
+        self._waiter = self._sessions.notify(self._on_ready)
+        self._waiter.__enter__()
         self._sweeping = loop.call_later(_SWEEP, self._sweep)
         self._set(settings)
         self._renewing: asyncio.Task[None] | None = None
@@ -79,7 +79,7 @@ class Broker:
         """Gets the exception that ends the broker, such as `DatabaseClosedError`; cancelled when the broker is
         stopped."""
         self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # marks it as retrieved
-        self._kick()
+        self._schedule()
 
     def connection(self, via: Via) -> MqttConnection:
         """Return the protocol object for a new connection of a listener."""
@@ -96,7 +96,7 @@ class Broker:
             self.serving.access = access
             self._renewing = self._loop.create_task(self._renew())
         self._set(settings)
-        self._kick()
+        self._schedule()
 
     async def renewed(self) -> None:
         """Wait until the access rules that were given to `use` apply to all connected clients."""
@@ -108,7 +108,7 @@ class Broker:
         for number, connection in enumerate(list(self.serving.connections)):
             if number and number % _RENEWED == 0:
                 await asyncio.sleep(0)
-            self._tell(connection, connection.renew_rights)
+            self._call_client(connection, connection.renew_rights)
 
     def _set(self, settings: ServerSettings) -> None:
         sessions, pace = self._sessions, self._sessions.pace
@@ -121,34 +121,34 @@ class Broker:
         self._sys = settings.protocol.sys_interval
         self._figures_due = self._loop.time() + self._sys
 
-    # --- hops ---
+    # --- batches ---
 
-    def _rung(self) -> None:
-        """Request a hop, because there may be messages to deliver. Called in any thread.
+    def _on_ready(self) -> None:
+        """Schedule a batch, because there may be messages to deliver. Called in any thread.
 
-        Notifications from the hop's own thread are ignored: a hop checks for further deliveries before it ends.
+        Notifications from the store's thread are ignored: each batch checks for further deliveries before it ends.
         """
-        if not self._told and threading.get_ident() != self._hop.thread:
-            self._told = True
+        if not self._notified and threading.get_ident() != self._store.thread:
+            self._notified = True
             try:
-                self._loop.call_soon_threadsafe(self._kick)
+                self._loop.call_soon_threadsafe(self._schedule)
             except RuntimeError:  # the loop is closed, so there are no clients to deliver to
                 return
 
-    def _kick(self) -> None:
-        if not self._kicked:
-            self._kicked = True
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
             if not self._under_way:
                 self._loop.call_soon(self._start)
         elif not self._under_way and self.serving.gathered >= self.serving.buffer.max_items:
             self._loop.call_soon(self._start)  # the batch is full: don't wait for more messages
 
     def _start(self) -> None:
-        """Begin a hop, unless one is in progress or the flush interval has not passed."""
-        if self._under_way or not self._kicked:
+        """Begin a batch, unless one is being served or the flush interval has not passed."""
+        if self._under_way or not self._scheduled:
             return
         if self._stopped:
-            self._kicked = False
+            self._scheduled = False
             return
         buffer, now = self.serving.buffer, self._loop.time()
         wait = self._began + buffer.flush_interval - now
@@ -157,57 +157,57 @@ class Broker:
             return
         if self._due is not None:
             self._due.cancel()
-        self._kicked = self._told = False
+        self._scheduled = self._notified = False
         self._under_way, self._began = True, now
         self._begun += 1
-        asked = self.serving.take()
-        self._hop.connected = len(self.serving.sessions)
-        self._thread.submit(self._hop.serve, asked).add_done_callback(partial(self._over, asked))
+        requests = self.serving.take()
+        self._store.connected = len(self.serving.sessions)
+        self._thread.submit(self._store.serve, requests).add_done_callback(partial(self._over, requests))
 
-    def _over(self, asked: Asked, future: Future[Answers]) -> None:
-        """Hand a hop's answers to the loop. Called in the store's thread."""
+    def _over(self, requests: RequestBatch, future: Future[Responses]) -> None:
+        """Pass a batch's responses to the event loop. Called in the store's thread."""
         try:
-            self._loop.call_soon_threadsafe(self._served, asked, future)
-        except RuntimeError:  # the loop is closed, so no client waits for an answer
+            self._loop.call_soon_threadsafe(self._served, requests, future)
+        except RuntimeError:  # the loop is closed, so no client waits for a response
             return
 
-    def _served(self, asked: Asked, future: Future[Answers]) -> None:
+    def _served(self, requests: RequestBatch, future: Future[Responses]) -> None:
         self._under_way = False
         self._ended += 1
         error = future.exception()
         if error is None:
-            answers = future.result()
-            self._answer(answers)
-            for client in asked.clients():
-                self._tell(client, client.go_on)
-            if answers.more:
-                self._kick()
-            elif not self._kicked:
-                self._due = self._loop.call_later(answers.pause, self._kick)
+            responses = future.result()
+            self._answer(responses)
+            for client in requests.clients():
+                self._call_client(client, client.go_on)
+            if responses.more:
+                self._schedule()
+            elif not self._scheduled:
+                self._due = self._loop.call_later(responses.pause, self._schedule)
         else:
-            self._broken(asked, error)
-        self._tell_turn()
-        if self._kicked:
+            self._broken(requests, error)
+        self._signal_batch_end()
+        if self._scheduled:
             self._start()
 
-    def _tell_turn(self) -> None:
-        turn, self._turn = self._turn, self._loop.create_future()
+    def _signal_batch_end(self) -> None:
+        turn, self._batch_end = self._batch_end, self._loop.create_future()
         turn.set_result(None)
 
     async def _serve_all(self, until: float) -> None:
         """Wait until all requests made before this call were served, or until ``until``, a time of the event loop."""
-        last = self._begun + 1  # the next hop takes all waiting requests, or the first part of them
-        self._kick()
-        while (self._ended < last or self.serving.asked.changing) and not self._stopped:
+        last = self._begun + 1  # the next batch has all waiting requests, or the first part of them
+        self._schedule()
+        while (self._ended < last or self.serving.requests.changing) and not self._stopped:
             left = until - self._loop.time()
             if left <= 0:
                 _log.warning("the server ends before all requests of its clients were served")
                 return
-            await asyncio.wait((self._turn,), timeout=left)
+            await asyncio.wait((self._batch_end,), timeout=left)
 
-    def _broken(self, asked: Asked, error: BaseException) -> None:
-        """End the connections of the clients whose hop failed as a whole; all connections if the database is closed."""
-        for waiting, _ in asked.lookups:
+    def _broken(self, requests: RequestBatch, error: BaseException) -> None:
+        """End the connections of the clients of a batch that failed; all connections if the database is closed."""
+        for waiting, _ in requests.lookups:
             if not waiting.done():
                 waiting.set_result(None)
         closed = isinstance(error, ts.DatabaseClosedError)
@@ -215,60 +215,56 @@ class Broker:
             for connection in list(self.serving.connections):
                 connection.end(ReasonCode.SERVER_SHUTTING_DOWN, "the database was closed")
             self._stopped = True
-            self._kicked = False
+            self._scheduled = False
         else:
             _log.error("requests could not be served", exc_info=error)
-            for client in asked.clients():
+            for client in requests.clients():
                 client.end(ReasonCode.UNSPECIFIED_ERROR, "the server failed")
-            self.serving.asked.lost += self._left_over(asked)
-            self._due = self._loop.call_later(_SWEEP, self._kick)
+            self.serving.requests.lost += self._left_over(requests)
+            self._due = self._loop.call_later(_SWEEP, self._schedule)
         if closed and not self.ended.done():
             self.ended.set_exception(error)
 
-    def _left_over(self, asked: Asked) -> list[Session]:
-        """Return the sessions that are still connected although their connections end, because their hop failed."""
-        opened = [self._sessions.connected(how.client_id) for _, how, _ in asked.connects]
-        left = [*asked.lost, *(how.session for _, how in asked.disconnects), *filter(None, opened)]
+    def _left_over(self, requests: RequestBatch) -> list[Session]:
+        """Return the sessions that are still connected although their connections end, because their batch failed."""
+        opened = [self._sessions.connected(how.client_id) for _, how, _ in requests.connects]
+        left = [*requests.lost, *(how.session for _, how in requests.disconnects), *filter(None, opened)]
         return [one for one in dict.fromkeys(left) if one.ended is None and one not in self.serving.sessions]
 
-    def _answer(self, answers: Answers) -> None:
-        for waiting, filters in answers.found:
+    def _answer(self, responses: Responses) -> None:
+        for waiting, filters in responses.found:
             if not waiting.done():
                 waiting.set_result(filters)
-        for client, opened in answers.opened:
-            self._tell(client, client.opened, opened)
-        for part in answers.published:
-            self._tell(part.client, part.client.published, part)
-        self._answer_others(answers)
-        shared = Shared() if len(answers.delivered) > 1 else None
+        for client, opened in responses.opened:
+            self._call_client(client, client.opened, opened)
+        for part in responses.published:
+            self._call_client(part.client, part.client.published, part)
+        columns: tuple[tuple[Sequence[tuple[Any, ...]], str], ...] = (
+            (responses.released, "released"),
+            (responses.unknown, "unknown"),
+            (responses.subscribed, "subscribed"),
+            (responses.unsubscribed, "unsubscribed"),
+            (responses.departed, "departed"),
+            (responses.failed, "failed"),
+        )
+        for column, method in columns:
+            for client, *results in column:
+                self._call_client(client, getattr(client, method), *results)
+        shared = Shared() if len(responses.delivered) > 1 else None
         sessions = self.serving.sessions
-        for session, packets in answers.delivered:
+        for session, packets in responses.delivered:
             connection = sessions.get(session)
             if connection is not None:
-                self._tell(connection, connection.send, packets, shared)
+                self._call_client(connection, connection.send, packets, shared)
 
     @staticmethod
-    def _tell(client: Client, answer: Callable[..., object], *what: object) -> None:
-        """Pass an answer to a client's connection. If that raises, only this connection ends."""
+    def _call_client(client: Client, call: Callable[..., object], *arguments: object) -> None:
+        """Call a method of a client's connection. If that raises, only this connection ends."""
         try:
-            answer(*what)
-        except Exception as fault:  # noqa: BLE001 - it is logged, and the other clients still need their answers
+            call(*arguments)
+        except Exception as fault:  # noqa: BLE001 - it is logged, and the other clients still need their responses
             _log.error("a client could not be answered", exc_info=fault)
             client.end(ReasonCode.UNSPECIFIED_ERROR, "the server failed")
-
-    def _answer_others(self, answers: Answers) -> None:
-        for client, ids, known in answers.released:
-            self._tell(client, client.released, ids, known)
-        for client, ids in answers.unknown:
-            self._tell(client, client.unknown, ids)
-        for client, results in answers.subscribed:
-            self._tell(client, client.subscribed, results)
-        for client, gone in answers.unsubscribed:
-            self._tell(client, client.unsubscribed, gone)
-        for client, failure in answers.departed:
-            self._tell(client, client.departed, failure)
-        for client, failed in answers.failed:
-            self._tell(client, client.failed, failed)
 
     def _on_end(self, session: Session, why: Ended) -> None:
         """Notify the event loop that a session has ended. Called in the thread that ended the session."""
@@ -295,8 +291,8 @@ class Broker:
             self._figures_due = now + self._sys
             figures = serving.figures.changed(self._sessions.counts())
             if figures:
-                serving.asked.figures += figures
-                self._kick()
+                serving.requests.figures += figures
+                self._schedule()
 
     # --- the end ---
 
@@ -329,19 +325,19 @@ class Broker:
             await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
-        """Close all connections at once. Requests are not served unless their hop is in progress."""
+        """Close all connections at once. Requests are not served unless their batch is being served."""
         self._stopped = True
-        self._tell_turn()
+        self._signal_batch_end()
         self._sweeping.cancel()
         if self._renewing is not None:
             self._renewing.cancel()
         if self._due is not None:
             self._due.cancel()
-        await self.serving.settle()
+        await self.serving.cancel_tasks()
         self._break_off()
-        self._bell.__exit__(None, None, None)
+        self._waiter.__exit__(None, None, None)
         left, self.serving.sessions = list(self.serving.sessions), {}
-        lost = self._loop.run_in_executor(self._thread, self._hop.abandon, left + self.serving.asked.lost)
+        lost = self._loop.run_in_executor(self._thread, self._store.abandon, left + self.serving.requests.lost)
         self._thread.shutdown(wait=False)
         await lost
         if not self.ended.done():

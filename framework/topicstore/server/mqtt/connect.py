@@ -129,7 +129,7 @@ class Terms:
             user=user or "",
         )
 
-    def settled(self) -> Terms:
+    def without_secrets(self) -> Terms:
         """Return the terms without fields that only the CONNECT needs, so that no password stays in memory."""
         packet = msgspec.structs.replace(self.packet, will=None, user_name=None, password=None, user_properties=())
         return attrs.evolve(self, packet=packet)

@@ -41,12 +41,12 @@ from topicstore.server.codec.reason import PacketError, ReasonCode
 from topicstore.server.listeners.peer import Via
 from topicstore.sessions import DeliveryBatch, Ended, Publish, PubRel, Session, SubscribeResult
 
-from .acknowledgements import Receipts, answer_publishes, answer_pubrels, complete
+from .acknowledgements import ReceivedAcks, answer_publishes, answer_pubrels, complete
 from .channel import Channel
 from .connect import Refused, Terms, admit
 from .connections import Serving
 from .deliver import Outbound, Shared
-from .publish import Inbound, Pending, Rate, UndecidedError
+from .publish import Inbound, Rate, UndecidedError
 from .requests import Departure, PublishedPart
 from .rights import Rights
 from .subscribe import Subscriptions
@@ -93,6 +93,7 @@ class MqttConnection(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_acks",
         "_barrier",
         "_busy",
         "_channel",
@@ -102,7 +103,6 @@ class MqttConnection(asyncio.Protocol):
         "_outbound",
         "_rate",
         "_reader",
-        "_receipts",
         "_rights",
         "_serving",
         "_session",
@@ -132,7 +132,7 @@ class MqttConnection(asyncio.Protocol):
         self._busy = False
         """Whether requests of the client are being served, or wait for the next batch."""
         self._full = self._throttled = False
-        self._receipts: Receipts | None = None
+        self._acks: ReceivedAcks | None = None
         """Acknowledgements that were received and not handed on yet."""
         self._rights: Rights | None = None
         """The client's rights, once its CONNECT was accepted."""
@@ -262,7 +262,7 @@ class MqttConnection(asyncio.Protocol):
                     published += 1
                 else:
                     if first in _BARRIERS:
-                        self._hand_on(published - gathered)
+                        self._pass_on(published - gathered)
                         gathered = published
                     self._packet(first, body)
                     if self._barrier is not None or self._state >= State.LEAVING:
@@ -274,7 +274,7 @@ class MqttConnection(asyncio.Protocol):
         except PacketError as error:
             bad = error
         self._channel.taken(at, published)
-        self._hand_on(published - gathered)
+        self._pass_on(published - gathered)
         if bad is not None:
             self._refuse(bad)
             return
@@ -283,30 +283,30 @@ class MqttConnection(asyncio.Protocol):
         if at < len(frames) and self._state < State.LEAVING:
             self._keep(frames[at:])
 
-    def _hand_on(self, published: int) -> None:
+    def _pass_on(self, published: int) -> None:
         """Add the handled acknowledgements and ``published`` publishes to the next batch."""
         if self._session is None or self._left:
             return
-        receipts, self._receipts = self._receipts, None
-        if receipts is not None:
-            receipts.count(self._channel)
+        acks, self._acks = self._acks, None
+        if acks is not None:
+            acks.count(self._channel)
             try:
-                if receipts.hand_on(self, self._session, self._serving.asked):
+                if acks.pass_on(self, self._session, self._serving.requests):
                     self._busy = True
-                    self._serving.kick()
+                    self._serving.schedule()
             except SessionEndedError:
                 return  # `session_ended` will be called
         if published:
             self._busy = True
-            self._serving.gather(self, published)
+            self._serving.gather(self, self._inbound, published)
         self._heard()
 
     def _packet(self, first: int, body: bytes) -> None:
         """Handle a packet of any type but PUBLISH."""
         kind = SHORT.get(first)
         if kind is not None and len(body) == 2 and body != b"\0\0" and self._session is not None:
-            self._receipts = self._receipts or Receipts()
-            self._receipts.add(kind, body[0] << 8 | body[1])
+            self._acks = self._acks or ReceivedAcks()
+            self._acks.add(kind, body[0] << 8 | body[1])
             return
         if self._state == State.NEW:
             self._connect(first, body)
@@ -318,8 +318,8 @@ class MqttConnection(asyncio.Protocol):
             return
         packet = decode(self._terms.packet.version, first, body)
         if isinstance(packet, AckPacket):
-            self._receipts = self._receipts or Receipts()
-            self._receipts.add_packet(packet)
+            self._acks = self._acks or ReceivedAcks()
+            self._acks.add_packet(packet)
             return
         if isinstance(packet, PingPacket):
             self._channel.write(encoding.PINGRESP, PINGRESP)
@@ -384,8 +384,8 @@ class MqttConnection(asyncio.Protocol):
         elif self._state == State.OPENING:
             self._rights = rights = Rights(self._serving, self, admission, most)
             how = terms.connect(rights.allow, admission.identity.user)
-            self._serving.asked.connects.append((self, how, admission.forbidden))
-            self._serving.kick()
+            self._serving.requests.connects.append((self, how, admission.forbidden))
+            self._serving.schedule()
 
     def opened(self, result: Session | TopicstoreError) -> None:
         """Answer the CONNECT with the opened session, or with the error."""
@@ -430,7 +430,7 @@ class MqttConnection(asyncio.Protocol):
             reason_string = self._terms.reason_string(text, _OTHERS)
             _log.warning("client %r was away for too long: %s", terms.client_id, text)
         self._channel.write(terms.connack(serving.settings, rights.user, session.present, reason_string), CONNACK)
-        self._terms = terms.settled()
+        self._terms = terms.without_secrets()
         self._state = State.OPEN
         self._unfinished.admit()
         rights.begin(session)
@@ -469,21 +469,17 @@ class MqttConnection(asyncio.Protocol):
         self._throttled = False
         self.flow()
 
-    def take_published(self) -> Pending | None:
-        """Return the publishes for the next batch, and clear them."""
-        return self._inbound.take()
-
     def published(self, part: PublishedPart) -> None:
         """Answer PUBLISHes."""
-        verdict = answer_publishes(self._terms.packet.version, part)
-        self._serving.traffic.publishes_refused += verdict.refused
-        if verdict.end is not None:
-            self.end(ReasonCode.QUOTA_EXCEEDED, verdict.end)
+        answer = answer_publishes(self._terms.packet.version, part)
+        self._serving.traffic.publishes_refused += answer.refused
+        if answer.end is not None:
+            self.end(ReasonCode.QUOTA_EXCEEDED, answer.end)
             return
-        self._inbound.answered(len(part.what.ids1))
-        for packet_id in verdict.over:
+        self._inbound.unanswered -= len(part.what.ids1)
+        for packet_id in answer.over:
             self._inbound.released(packet_id)
-        self._channel.answer(verdict.data, verdict.packets)
+        self._channel.answer(answer.data, answer.packets)
 
     def released(self, ids: Sequence[int], known: Sequence[bool]) -> None:
         """Answer PUBRELs."""
@@ -549,8 +545,8 @@ class MqttConnection(asyncio.Protocol):
         self._waiting = None
         if self._session is not None and self._leave():
             how = Departure(self._session, packet.reason != ReasonCode.NORMAL_DISCONNECTION, expiry)
-            self._serving.asked.disconnects.append((self, how))
-            self._serving.kick()
+            self._serving.requests.disconnects.append((self, how))
+            self._serving.schedule()
 
     def departed(self, error: TopicstoreError | None) -> None:
         """End the connection after a DISCONNECT."""
@@ -609,7 +605,7 @@ class MqttConnection(asyncio.Protocol):
 
     def _shut(self) -> None:
         self._state = State.OVER
-        self._waiting = self._receipts = None
+        self._waiting = self._acks = None
         self._throttled = False
         self._unfinished.drop()
         self._channel.shut()
@@ -627,8 +623,8 @@ class MqttConnection(asyncio.Protocol):
     def _lose(self) -> None:
         """Report the session's connection as lost, unless it was left before."""
         if self._session is not None and self._leave():
-            self._serving.asked.lost.append(self._session)
-            self._serving.kick()
+            self._serving.requests.lost.append(self._session)
+            self._serving.schedule()
 
     def _leave(self) -> bool:
         """Detach from the session; return False if that was done before."""

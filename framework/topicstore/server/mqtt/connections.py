@@ -15,7 +15,8 @@ from topicstore.server.config.model import ServerSettings
 from topicstore.server.memory_budget import MemoryBudget
 from topicstore.sessions import Publish, Session, SessionCounts
 
-from .requests import Asked, Client, Row, Wanted
+from .publish import Inbound
+from .requests import Client, RequestBatch, Row, Wanted
 from .store_thread import LAST_ROWS, ROWS, keep_turn, put_first
 from .sys_topics import Figures, Traffic
 
@@ -49,9 +50,9 @@ class Serving:
         self.use(settings, clients)
         self.traffic = Traffic()
         self.figures = Figures(self.traffic, version)
-        self.asked = Asked()
+        self.requests = RequestBatch()
         """The next batch of requests."""
-        self._following = Asked()
+        self._following = RequestBatch()
         """Requests that must wait for the batch after the next one."""
         self.sessions: dict[Session, Client] = {}
         """The connections of all connected sessions."""
@@ -67,12 +68,12 @@ class Serving:
         """Whether the server is shutting down and refuses new clients."""
         self.arrived = 0
         """Bytes received since the last batch was taken."""
-        self.publishing: dict[Client, None] = {}
-        """The connections that have messages for the next batch."""
+        self.publishing: dict[Client, Inbound] = {}
+        """The connections that have messages for the next batch, with these messages."""
         self.gathered = 0
         """Number of messages for the next batch."""
-        self.on_kick: Callable[[], object] = lambda: None
-        """Called when a request was added to the next batch."""
+        self.schedule: Callable[[], object] = lambda: None
+        """Called when a request was added to the next batch; set by the broker."""
         self.long_packets = asyncio.Lock()
         """Held by the connection whose SUBSCRIBE or UNSUBSCRIBE of many filters is checked next."""
         self._counts = counts
@@ -146,70 +147,67 @@ class Serving:
         if task is not None and task is not asyncio.current_task():
             task.cancel()
 
-    def kick(self) -> None:
-        """Report that a request was added to the next batch."""
-        self.on_kick()
-
-    def gather(self, connection: Client, messages: int) -> None:
-        """Record that a connection has ``messages`` more messages for the next batch."""
-        self.publishing[connection] = None
+    def gather(self, connection: Client, inbound: Inbound, messages: int) -> None:
+        """Record that a connection has ``messages`` more messages for the next batch, in ``inbound``."""
+        self.publishing[connection] = inbound
         self.gathered += messages
-        self.on_kick()
+        self.schedule()
         if not self.crowded and (self.gathered >= self.buffer.max_items or self.arrived > _MOST_BYTES):
             self.crowded = True
             for other in self.sessions.values():
                 other.flow()
 
     def subscribe(self, connection: Client, session: Session, wanted: list[Wanted]) -> None:
-        """Request subscriptions; the connection receives the results in portions.
+        """Request subscriptions; the connection receives the results in parts, one with each batch.
 
         The subscriptions apply to all clients' messages that arrive later, unless they must wait for a later turn.
         """
         self._change_of(connection).subscribes.append((connection, session, wanted))
-        self.kick()
+        self.schedule()
 
     def unsubscribe(self, connection: Client, session: Session, filters: list[str]) -> None:
         """Request the removal of subscriptions, as `subscribe` does."""
         self._change_of(connection).unsubscribes.append((connection, session, filters))
-        self.kick()
+        self.schedule()
 
-    def _change_of(self, connection: Client) -> Asked:
+    def _change_of(self, connection: Client) -> RequestBatch:
         """Return the batch in which a connection's subscriptions are to be changed.
 
         Messages that arrived before a batch's first change are published before the changes, later messages after them.
         Changes that exceed a turn are made in later batches. If the client itself has published since the first change,
         its changes go to the following batch, so that its own requests keep their order.
         """
-        if not self.asked.resubscribing:
-            self._collect(self.asked.published)
-        return self._following if connection in self.publishing else self.asked
+        if not self.requests.resubscribing:
+            self._collect(self.requests.published)
+        return self._following if connection in self.publishing else self.requests
 
     def _collect(self, published: list[tuple[Client, Any, list[Row]]]) -> None:
-        for connection in self.publishing:
-            pending = connection.take_published()
+        for connection, inbound in self.publishing.items():
+            pending = inbound.take()
             if pending is not None:
                 published.append((connection, pending, pending.rows))
         self.publishing = {}
 
-    def take(self) -> Asked:
+    def take(self) -> RequestBatch:
         """Return the current batch, with at most one turn of session changes, and begin a new batch."""
-        asked, self.asked, self._following = self.asked, self._following, Asked()
-        self._collect(asked.published_later if asked.resubscribing else asked.published)
+        requests, self.requests, self._following = self.requests, self._following, RequestBatch()
+        self._collect(requests.published_later if requests.resubscribing else requests.published)
         self.gathered = self.arrived = 0
-        put_first(self.asked, keep_turn(asked, LAST_ROWS if self.draining else ROWS))
-        if self.asked.changing:
-            self.kick()
+        if requests.changing:
+            put_first(self.requests, keep_turn(requests, LAST_ROWS if self.draining else ROWS))
+            if self.requests.changing:
+                self.schedule()
         if self.crowded:
             self.crowded = False
             for connection in list(self.held):
                 connection.flow()
-        return asked
+        return requests
 
     async def filters_of(self, client_id: str) -> list[str] | None:
         """Return the filters of a client's stored session; None if it can't be read now."""
         found: asyncio.Future[list[str] | None] = self.loop.create_future()
-        self.asked.lookups.append((found, client_id))
-        self.kick()
+        self.requests.lookups.append((found, client_id))
+        self.schedule()
         return await found
 
     def figures_for(self, filters: Sequence[str]) -> list[Publish]:
@@ -232,7 +230,7 @@ class Serving:
             _log.error("a client could not be served", exc_info=fault)
             client.end(ReasonCode.UNSPECIFIED_ERROR, "the server failed")
 
-    async def settle(self) -> None:
+    async def cancel_tasks(self) -> None:
         """Cancel all tasks that `spawn` started, and wait for them."""
         for task in list(self._tasks):
             task.cancel()

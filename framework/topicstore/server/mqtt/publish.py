@@ -177,10 +177,6 @@ class Inbound:
                 f"more than {self._quota} messages were not acknowledged [MQTT-3.3.4-9]",
             )
 
-    def answered(self, count: int) -> None:
-        """Subtract acknowledged messages of QoS 1 from `unanswered`."""
-        self.unanswered -= count
-
     def released(self, packet_id: int) -> None:
         """Remove the packet id of a QoS 2 exchange that has ended."""
         if self.exchanges:

@@ -1,7 +1,7 @@
-"""The requests that one batch takes to the store's thread, and the answers that it brings back.
+"""The batch of requests that the event loop passes to the store's thread, and the responses that it returns.
 
 Both are columns: for each kind of request, a list with the requests of all clients. The store's thread treats a client
-as an opaque handle, which the event loop needs to find the connection again.
+as an opaque handle, by which the event loop finds the connection.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from topicstore.sessions import (
 )
 from topicstore.sessions.delivery_batch import Allow
 
-__all__ = ["Answers", "Asked", "Client", "Departure", "PublishedPart", "Row", "Wanted"]
+__all__ = ["Client", "Departure", "PublishedPart", "RequestBatch", "Responses", "Row", "Wanted"]
 
 Client = Any
 """A connection, as the event loop knows it."""
@@ -54,7 +54,7 @@ class Departure:
 
 
 @attrs.define
-class Asked:
+class RequestBatch:
     """The requests of all clients since the last batch; the kinds stand in the order in which they are served."""
 
     lookups: list[tuple[Any, str]] = attrs.field(factory=list)
@@ -85,10 +85,10 @@ class Asked:
     @property
     def changing(self) -> bool:
         """Whether a request begins or ends a connection, or changes subscriptions."""
-        return bool(self.resubscribing or self.connects or self.disconnects or self.lost)
+        return bool(self.subscribes or self.unsubscribes or self.connects or self.disconnects or self.lost)
 
     def clients(self) -> set[Client]:
-        """Return all clients that wait for an answer."""
+        """Return all clients that wait for a response."""
         columns: tuple[Sequence[tuple[Any, ...]], ...] = (
             self.connects,
             self.published,
@@ -116,11 +116,11 @@ class PublishedPart:
 
 
 @attrs.define
-class Answers:
+class Responses:
     """The results of a batch of requests, and the packets to be sent."""
 
     found: list[tuple[Any, list[str] | None]] = attrs.field(factory=list)
-    """The futures of `Asked.lookups`, with the filters of the stored session; None if it can't be read."""
+    """The futures of `RequestBatch.lookups`, with the filters of the stored session; None if it can't be read."""
     opened: list[tuple[Client, Session | TopicstoreError]] = attrs.field(factory=list)
     published: list[PublishedPart] = attrs.field(factory=list)
     released: list[tuple[Client, list[int], Sequence[bool]]] = attrs.field(factory=list)

@@ -107,9 +107,9 @@ class Rights:
     def _use(self, access: Access, permissions: Permissions) -> None:
         self._access = access
         self.permissions = None if permissions.unrestricted else permissions
-        """What the client may do; None: everything."""
-        asked = not permissions.reads_everything
-        self._received = _Received(self._serving, self._client, permissions, self.ask_again) if asked else None
+        """The client's permissions; None: it may do everything."""
+        restricted = not permissions.reads_everything
+        self._received = _Received(self._serving, self._client, permissions, self.ask_again) if restricted else None
 
     @property
     def user(self) -> str | None:
@@ -170,8 +170,8 @@ class Rights:
         self._use(access, access.permissions(self._identity))
         if before is None and self.permissions is None:
             return False
-        self._serving.asked.restricted.append((self._session, self.allow))
-        self._serving.kick()
+        self._serving.requests.restricted.append((self._session, self.allow))
+        self._serving.schedule()
         return True
 
     def end(self) -> None:

@@ -1,7 +1,7 @@
 """The store's thread: serves many clients' requests together, with few commits.
 
-A hop serves one batch of requests. The event loop gathers requests while a hop is in progress, and passes them to the
-next one. So batches and commits grow with the load, and an idle server answers at once.
+The event loop gathers requests while a batch is being served, and passes them on as the next batch. So batches and
+commits grow with the load, and an idle server answers at once.
 
 Session changes (connections and subscriptions) are expensive. A turn has a bounded number of them, so that publishes,
 acknowledgements and deliveries, which are part of every turn, wait only for a bounded time. The bound is shared evenly
@@ -26,14 +26,14 @@ from topicstore.contract.arguments import Keep
 from topicstore.contract.errors import TopicstoreError
 from topicstore.sessions import Ended, Session, Start, SubscribeResult
 
-from .requests import Answers, Asked, Client, Departure, PublishedPart, Row, Wanted
+from .requests import Client, Departure, PublishedPart, RequestBatch, Responses, Row, Wanted
 
 __all__ = [
     "ENDED",
     "LAST_ROWS",
     "ROWS",
     "SESSION",
-    "StoreHop",
+    "StoreThread",
     "keep_turn",
     "put_first",
 ]
@@ -51,20 +51,22 @@ ENDED = 8
 T = TypeVar("T")
 
 
-def keep_turn(asked: Asked, rows: int) -> Asked:
-    """Keep in ``asked`` the session changes of one turn, and return the other changes, in their order.
+def keep_turn(requests: RequestBatch, rows: int) -> RequestBatch:
+    """Keep in ``requests`` the session changes of one turn, and return the other changes, in their order.
 
     Each kind of request gets a part of ``rows`` in proportion to its waiting requests, and at least one request of each
     kind is served.
     """
-    left = Asked()
-    waiting = len(asked.connects) + len(asked.disconnects) + len(asked.lost)
-    waiting += len(asked.subscribes) + len(asked.unsubscribes)
-    asked.connects, left.connects = _first(asked.connects, rows, waiting, lambda _: 0)
-    asked.disconnects, left.disconnects = _first(asked.disconnects, rows, waiting, lambda row: row[1].session.filters)
-    asked.lost, left.lost = _first(asked.lost, rows, waiting, lambda session: session.filters)
-    asked.subscribes, left.subscribes = _shared_out(asked.subscribes, rows, waiting)
-    asked.unsubscribes, left.unsubscribes = _shared_out(asked.unsubscribes, rows, waiting)
+    left = RequestBatch()
+    waiting = len(requests.connects) + len(requests.disconnects) + len(requests.lost)
+    waiting += len(requests.subscribes) + len(requests.unsubscribes)
+    requests.connects, left.connects = _first(requests.connects, rows, waiting, lambda _: 0)
+    requests.disconnects, left.disconnects = _first(
+        requests.disconnects, rows, waiting, lambda row: row[1].session.filters
+    )
+    requests.lost, left.lost = _first(requests.lost, rows, waiting, lambda session: session.filters)
+    requests.subscribes, left.subscribes = _shared_out(requests.subscribes, rows, waiting)
+    requests.unsubscribes, left.unsubscribes = _shared_out(requests.unsubscribes, rows, waiting)
     return left
 
 
@@ -92,25 +94,25 @@ def _shared_out(
     return portions, requests[room:] + begun
 
 
-def put_first(asked: Asked, left: Asked) -> None:
+def put_first(requests: RequestBatch, left: RequestBatch) -> None:
     """Insert the requests that are left of a turn before newer requests."""
     for kind in ("connects", "subscribes", "unsubscribes", "disconnects", "lost"):
         rest: Sequence[Any] = getattr(left, kind)
         if rest:
-            setattr(asked, kind, [*rest, *getattr(asked, kind)])
+            setattr(requests, kind, [*rest, *getattr(requests, kind)])
 
 
 _LIMIT = 20_000
-"""Most packets that one hop delivers, to all clients together."""
+"""Most packets that are delivered with one batch, to all clients together."""
 _BUDGET = 256 << 20
 """Most bytes of payloads in socket buffers, if all clients stopped reading at the same time."""
 _LEAST, _MOST = 16 << 10, 256 << 10
-"""Bounds of the bytes of payloads that one hop delivers to one client."""
+"""Bounds of the bytes of payloads that are delivered to one client with one batch."""
 
 _log = logging.getLogger("topicstore.server")
 
 
-class StoreHop:
+class StoreThread:
     """Serves batches of requests in the store's thread; the batches share commits.
 
     ``on_end`` is called in the thread in which a session ends, with the reason.
@@ -122,56 +124,53 @@ class StoreHop:
         """The time at which the sessions' next timer is due (`time.monotonic`)."""
         self._ticked = 0.0
         """The time at which timers were last served (`time.monotonic`)."""
-        self._told: dict[str, str] = {}
+        self._failures: dict[str, str] = {}
         """The text of the last failure by kind of work, so that the log has a lasting failure only once."""
         self.thread = 0
-        """The identifier (`threading.get_ident`) of the thread in which a hop is in progress; 0 if there is none."""
+        """The identifier (`threading.get_ident`) of the thread that is serving a batch; 0 if there is none."""
         self.connected = 0
         """Number of connected clients; set by the event loop."""
         self._resuming: list[tuple[Client, Session, list[str]]] = []
         """Opened sessions whose subscriptions are not resumed yet, with the filters that must be removed from them."""
 
-    def serve(self, asked: Asked) -> Answers:
-        """Serve a batch of requests, and return their answers.
+    def serve(self, requests: RequestBatch) -> Responses:
+        """Serve a batch of requests, and return their responses.
 
         A message is acknowledged after its commit, and delivered after its packet id was committed.
         """
         self.thread = threading.get_ident()
         try:
-            return self._serve(asked)
+            responses = Responses()
+            for waiting, client_id in requests.lookups:
+                responses.found.append((waiting, self._filters(client_id)))
+            for session, allow in requests.restricted:
+                with contextlib.suppress(ts.SessionEndedError):
+                    session.restrict(allow)
+            if requests.figures:
+                self._attempt("the server's own figures", lambda: self._db.publish(requests.figures))
+            for column, serve in (
+                (requests.connects, self._connect),
+                (requests.published, partial(self._publish, requests.published)),
+                (requests.subscribes, self._subscribe),
+                (requests.unsubscribes, self._unsubscribe),
+                (requests.published_later, partial(self._publish, requests.published_later)),
+                (requests.pubrels, self._pubrel),
+                (requests.pubrecs, self._pubrec),
+                (requests.disconnects, self._disconnect),
+            ):
+                if column:
+                    serve(requests, responses)
+            if requests.lost:
+                self._lost(requests.lost)
+            if self._resuming:
+                self._resume(responses)
+            self._deliver(responses)
+            responses.more |= bool(self._resuming)
+            return responses
         finally:
             self.thread = 0
 
-    def _serve(self, asked: Asked) -> Answers:
-        answers = Answers()
-        for waiting, client_id in asked.lookups:
-            answers.found.append((waiting, self._filters(client_id)))
-        for session, allow in asked.restricted:
-            with contextlib.suppress(ts.SessionEndedError):
-                session.restrict(allow)
-        if asked.figures:
-            self._attempt("the server's own figures", lambda: self._db.publish(asked.figures))
-        for column, serve in (
-            (asked.connects, self._connect),
-            (asked.published, partial(self._publish, asked.published)),
-            (asked.subscribes, self._subscribe),
-            (asked.unsubscribes, self._unsubscribe),
-            (asked.published_later, partial(self._publish, asked.published_later)),
-            (asked.pubrels, self._pubrel),
-            (asked.pubrecs, self._pubrec),
-            (asked.disconnects, self._disconnect),
-        ):
-            if column:
-                serve(asked, answers)
-        if asked.lost:
-            self._lost(asked.lost)
-        if self._resuming:
-            self._resume(answers)
-        self._deliver(answers)
-        answers.more |= bool(self._resuming)
-        return answers
-
-    def _deliver(self, answers: Answers) -> None:
+    def _deliver(self, responses: Responses) -> None:
         """Serve timers that are due, and collect the packets to be sent."""
         now = time.monotonic()
         if self._next() <= now:
@@ -179,11 +178,11 @@ class StoreHop:
         share = min(max(_BUDGET // max(self.connected, 1), _LEAST), _MOST)
 
         def deliver() -> None:
-            answers.delivered = self._sessions.deliver_batches(_LIMIT, limit=_LIMIT, max_bytes=share)
-            answers.more = self._sessions.wait(0)
+            responses.delivered = self._sessions.deliver_batches(_LIMIT, limit=_LIMIT, max_bytes=share)
+            responses.more = self._sessions.wait(0)
 
         self._attempt("delivering", deliver)
-        answers.pause = max(self._next() - time.monotonic(), 0.0)
+        responses.pause = max(self._next() - time.monotonic(), 0.0)
 
     def _next(self) -> float:
         """Return the time at which timers must be checked again; a longest pause that was shortened applies at once."""
@@ -200,25 +199,25 @@ class StoreHop:
         except ts.DatabaseClosedError:
             raise
         except TopicstoreError as failed:
-            self._tell("reading a session", failed)
+            self._log_failure("reading a session", failed)
             return None
 
-    def _connect(self, asked: Asked, answers: Answers) -> None:
-        connects = [connect for _, connect, _ in asked.connects]
+    def _connect(self, requests: RequestBatch, responses: Responses) -> None:
+        connects = [connect for _, connect, _ in requests.connects]
         try:
             results = self._sessions.open_many(connects, on_end=self._on_end, partial=True, resume=False)
         except TopicstoreError as failed:
             results = [failed] * len(connects)
-        for (client, _, forbidden), result in zip(asked.connects, results, strict=True):
+        for (client, _, forbidden), result in zip(requests.connects, results, strict=True):
             if isinstance(result, Session) and result.present and result.ended is None:
                 self._resuming.append((client, result, forbidden))
             else:
-                answers.opened.append((client, result))
-        silences = [connect.keep_alive for connect in connects if connect.keep_alive]
-        if silences:
-            self._due = min(self._due, time.monotonic() + 1.5 * min(map(float, silences)))  # type: ignore[arg-type]
+                responses.opened.append((client, result))
+        keep_alives = [connect.keep_alive for connect in connects if connect.keep_alive]
+        if keep_alives:
+            self._due = min(self._due, time.monotonic() + 1.5 * min(map(float, keep_alives)))  # type: ignore[arg-type]
 
-    def _resume(self, answers: Answers) -> None:
+    def _resume(self, responses: Responses) -> None:
         """Resume a limited number of stored subscriptions; answer the clients whose sessions are complete."""
         turn = self._resuming[: ROWS // SESSION]
         results = self._sessions.resume([session for _, session, _ in turn], ROWS)
@@ -229,11 +228,11 @@ class StoreHop:
                 left.append(one)
             elif isinstance(result, TopicstoreError) and session.ended is None:
                 self._lost([session])
-                answers.opened.append((client, result))
+                responses.opened.append((client, result))
             else:
-                answers.opened.append((client, self._without(session, forbidden) if forbidden else session))
+                responses.opened.append((client, self._without(session, forbidden) if forbidden else session))
         self._resuming[: len(turn)] = []
-        self._resuming += left  # behind sessions that had no turn yet
+        self._resuming += left  # after sessions of which nothing was resumed yet
 
     def _without(self, session: Session, filters: list[str]) -> Session | TopicstoreError:
         """Remove subscriptions from a session before its first delivery; if that fails, return the error."""
@@ -244,16 +243,16 @@ class StoreHop:
             return failed
         return session
 
-    def _disconnect(self, asked: Asked, answers: Answers) -> None:
+    def _disconnect(self, requests: RequestBatch, responses: Responses) -> None:
         alike: defaultdict[tuple[bool, float | Keep | None], list[int]] = defaultdict(list)
-        for row, (_, how) in enumerate(asked.disconnects):
+        for row, (_, how) in enumerate(requests.disconnects):
             alike[how.send_will, how.expiry_interval].append(row)
         for rows in alike.values():
-            how = asked.disconnects[rows[0]][1]
-            sessions = [asked.disconnects[row][1].session for row in rows]
+            how = requests.disconnects[rows[0]][1]
+            sessions = [requests.disconnects[row][1].session for row in rows]
             errors = self._departed(how, sessions)
             for row, error in zip(rows, errors, strict=True):
-                answers.departed.append((asked.disconnects[row][0], error))
+                responses.departed.append((requests.disconnects[row][0], error))
         self._due = 0.0  # a will or a session expiry may be due sooner than any earlier timer
 
     def _departed(self, how: Departure, sessions: list[Session]) -> Sequence[TopicstoreError | None]:
@@ -262,7 +261,7 @@ class StoreHop:
                 sessions, send_will=how.send_will, expiry_interval=how.expiry_interval, partial=True
             )
         except TopicstoreError as failed:
-            self._tell("ending connections", failed)
+            self._log_failure("ending connections", failed)
             return [failed] * len(sessions)
 
     def _lost(self, sessions: list[Session]) -> None:
@@ -285,7 +284,9 @@ class StoreHop:
 
     # --- what clients publish ---
 
-    def _publish(self, published: Sequence[tuple[Client, Any, list[Row]]], _asked: Asked, answers: Answers) -> None:
+    def _publish(
+        self, published: Sequence[tuple[Client, Any, list[Row]]], _requests: RequestBatch, responses: Responses
+    ) -> None:
         """Publish all clients' messages with one commit; messages of QoS 2 with their packet ids."""
         rows: list[Row] = list(chain.from_iterable(part for _, _, part in published))
         matched, refused = self._published(rows) if rows else ([], {})
@@ -295,16 +296,16 @@ class StoreHop:
             mine: Mapping[int, TopicstoreError] = (
                 {row - start: refused[row] for row in range(start, at) if row in refused} if refused else {}
             )
-            answers.published.append(PublishedPart(client, what, part, matched[start:at], mine))
+            responses.published.append(PublishedPart(client, what, part, matched[start:at], mine))
 
     def _published(self, rows: list[Row]) -> tuple[Sequence[bool], Mapping[int, TopicstoreError]]:
         try:
             outcome = self._sessions.publish(rows, partial=True)
         except TopicstoreError as failed:  # such as a full disk or a quota: nothing was stored
-            self._tell("storing", failed)
+            self._log_failure("storing", failed)
             return self._unstored(rows, failed)
-        if self._told and any(row[1].qos for row in rows):
-            self._well("storing")
+        if self._failures and any(row[1].qos for row in rows):
+            self._log_recovery("storing")
         return outcome.matched, outcome.refused
 
     def _unstored(
@@ -316,31 +317,31 @@ class StoreHop:
             try:
                 self._sessions.publish(light, partial=True)
             except TopicstoreError as again:
-                self._tell("passing on messages of QoS 0", again)
+                self._log_failure("passing on messages of QoS 0", again)
         return [False] * len(rows), {number: failed for number, row in enumerate(rows) if row[1].qos}
 
-    def _pubrel(self, asked: Asked, answers: Answers) -> None:
-        rows = [(session, packet_id) for _, session, ids in asked.pubrels for packet_id in ids]
+    def _pubrel(self, requests: RequestBatch, responses: Responses) -> None:
+        rows = [(session, packet_id) for _, session, ids in requests.pubrels for packet_id in ids]
         try:
             freed = self._sessions.pubrel(rows, partial=True)
         except TopicstoreError as failed:
-            self._tell("freeing packet ids", failed)
-            answers.failed += [(client, failed) for client, _, _ in asked.pubrels]
+            self._log_failure("freeing packet ids", failed)
+            responses.failed += [(client, failed) for client, _, _ in requests.pubrels]
             return
         at = 0
-        for client, _, ids in asked.pubrels:
+        for client, _, ids in requests.pubrels:
             start, at = at, at + len(ids)
             failures = [freed.refused[row] for row in range(start, at) if row in freed.refused] if freed.refused else ()
             if failures:
-                answers.failed.append((client, failures[0]))
+                responses.failed.append((client, failures[0]))
             else:
-                answers.released.append((client, ids, freed.known[start:at]))
+                responses.released.append((client, ids, freed.known[start:at]))
 
     # --- what clients receive ---
 
-    def _pubrec(self, asked: Asked, answers: Answers) -> None:
+    def _pubrec(self, requests: RequestBatch, responses: Responses) -> None:
         for accepted in (True, False):
-            given = [(client, session, ids) for client, session, ids, taken in asked.pubrecs if taken is accepted]
+            given = [(client, session, ids) for client, session, ids, taken in requests.pubrecs if taken is accepted]
             rows = [(session, packet_id) for _, session, ids in given for packet_id in ids]
             if not rows:
                 continue
@@ -349,17 +350,19 @@ class StoreHop:
                 at = 0
                 for client, _, ids in given:
                     start, at = at, at + len(ids)
-                    answers.unknown.append(
+                    responses.unknown.append(
                         (client, [one for one, due in zip(ids, known[start:at], strict=True) if not due])
                     )
 
-    def _subscribe(self, asked: Asked, answers: Answers) -> None:
+    def _subscribe(self, requests: RequestBatch, responses: Responses) -> None:
         """Make all clients' subscriptions; consecutive ones with the same start share a commit."""
         outcome: list[list[SubscribeResult | TopicstoreError]] = [
-            [] for _ in asked.subscribes
+            [] for _ in requests.subscribes
         ]  # filled below, in the order of each client's filters
         left: list[tuple[int, Session, Wanted]] = [
-            (number, session, wanted) for number, (_, session, wants) in enumerate(asked.subscribes) for wanted in wants
+            (number, session, wanted)
+            for number, (_, session, wants) in enumerate(requests.subscribes)
+            for wanted in wants
         ]
         while left:  # runs with the same start: a client's filters keep their order
             start = left[0][2].start
@@ -368,8 +371,8 @@ class StoreHop:
             for (number, _, _), result in zip(left[:run], results, strict=True):
                 outcome[number].append(result)
             left = left[run:]
-        answers.subscribed = [
-            (client, results) for (client, _, _), results in zip(asked.subscribes, outcome, strict=True)
+        responses.subscribed = [
+            (client, results) for (client, _, _), results in zip(requests.subscribes, outcome, strict=True)
         ]
 
     def _subscribed(
@@ -379,20 +382,20 @@ class StoreHop:
         try:
             return self._sessions.subscribe(rows, start=start, partial=True)
         except TopicstoreError as failed:
-            self._tell("subscribing", failed)
+            self._log_failure("subscribing", failed)
             return [failed] * len(rows)
 
-    def _unsubscribe(self, asked: Asked, answers: Answers) -> None:
-        rows = [(session, topic_filter) for _, session, filters in asked.unsubscribes for topic_filter in filters]
+    def _unsubscribe(self, requests: RequestBatch, responses: Responses) -> None:
+        rows = [(session, topic_filter) for _, session, filters in requests.unsubscribes for topic_filter in filters]
         results: Sequence[bool | TopicstoreError]
         try:
             results = self._sessions.unsubscribe(rows, partial=True)
         except TopicstoreError as failed:
-            self._tell("unsubscribing", failed)
+            self._log_failure("unsubscribing", failed)
             results = [failed] * len(rows)
         at = 0
-        for client, _, filters in asked.unsubscribes:
-            answers.unsubscribed.append((client, results[at : at + len(filters)]))
+        for client, _, filters in requests.unsubscribes:
+            responses.unsubscribed.append((client, results[at : at + len(filters)]))
             at += len(filters)
 
     # --- timers and failures ---
@@ -408,30 +411,31 @@ class StoreHop:
         return pause
 
     def _attempt(self, what: str, work: Callable[[], object]) -> None:
-        """Do work that a later hop repeats if it fails: a full disk must not end the server."""
+        """Do work that a later batch repeats if it fails: a full disk must not end the server."""
         try:
             work()
         except ts.DatabaseClosedError:
             raise
         except TopicstoreError as failed:
-            self._tell(what, failed)
+            self._log_failure(what, failed)
         except ExceptionGroup as failed:  # a tick raises a group if several steps failed
             if (closed := failed.subgroup(ts.DatabaseClosedError)) is not None:
                 raise ts.DatabaseClosedError("the database is closed") from closed
             if failed.split(TopicstoreError)[1] is not None:
                 raise
-            self._tell(what, failed)
+            self._log_failure(what, failed)
         else:
-            self._well(what)
+            if self._failures:
+                self._log_recovery(what)
 
-    def _tell(self, what: str, failed: BaseException) -> None:
+    def _log_failure(self, what: str, failed: BaseException) -> None:
         """Log a failure, unless the previous failure of the same work had the same text."""
         text = str(failed)
-        if self._told.get(what) != text:
-            self._told[what] = text
+        if self._failures.get(what) != text:
+            self._failures[what] = text
             _log.warning("%s failed: %s", what, text)
 
-    def _well(self, what: str) -> None:
+    def _log_recovery(self, what: str) -> None:
         """Log that work succeeds again, if it had failed."""
-        if self._told and self._told.pop(what, None) is not None:
+        if self._failures.pop(what, None) is not None:
             _log.warning("%s works again", what)

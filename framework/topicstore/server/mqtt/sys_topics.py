@@ -96,7 +96,7 @@ class Figures:
         self._traffic = traffic
         self._version = f"topicstore {version}"
         self._started = time.monotonic()
-        self._told: dict[str, str] = {}
+        self._published: dict[str, str] = {}
 
     def _now(self, counts: SessionCounts) -> Mapping[str, str]:
         traffic = self._traffic
@@ -123,8 +123,10 @@ class Figures:
     def changed(self, counts: SessionCounts) -> list[Message]:
         """Return messages for the values that have changed since the last call."""
         now = self._now(counts)
-        changed = [Message(topic, value.encode()) for topic, value in now.items() if self._told.get(topic) != value]
-        self._told = dict(now)
+        changed = [
+            Message(topic, value.encode()) for topic, value in now.items() if self._published.get(topic) != value
+        ]
+        self._published = dict(now)
         return changed
 
     def matching(self, filters: Sequence[str], counts: Callable[[], SessionCounts]) -> list[Publish]:

@@ -207,7 +207,7 @@ class _ShardCounts:
     # --- new tables ---
 
     def note(self, counted: Counted) -> None:
-        """Queue a new table; the next call adds it, or this one if the queue is long."""
+        """Queue a new table, which the next count adds; add all queued tables if there are many."""
         self._waiting.append(counted)
         if len(self._waiting) >= _WAITING and self.lock.acquire(blocking=False):
             try:

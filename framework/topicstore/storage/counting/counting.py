@@ -208,7 +208,7 @@ def count(storage: Storage, shard: Shard, stop: Callable[[], bool] = never, *, w
         try:
             for gap in gaps:
                 counted += _count_gap(storage, shard, record, gap, stop)
-        except GenerationDroppedError:  # or archived, meanwhile
+        except GenerationDroppedError:  # dropped or archived after it was listed
             continue
     return counted
 

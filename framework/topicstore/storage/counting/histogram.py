@@ -144,7 +144,7 @@ def _part(storage: Storage, shard: Shard, record: GenerationRecord, topic_filter
         try:
             return _gathered(storage, shard, record, topic_filter)
         except GenerationArchivedError:
-            continue  # the next attempt reads its export
+            continue  # the next attempt reads the export of the generation
         except GenerationDroppedError:
             return None
 

@@ -61,7 +61,7 @@ class ClosedFiles:
     def write(self) -> None:
         """Write the list of all shards' files, and fsync it. The shards must be closed, and their files on disk."""
         sizes = [msgspec.json.encode(self._sizes(shard)) for shard in range(self.shards)]
-        lines = [uuid.uuid4().hex.encode(), *sizes, msgspec.json.encode(self._noted())]
+        lines = [uuid.uuid4().hex.encode(), *sizes, msgspec.json.encode(self._recovery_points())]
         rest = b"\n".join(lines) + b"\n"
         replace_file(self.directory / _FILE, self._checksum(rest) + b"\n" + rest, temporary=self.directory / _TEMPORARY)
 
@@ -113,13 +113,13 @@ class ClosedFiles:
         if len(listed) == _HEAD + self.shards:
             return False
         before = msgspec.json.decode(listed[-1], type=list[tuple[int, int] | None])
-        pairs = zip(before, self._noted(), strict=True)
+        pairs = zip(before, self._recovery_points(), strict=True)
         return any(now is not None and (noted is None or now > noted) for noted, now in pairs)
 
-    def _noted(self) -> list[tuple[int, int] | None]:
+    def _recovery_points(self) -> list[tuple[int, int] | None]:
         """Return, by shard, the number and position of the last recorded fsynced write; None if there is none."""
-        notes = RecoveryPoints(self.directory, self.database, self.shards)
-        found = [notes.read(shard) for shard in range(self.shards)]
+        points = RecoveryPoints(self.directory, self.database, self.shards)
+        found = [points.read(shard) for shard in range(self.shards)]
         return [None if one is None else (one.writes, one.position) for one in found]
 
     def _lost(self, shard: int, listed: list[bytes]) -> Iterator[str]:

@@ -25,7 +25,7 @@ from topicstore.storage.storage import Storage
 
 from .direct_reads import plan_generation, run_as_stored
 
-__all__ = ["displacement", "judged_by", "runs_of"]
+__all__ = ["displacement", "judged_by", "position_ranges"]
 
 
 def displacement(storage: Storage) -> int:
@@ -49,14 +49,14 @@ def judged_by(storage: Storage, request: ReplayRequest, by: By) -> ReplayRequest
     return attrs.evolve(request, until=None if times.until is None else times.until + displaced, timestamps=times)
 
 
-def runs_of(
+def position_ranges(
     storage: Storage, shard: Shard, request: ReplayRequest, bound: int, generations: Collection[int] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Yield spans of positions, ascending and up to ``bound``, that together have exactly a request's messages.
+    """Yield the ranges of positions, inclusive and ascending up to ``bound``, in which a request's messages are.
 
-    The spans may also have messages that don't match the filter. If the request compares the messages' own times,
-    the matching messages are read, of all generations or only of ``generations``. The function waits for the end of
-    the current epoch like a replay. The caller may delete the messages of a span during the iteration.
+    All messages in the ranges that match the filter are the request's. If the request compares the messages' own times,
+    the matching messages are read, of all generations or only of ``generations``. Like a replay, the function waits for
+    the end of the current epoch. The caller may delete the messages of a range during the iteration.
     """
     last = bound if request.until is None else min(bound, first_position(request.until) - 1)
     first = first_position(request.start)
@@ -73,10 +73,10 @@ def runs_of(
             with suppress(GenerationDroppedError):  # dropped meanwhile, so it has no messages to delete
                 plan = plan_generation(storage, shard, record.number, request.topic_filter, *span, since=since)
                 if plan.generations:
-                    yield from _runs(run_as_stored(storage, shard, [plan], "time"), request.timestamps)
+                    yield from _ranges(run_as_stored(storage, shard, [plan], "time"), request.timestamps)
 
 
-def _runs(batches: Iterable[MessageBatch], times: TimeRange) -> Iterator[tuple[int, int]]:
+def _ranges(batches: Iterable[MessageBatch], times: TimeRange) -> Iterator[tuple[int, int]]:
     """Yield the first and last position of each run of messages whose own times are in a range."""
     begun, end = None, 0
     for batch in batches:

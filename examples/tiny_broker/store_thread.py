@@ -20,7 +20,7 @@ MAX_BYTES = 262_144
 Rows = list[tuple]  # [(connection, "home/#", 1), …]: the requests of one verb, as connection and values
 
 
-class StoreHop:
+class StoreThread:
     """The object that uses the database, in one thread.
 
     ``opened`` is called in the event loop, as one of the answers. ``on_end`` is called in this object's thread.
@@ -34,14 +34,14 @@ class StoreHop:
     ) -> None:
         self.db, self.opened, self.on_end = db, opened, on_end
         self.answers: list[Callable[[], object]] = []
-        """The functions that the event loop calls after this hop, in this order."""
+        """The functions that the event loop calls after this batch, in this order."""
         self.due = 0.0
         """The monotonic time in seconds at which `tick` must be called again."""
 
     def serve(
         self, taken: dict[Connection, list[Request]]
     ) -> tuple[list[Callable[[], object]], list[tuple[Session, list[Publish | PubRel]]], float]:
-        """Serve requests; return the answers, the deliveries, and the maximum seconds until the next hop.
+        """Serve requests; return the answers, the deliveries, and the maximum seconds until the next batch.
 
         A message is answered after its commit, and delivered after the commit of its packet identifier.
         """
@@ -70,8 +70,8 @@ class StoreHop:
     def connect(self, rows: Rows) -> None:
         """Open sessions, taking over open ones of the same client ids."""
         connects = [
-            Connect(client_id=name, expiry_interval=expiry, keep_alive=silence, receive_maximum=RECEIVE_MAXIMUM)
-            for _, name, expiry, silence in rows
+            Connect(client_id=name, expiry_interval=expiry, keep_alive=keep_alive, receive_maximum=RECEIVE_MAXIMUM)
+            for _, name, expiry, keep_alive in rows
         ]
         results = self.db.sessions.open_many(connects, on_end=self.on_end, partial=True)
         for (connection, *_), opened in zip(rows, results, strict=True):
