@@ -10,12 +10,13 @@ import attrs
 
 from topicstore.contract.arguments import KEEP, Keep
 from topicstore.contract.times import Time
+from topicstore.pubsub.durable_filters import DurableFilters
+from topicstore.pubsub.publish import Publisher
+from topicstore.pubsub.retained_lookup import RetainedMessages
 from topicstore.storage.counting.lag import Lag
 
 from .commits import Commits
-from .database_parts import Publish, RetainedMessages
 from .dispatcher import Dispatcher
-from .durable_filters import DurableFilters
 from .live_session import LiveSession
 from .locks import Entrance
 from .model import Ended
@@ -50,7 +51,9 @@ class SessionContext:
     filters: DurableFilters
     groups: Groups
     commits: Commits
-    publish: Publish
+    publisher: Publisher
+    load_filters: Callable[[], None]
+    """Loads `filters`, unless they are loaded. Takes all locks."""
     retained: RetainedMessages
     """The retained messages of all topics."""
     instant: Callable[[Time], int]

@@ -478,13 +478,13 @@ def _payload_size(live: Live) -> int:
     return len(live[3].payload)
 
 
-def closing(sources: Sequence[Source], uncount: Callable[[str], object] | None) -> Iterator[None]:
+def closing(sources: Sequence[Source], uncount: Callable[[TopicFilter], object] | None) -> Iterator[None]:
     """Close sources of an ended session, and yield after each.
 
     ``uncount``: called with the filter of each subscription of QoS 1 or 2.
     """
     for source in sources:
         if uncount is not None and source.limited and isinstance(source, FeedSource):
-            uncount(source.topic_filter.text)
+            uncount(source.topic_filter)
         source.close()
         yield

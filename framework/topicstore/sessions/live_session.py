@@ -14,12 +14,12 @@ import attrs
 
 from topicstore.contract.errors import SessionEndedError, SessionTakenOverError, TopicstoreError
 from topicstore.contract.state import StateWrite
+from topicstore.pubsub.durable_filters import DurableFilters
+from topicstore.pubsub.retained_lookup import RetainedMessages
 
 from .cursors import FeedSource, Source, closing
-from .database_parts import RetainedMessages
 from .delivery_batch import ASKED, Allow, DeliveryBatch, Packet, Permit, Portion, count_of, likely
 from .dispatcher import Dispatcher
-from .durable_filters import DurableFilters
 from .in_flight import InflightWindow, Staged
 from .model import Ended, PubRel, SubscribeOptions
 from .outbox import Outbox
@@ -321,7 +321,7 @@ class LiveSession:
             was_limited = part.limited
             part.settled()
             if was_limited and not part.limited:
-                self._filters.remove_locked(part.topic_filter.text)
+                self._filters.remove(part.topic_filter)
             if isinstance(part, RetainedSource) and part.done and self.retained.get(part.number) is part:
                 del self.retained[part.number]
 
@@ -578,7 +578,7 @@ class LiveSession:
         self.ended = why
         self._dispatcher.forget_locked(self)
         self.resuming = None
-        uncount = None if self.stored else self._filters.remove_locked  # stored sessions are counted until they end
+        uncount = None if self.stored else self._filters.remove  # stored sessions are counted until they end
         sources = [*self.sources.values(), *self.retained.values()]
         self._dispatcher.close_locked(closing(sources, uncount), len(sources))
         self.sources.clear()

@@ -96,7 +96,7 @@ def publish(
     Claims the QoS 2 exchanges of the packet ids, and holds no lock while publishing.
     """
     _check_rows(lives, messages, ids, refused, partial=partial)
-    context.filters.read()
+    context.load_filters()
 
     def claimed() -> PublishedRows:
         check_sessions(context, lives, refused, partial=partial)
@@ -118,7 +118,8 @@ def _publish(
     while result is None:
         rows, new = new_messages(lives, messages.qos, ids, _some(range(len(messages)), refused))
         try:
-            result = context.publish(messages.rows(rows), state=writes_of(context, new))
+            batch = MessageBatch.of(messages.rows(rows))
+            result = context.publisher.publish(batch, writes_of(context, new))
         except InvalidMessageError as bad:
             _refuse_message(bad, lives, messages, ids, rows, refused, partial=partial)
         except StateConflictError as conflict:
@@ -192,7 +193,7 @@ def _refuse_overtaken(
 
 def _matched(context: SessionContext, messages: Incoming, refused: Refused) -> list[bool]:
     """Return for each message whether a subscription matches; each topic is looked up once."""
-    wants, following = context.filters.wants, context.dispatcher.hub.matching
+    wants, following = context.filters.match, context.dispatcher.hub.matching
     topics = messages.topics
     if refused:
         topics = ["" if row in refused else topic for row, topic in enumerate(topics)]

@@ -19,7 +19,6 @@ from topicstore.shard.state import FrameworkWrite
 
 from .batches import Acknowledged
 from .context import SessionContext
-from .database_parts import StateWrites
 from .live_session import LiveSession
 from .records import VERSION, put_all
 
@@ -99,7 +98,7 @@ def new_messages(
     return chosen, new
 
 
-def writes_of(context: SessionContext, new: NewIds) -> StateWrites:
+def writes_of(context: SessionContext, new: NewIds) -> dict[int, list[StateWrite]]:
     """Return, by shard, the writes that commit packet ids, conditional on the guards of their sessions."""
     shard_of = context.states.shard_of
     guards: dict[int, list[StateWrite]] = {}

@@ -8,20 +8,23 @@ opened the database after this one crashed, the older object ends, and its owner
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import attrs
 
 from topicstore.contract.errors import SessionNotFoundError, SessionTakenOverError
+from topicstore.pubsub.durable_filters import DurableFilters
 
 from .cursors import FeedSource
 from .live_session import LiveSession
 from .locks import Entrance
 from .model import Ended, SessionCounts, SessionInfo
-from .records import SubscriptionRecord
+from .records import SubscriptionRecord, is_durable
 from .session import Session
 from .session_store import Found, SessionState
+from .shared_filters import read_filter
 
 __all__ = [
     "Connections",
@@ -106,6 +109,12 @@ class Lookup:
         for live in self.live.values():
             if not live.stored:
                 yield from (source.record() for source in live.sources.values() if isinstance(source, FeedSource))
+
+    def load_filters(self, filters: DurableFilters) -> None:
+        """Load the filters of all durable subscriptions, unless they are loaded. The caller holds all locks."""
+        if not filters.loaded:
+            counts = Counter(record.topic_filter for record in self.all_subscriptions() if is_durable(record))
+            filters.load((read_filter(text), count) for text, count in counts.items())
 
     def _in_memory(self, client_id: str) -> LiveSession | None:
         live = self.live.get(client_id)

@@ -18,12 +18,12 @@ from topicstore.contract.state import StateWrite
 from topicstore.runtime.closing import do_all, raise_all
 
 from .context import SessionContext
-from .durable_filters import is_durable
 from .keep_alive import Silences
 from .model import Ended
-from .records import EXPIRY, NEVER, Timer
+from .records import EXPIRY, NEVER, Timer, is_durable
 from .registry import Connections
 from .session_store import Found, encode_session
+from .shared_filters import read_filter
 from .wills import Wills, disconnected
 
 __all__ = [
@@ -282,4 +282,4 @@ class Timers:
             self._context.groups.ended(found.client_id, records)
             for record in records:
                 if is_durable(record):
-                    self._context.filters.remove_locked(record.topic_filter)
+                    self._context.filters.remove(read_filter(record.topic_filter))

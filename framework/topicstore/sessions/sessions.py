@@ -13,21 +13,22 @@ from topicstore.contract.arguments import KEEP, Keep, seconds
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.model import Message
+from topicstore.contract.times import Time, instant
 from topicstore.pubsub.notifier import ListeningCall
-from topicstore.pubsub.publish import PublishResult
+from topicstore.pubsub.publish import Publisher
+from topicstore.pubsub.retained_lookup import RetainedMessages
 from topicstore.runtime.closing import close_all
 from topicstore.storage.counting.lag import Lag
 
 from .batches import Acknowledged, Connect, PublishedRows
+from .clock import SessionClock
 from .commits import Commits
 from .connect import Opening, checked
 from .context import SessionContext
-from .database_parts import DatabaseParts, Messages, StateWrites
 from .deliver import Deliveries
 from .delivery_batch import Allow, Packet, single
 from .disconnect import Leaving
 from .dispatcher import Dispatcher
-from .durable_filters import DurableFilters
 from .in_flight import MAX_PACKET_ID
 from .keep_alive import Silences
 from .lag import Lagging
@@ -77,30 +78,29 @@ class Sessions:
     are errors, passed to `threading.excepthook`.
     """
 
-    def __init__(self, parts: DatabaseParts) -> None:
+    def __init__(self, publisher: Publisher) -> None:
+        storage = publisher.storage()
+        self._storage = publisher.storage  # raises if the database was closed because nothing else referred to it
+        self._clock = SessionClock(storage.steady, storage.state(0))
         self._dispatcher: Dispatcher[LiveSession] = Dispatcher(
-            parts.hub, len(parts.states), parts.shard_of, parts.clock, parts.steady
+            publisher.hub, len(storage.shards), storage.shard_map.of, storage.clock, self._clock
         )
         self._entrance, self._claims = self._dispatcher.entrance, self._dispatcher.claims
         self.entered = self._claims.entered
         """Returns whether the calling thread is within a call that must return before the sessions can be closed."""
-        self._states = opened(parts, self._entrance.released)
+        self._states = opened(storage, self._entrance.released)
         self.bounds = self._states.counts.bounds
         """The limits on the number of stored sessions; its attributes may be set."""
         self.pace = Pace()
         """The intervals of the periodic work of sessions; its attributes may be set."""
-        self._clock, self._storage = parts.steady, parts.storage
         self._silences = Silences()
         self._connections = Connections(self._entrance, self._silences.forget)
         self._commits = Commits(self._states, self._connections.overtaken)
         self._lookup = Lookup(self._states, self._connections.live, self._clock.wall)
-        self._filters = DurableFilters(self._lookup.all_subscriptions, self._claims.all)
+        self._filters = publisher.filters
         self._groups = Groups(self._states, self._dispatcher, self._filters)
         self.groups = SharedSubscriptions(self._groups, self._entered)
         """The shared subscriptions, and the time for which a member may be slow or away before others take over."""
-
-        def published(messages: Messages, *, state: StateWrites | None = None) -> PublishResult:
-            return self._entrance.released(lambda: parts.publish(messages, state, self._filters))
 
         self._context = SessionContext(
             dispatcher=self._dispatcher,
@@ -109,14 +109,15 @@ class Sessions:
             filters=self._filters,
             groups=self._groups,
             commits=self._commits,
-            publish=published,
-            retained=parts.retained(),
-            instant=parts.instant,
+            publisher=publisher,
+            load_filters=self.load_filters,
+            retained=RetainedMessages(storage),
+            instant=self._instant,
             end=self._end_locked,
             lag=self.lag,
         )
-        self._lagging = Lagging(self._states, self._groups, self._lookup, self._entered, parts.storage)
-        self._wills = Wills(self._states, parts.storage, published)
+        self._lagging = Lagging(self._states, self._groups, self._lookup, self._entered, self._storage)
+        self._wills = Wills(self._states, publisher, self._lookup, self._entrance)
         self._timers = Timers(self._context, self._connections, self._wills, self._silences, self.pace)
         self._leaving = Leaving(self._context, self._connections, self._timers, self._clock)
         self._opening = Opening(
@@ -245,7 +246,13 @@ class Sessions:
 
     def wants(self, topic: str, qos: int = 1) -> bool:
         """Return whether a message of this topic and QoS is stored for a durable subscription, connected or not."""
-        return self._filters.wants(topic, qos)
+        self.load_filters()
+        return self._filters.match(topic, qos)
+
+    def load_filters(self) -> None:
+        """Load the filters of all durable subscriptions, unless they are loaded. `Database.publish` needs them."""
+        if not self._filters.loaded:
+            self._claims.all(functools.partial(self._lookup.load_filters, self._filters))
 
     # --- delivering ---
 
@@ -590,6 +597,10 @@ class Sessions:
     def _note_clock_locked(self) -> None:
         with contextlib.suppress(TopicstoreError):  # the next tick tries again, and the shard itself reports why
             self._clock.note()
+
+    def _instant(self, when: Time) -> int:
+        storage = self._storage()
+        return instant(when, storage.clock, allow_ancient=storage.allow_ancient)
 
     def _check_open(self) -> None:
         self._dispatcher.check_open()

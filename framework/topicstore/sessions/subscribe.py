@@ -278,8 +278,9 @@ def _forget(
             gone.close()
     if isinstance(source, SharedSource):
         context.groups.leave(source.group, session.client_id)
-    if source.limited or isinstance(source, SharedSource):
-        context.filters.remove_locked(topic_filter)
+        context.filters.remove(source.group.filter.topic_filter)
+    elif source.limited:
+        context.filters.remove(source.topic_filter)
 
 
 def _add(
@@ -303,7 +304,7 @@ def _add(
         session.sources[topic_filter.text] = source
         session.merge_overlapping(source)
         if source.limited:
-            context.filters.add_locked(topic_filter.text)
+            context.filters.add(topic_filter)
 
     try:
         source.start(places)
@@ -336,9 +337,9 @@ def _change(
 
     def changed() -> None:
         if source.limited and not was_limited:
-            context.filters.add_locked(source.topic_filter.text)
+            context.filters.add(source.topic_filter)
         elif was_limited and not source.limited:
-            context.filters.remove_locked(source.topic_filter.text)
+            context.filters.remove(source.topic_filter)
 
     try:
         replays = start is not None
@@ -365,7 +366,7 @@ def _share(
 
     def joined() -> None:
         session.sources[text] = source
-        context.filters.add_locked(text)
+        context.filters.add(source.group.filter.topic_filter)
         source.group.attach(source)
 
     return _Change(True, source.everything(), joined, partial(groups.leave, source.group, session.client_id))

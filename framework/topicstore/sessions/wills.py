@@ -6,18 +6,20 @@ the delay and, after the connection has ended, the time of publication (MQTT 5, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
+from topicstore.contract.batch import MessageBatch
 from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
+from topicstore.pubsub.publish import Publisher
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.keyed_messages import message_under, store_under
-from topicstore.storage.storage import Storage
 
-from .database_parts import Publish
+from .locks import Entrance
 from .records import NEVER, Keys, SessionRecord
+from .registry import Lookup
 from .session_store import Found, SessionState, encode_session, will_key
 
 __all__ = ["Wills", "disconnected"]
@@ -26,10 +28,11 @@ __all__ = ["Wills", "disconnected"]
 class Wills:
     """The wills of one open database's sessions. Used under the dispatcher's lock."""
 
-    def __init__(self, states: SessionState, storage: Callable[[], Storage], publish: Publish) -> None:
+    def __init__(self, states: SessionState, publisher: Publisher, lookup: Lookup, entrance: Entrance) -> None:
         self._states = states
-        self._storage = storage
-        self._publish = publish
+        self._publisher = publisher
+        self._lookup = lookup
+        self._entrance = entrance
 
     def store(self, shard: int, wills: Sequence[tuple[str, Message]], writes: list[StateWrite]) -> None:
         """Commit writes of sessions of one shard together with wills, given as pairs of client id and message.
@@ -38,16 +41,17 @@ class Wills:
         """
         keys = [Keys(client_id).will for client_id, _ in wills]
         messages = [message for _, message in wills]
-        store_under(self._storage(), messages, keys, shards=[shard] * len(wills), state={shard: writes})
+        store_under(self._publisher.storage(), messages, keys, shards=[shard] * len(wills), state={shard: writes})
 
     def publish(self, found: Found) -> Found:
         """Publish the will of a session, and update its record in the same write; return the changed session."""
         client_id, shard = found.client_id, self._states.shard_of(found.client_id)
         after = encode_session(client_id, msgspec.structs.replace(found.record, will_due=NEVER, will_delay=NEVER))
         writes = [*self._states.change(client_id, found, after), FrameworkWrite(will_key(Keys(client_id)), None)]
-        will = message_under(self._storage(), shard, Keys(client_id).will)
-        messages: list[Message] = [] if will is None else [msgspec.structs.replace(will, timestamp=None)]
-        self._publish(messages, state={shard: writes})
+        will = message_under(self._publisher.storage(), shard, Keys(client_id).will)
+        batch = MessageBatch.from_messages([] if will is None else [msgspec.structs.replace(will, timestamp=None)])
+        self._lookup.load_filters(self._publisher.filters)
+        self._entrance.released(lambda: self._publisher.publish(batch, {shard: writes}))
         return after
 
 

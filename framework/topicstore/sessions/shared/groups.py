@@ -11,9 +11,9 @@ import numpy as np
 from topicstore.contract.arguments import check_length
 from topicstore.contract.errors import StateConflictError, TopicstoreError
 from topicstore.contract.state import StateWrite
+from topicstore.pubsub.durable_filters import DurableFilters
 from topicstore.sessions.cursors import Source
 from topicstore.sessions.dispatcher import Channels
-from topicstore.sessions.durable_filters import DurableFilters
 from topicstore.sessions.in_flight import InflightWindow
 from topicstore.sessions.locks import Around
 from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions, reached
