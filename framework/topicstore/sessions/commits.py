@@ -17,7 +17,7 @@ _Errors = dict[LiveSession, TopicstoreError]
 
 
 class Commits:
-    """Writes sessions. The caller holds their claims and the dispatcher's lock, which is released during each write.
+    """Writes sessions. The caller holds their locks and the sessions' mutex, which is released during each write.
 
     Every write of a session is conditional on its guard, a compare-and-set of the session's record. ``overtaken`` ends
     a session whose record has changed because it was opened elsewhere, and returns the error to raise.

@@ -61,7 +61,7 @@ class _Row:
 
 
 class Opening:
-    """Opens sessions. Used under the dispatcher's lock."""
+    """Opens sessions. Used under the sessions' mutex."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class Opening:
     def _find(self, client_ids: Sequence[str]) -> dict[str, Callable[[], Found | None]]:
         """Return, by client id, a function that returns the stored session or raises the error of reading it."""
         try:
-            found = self._context.entrance.released(lambda: self._states.find_all(client_ids))
+            found = self._context.mutex.released(lambda: self._states.find_all(client_ids))
         except TopicstoreError:  # a damaged record must not prevent the opening of other sessions
             return {client_id: partial(self._states.find, client_id) for client_id in client_ids}
         return {client_id: partial(_same, there) for client_id, there in zip(client_ids, found, strict=True)}
@@ -223,7 +223,7 @@ class Opening:
             try:
                 if wills:
                     messages = [(client_id, will.message) for client_id, will in wills if will]
-                    self._context.entrance.released(partial(self._wills.store, shard, messages, writes))
+                    self._context.mutex.released(partial(self._wills.store, shard, messages, writes))
                 else:
                     self._states.write(shard, writes)
             except StateConflictError as conflict:

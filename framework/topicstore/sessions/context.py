@@ -18,7 +18,7 @@ from topicstore.storage.counting.lag import Lag
 from .commits import Commits
 from .dispatcher import Dispatcher
 from .live_session import LiveSession
-from .locks import Entrance
+from .locks import SessionLocks, SessionMutex
 from .model import Ended
 from .session_store import SessionState
 from .shared.groups import Groups
@@ -45,8 +45,8 @@ class SessionContext:
     """The shared parts that each session is created with."""
 
     dispatcher: Dispatcher[LiveSession]
-    entrance: Entrance
-    """Acquires and releases the dispatcher's lock."""
+    mutex: SessionMutex
+    locks: SessionLocks[LiveSession]
     states: SessionState
     filters: DurableFilters
     groups: Groups

@@ -19,6 +19,7 @@ from .commits import Commits
 from .delivery_batch import Packet, check_max_bytes, count_of
 from .dispatcher import Dispatcher
 from .live_session import Draft, LiveSession
+from .locks import SessionLocks
 from .registry import Connections
 from .session import Session
 
@@ -55,11 +56,13 @@ class Deliveries:
     def __init__(
         self,
         dispatcher: Dispatcher[LiveSession],
+        locks: SessionLocks[LiveSession],
         commits: Commits,
         connections: Connections,
         check: Callable[[], None],
     ) -> None:
         self._dispatcher = dispatcher
+        self._locks = locks
         self._commits = commits
         self._connections = connections
         self._check = check
@@ -75,10 +78,10 @@ class Deliveries:
             while turns is None or (turns and total > 0):
                 before = len(taken)
                 limits = _Limits(each, total, max_bytes)
-                turns = self._dispatcher.claims.piece(partial(self._next_piece_locked, turns, limits, taken))
+                turns = self._locks.step(partial(self._next_piece_locked, turns, limits, taken))
                 total -= sum(count_of(packets) for _, _, packets in taken[before:])
         except BaseException:
-            self._dispatcher.entrance.hold(lambda: _put_back_locked(taken))
+            self._dispatcher.mutex.hold(lambda: _put_back_locked(taken))
             raise
         return [(session, packets) for _, session, packets in taken]
 
@@ -87,22 +90,22 @@ class Deliveries:
         turns: collections.deque[LiveSession] | None,
         limits: _Limits,
         taken: list[tuple[LiveSession, Session, Packets]],
-        claim: Callable[[LiveSession], bool],
+        lock: Callable[[LiveSession], bool],
     ) -> collections.deque[LiveSession]:
         """Run the turns of the next sessions of ``turns`` (None: of the ready queue); return the sessions left."""
         self._check()
         if turns is None:
             turns = collections.deque(self._dispatcher.next_ready_locked(_SESSIONS))
-        turns += self._piece_locked(self._claimed_locked(turns, claim), limits, taken)
+        turns += self._piece_locked(self._ready_locked(turns, lock), limits, taken)
         return turns
 
-    def _claimed_locked(
-        self, turns: collections.deque[LiveSession], claim: Callable[[LiveSession], bool]
+    def _ready_locked(
+        self, turns: collections.deque[LiveSession], lock: Callable[[LiveSession], bool]
     ) -> Iterator[LiveSession]:
-        """Claim and yield the sessions of ``turns`` that are still ready."""
+        """Lock and yield the sessions of ``turns`` that are still ready."""
         while turns:
             live = turns.popleft()
-            if live.ended is None and self._dispatcher.is_ready_locked(live) and claim(live):
+            if live.ended is None and self._dispatcher.is_ready_locked(live) and lock(live):
                 yield live
 
     def _piece_locked(

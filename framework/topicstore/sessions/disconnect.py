@@ -30,7 +30,7 @@ _MOST_SECONDS = 0xFFFF_FFFF
 
 
 class Leaving:
-    """Ends connections. Used under the dispatcher's lock."""
+    """Ends connections. Used under the sessions' mutex."""
 
     def __init__(
         self, context: SessionContext, connections: Connections, timers: Timers, clock: Callable[[], int]

@@ -22,7 +22,7 @@ _FEW = 64
 
 
 class Silences:
-    """The connected sessions with a keep alive. Used under the dispatcher's lock."""
+    """The connected sessions with a keep alive. Used under the sessions' mutex."""
 
     def __init__(self) -> None:
         self._times: list[tuple[int, int]] = []

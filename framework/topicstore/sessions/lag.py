@@ -1,6 +1,6 @@
 """`Lagging`: computes the lag of sessions behind the stored messages, and finds the sessions with the longest lag.
 
-The places of each session are copied under the sessions' lock (`Standing`), session by session. Unread messages are
+The places of each session are copied under the sessions' mutex (`Standing`), session by session. Unread messages are
 then counted without the lock. For several sessions, one pass reads the messages after the lowest place and counts each
 message for all filters that match it. If there are too many messages for one pass, each filter is counted by itself.
 """
@@ -91,7 +91,7 @@ class Standing:
 
 
 def standings(states: StoredStandings, groups: Groups, client_id: str, live: LiveSession | None) -> dict[str, Standing]:
-    """Return, by filter, the standings of a session's subscriptions. The caller holds the dispatcher's lock.
+    """Return, by filter, the standings of a session's subscriptions. The caller holds the sessions' mutex.
 
     live: the session, if it is connected here; otherwise the stored session is used.
     """
@@ -154,7 +154,7 @@ _Standings = Mapping[str, Mapping[str, Standing]]
 class Lagging:
     """Compares the sessions of one open database with its messages.
 
-    entered: calls a function under the sessions' lock, and raises if the database is closed.
+    entered: calls a function under the sessions' mutex, and raises if the database is closed.
     storage: returns the database's shards.
     """
 

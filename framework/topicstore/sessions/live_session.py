@@ -60,7 +60,7 @@ class Draft:
 class LiveSession:
     """The state of a session whose client is connected; the public object is its `Session`.
 
-    The caller of a method holds the dispatcher's lock, unless the docstring says that the method needs no lock.
+    The caller of a method holds the sessions' mutex, unless the docstring says that the method needs no lock.
     """
 
     __slots__ = (

@@ -93,16 +93,16 @@ def publish(
 
     refused: the rows that were refused before, with their errors; newly refused rows are added.
 
-    Claims the QoS 2 exchanges of the packet ids, and holds no lock while publishing.
+    Holds the locks of the QoS 2 exchanges of the packet ids, and not the mutex, while publishing.
     """
     _check_rows(lives, messages, ids, refused, partial=partial)
     context.load_filters()
 
-    def claimed() -> PublishedRows:
+    def locked() -> PublishedRows:
         check_sessions(context, lives, refused, partial=partial)
-        return context.entrance.released(lambda: _publish(context, lives, messages, ids, refused, partial=partial))
+        return context.mutex.released(lambda: _publish(context, lives, messages, ids, refused, partial=partial))
 
-    return context.dispatcher.claims.of((), claimed, exchanges_of(lives, ids, messages.qos))
+    return context.locks.hold((), locked, exchanges_of(lives, ids, messages.qos))
 
 
 def _publish(
@@ -181,7 +181,7 @@ def _refuse_overtaken(
     partial: bool,
 ) -> None:
     """Refuse the rows of the sessions that were opened elsewhere. Raises ``conflict`` if there are none."""
-    overtaken = context.entrance.hold(lambda: context.commits.taken_over(new))
+    overtaken = context.mutex.hold(lambda: context.commits.taken_over(new))
     if not overtaken:
         raise conflict
     for taken in overtaken.values():

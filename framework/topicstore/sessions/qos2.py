@@ -2,7 +2,7 @@
 
 The packet id of such a message is committed in the same engine write as the message. Until its PUBREL comes, a message
 with the same id is a repetition (MQTT 5, section 4.3.3). An exchange is identified by session and packet id. The
-callers hold claims on the exchanges, which therefore don't change before the commit.
+callers hold the locks of the exchanges, which therefore don't change before the commit.
 
 In calls for many sessions, rows of sessions that have ended are refused.
 """
@@ -70,7 +70,7 @@ NewIds = dict[LiveSession, dict[int, None]]
 def exchanges_of(
     lives: Sequence[LiveSession], ids: Sequence[int], qos: Sequence[int] | None = None
 ) -> list[tuple[LiveSession, int]]:
-    """Return the exchanges to claim: of the rows with a packet id that are of QoS 2 (without ``qos``, all of them)."""
+    """Return the exchanges to lock: of the rows with a packet id that are of QoS 2 (without ``qos``, all of them)."""
     rows = zip(lives, ids, repeat(2) if qos is None else qos, strict=False)
     return [(live, number) for live, number, level in rows if level == 2 and number and type(number) is int]
 
@@ -166,7 +166,7 @@ def free_all(
         check_sessions(context, lives, refused, partial=partial)
         return pubrel(context, lives, ids, refused, partial=partial)
 
-    return context.dispatcher.claims.of((), free, exchanges_of(lives, ids))
+    return context.locks.hold((), free, exchanges_of(lives, ids))
 
 
 def receive_all(

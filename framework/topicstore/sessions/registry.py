@@ -19,7 +19,7 @@ from topicstore.pubsub.durable_filters import DurableFilters
 
 from .cursors import FeedSource
 from .live_session import LiveSession
-from .locks import Entrance
+from .locks import SessionMutex
 from .model import Ended, SessionCounts, SessionInfo
 from .records import SubscriptionRecord, is_durable
 from .session import Session
@@ -104,7 +104,7 @@ class Lookup:
         )
 
     def all_subscriptions(self) -> Iterator[SubscriptionRecord]:
-        """Yield the subscriptions of all sessions. Under the dispatcher's lock."""
+        """Yield the subscriptions of all sessions. Under the sessions' mutex."""
         yield from self._states.all_subscriptions()
         for live in self.live.values():
             if not live.stored:
@@ -124,12 +124,12 @@ class Lookup:
 class Connections:
     """The connected sessions of one open database, by client id.
 
-    Changed under the dispatcher's lock. Look-ups need no lock, because changes of the dictionaries are atomic.
+    Changed under the sessions' mutex. Look-ups need no lock, because changes of the dictionaries are atomic.
     """
 
-    def __init__(self, entrance: Entrance, ended: Callable[[LiveSession], None]) -> None:
+    def __init__(self, mutex: SessionMutex, ended: Callable[[LiveSession], None]) -> None:
         """Create without sessions. ``ended`` is called with each session that has ended."""
-        self._entrance = entrance
+        self._mutex = mutex
         self._ended = ended
         self.live: dict[str, LiveSession] = {}
         """The internal objects of the sessions."""
@@ -162,7 +162,7 @@ class Connections:
             self._ended(live)
             if notify and session is not None and session.on_end is not None:
                 call = partial(session.on_end, session, why)
-                self._entrance.afterwards(f"on_end of session {live.client_id!r}", call)
+                self._mutex.after_release(f"on_end of session {live.client_id!r}", call)
 
     def overtaken(self, live: LiveSession) -> SessionTakenOverError:
         """End the object of a session that was opened elsewhere, and return the error to raise."""

@@ -153,7 +153,7 @@ class Session:
         Raises the errors of reading and committing; then no packet was handed out, and the call may be repeated.
         """
         check_max_bytes(max_bytes)
-        return self._context.dispatcher.claims.of([self._live], partial(self._deliver_locked, limit, max_bytes))
+        return self._context.locks.hold([self._live], partial(self._deliver_locked, limit, max_bytes))
 
     def _deliver_locked(self, limit: int, max_bytes: int | None) -> list[Publish | PubRel]:
         live = self._live
@@ -199,7 +199,7 @@ class Session:
             self._live.check()
             self._live.restrict(allow)
 
-        self._context.dispatcher.claims.of([self._live], restrict)
+        self._context.locks.hold([self._live], restrict)
 
     def ask_again(self) -> None:
         """Ask ``allow`` (`Sessions.open`) again about the messages for which it answered None.
@@ -286,12 +286,12 @@ class Session:
     def checkpoint(self) -> None:
         """Commit the acknowledgements received so far."""
 
-        def claimed() -> None:
+        def locked() -> None:
             self._live.check()
             for failure in self._context.commits.checkpoint([self._live]):
                 raise failure
 
-        self._context.dispatcher.claims.of([self._live], claimed)
+        self._context.locks.hold([self._live], locked)
 
     def disconnect(self, *, send_will: bool = False, expiry_interval: timedelta | float | Keep | None = KEEP) -> None:
         """End the connection after a DISCONNECT. All changes are committed.
@@ -307,11 +307,11 @@ class Session:
         self._end(Ended.LOST, send_will=True)
 
     def _end(self, why: Ended, *, send_will: bool, expiry_interval: timedelta | float | Keep | None = KEEP) -> None:
-        def claimed() -> None:
+        def locked() -> None:
             self._live.check()
             self._context.end(self._live, why, send_will=send_will, expiry_interval=expiry_interval)
 
-        self._context.dispatcher.claims.all(claimed)
+        self._context.locks.hold_all(locked)
 
     # --- inspecting ---
 
@@ -334,7 +334,7 @@ class Session:
 
     def lag(self) -> dict[str, Lag]:
         """Return, by filter, the lag of the deliveries behind the stored messages; see `Sessions.lag`."""
-        self._context.entrance.hold(self._live.check)
+        self._context.mutex.hold(self._live.check)
         return self._context.lag(self.client_id)[self.client_id]
 
     def _heard(self) -> None:

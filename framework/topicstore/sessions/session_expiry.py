@@ -73,7 +73,7 @@ class _LeftOpen:
 
 
 class Timers:
-    """The timers of one open database's sessions. Used under the dispatcher's lock."""
+    """The timers of one open database's sessions. Used under the sessions' mutex."""
 
     def __init__(
         self, context: SessionContext, connections: Connections, wills: Wills, silences: Silences, pace: Pace

@@ -82,7 +82,7 @@ def encode_session(client_id: str, record: SessionRecord) -> Found:
 class SessionState:
     """The stored sessions of one open database. Methods raise the errors of reading and writing state.
 
-    released: calls a function without the sessions' lock; used for engine writes.
+    released: calls a function without the sessions' mutex; used for engine writes.
     """
 
     def __init__(

@@ -33,6 +33,7 @@ from .in_flight import MAX_PACKET_ID
 from .keep_alive import Silences
 from .lag import Lagging
 from .live_session import LiveSession
+from .locks import SessionLocks
 from .long_keys import opened
 from .model import (
     Ended,
@@ -85,16 +86,17 @@ class Sessions:
         self._dispatcher: Dispatcher[LiveSession] = Dispatcher(
             publisher.hub, len(storage.shards), storage.shard_map.of, storage.clock, self._clock
         )
-        self._entrance, self._claims = self._dispatcher.entrance, self._dispatcher.claims
-        self.entered = self._claims.entered
+        self._mutex = self._dispatcher.mutex
+        self._locks = SessionLocks(self._mutex, self._dispatcher)
+        self.entered = self._locks.entered
         """Returns whether the calling thread is within a call that must return before the sessions can be closed."""
-        self._states = opened(storage, self._entrance.released)
+        self._states = opened(storage, self._mutex.released)
         self.bounds = self._states.counts.bounds
         """The limits on the number of stored sessions; its attributes may be set."""
         self.pace = Pace()
         """The intervals of the periodic work of sessions; its attributes may be set."""
         self._silences = Silences()
-        self._connections = Connections(self._entrance, self._silences.forget)
+        self._connections = Connections(self._mutex, self._silences.forget)
         self._commits = Commits(self._states, self._connections.overtaken)
         self._lookup = Lookup(self._states, self._connections.live, self._clock.wall)
         self._filters = publisher.filters
@@ -104,7 +106,8 @@ class Sessions:
 
         self._context = SessionContext(
             dispatcher=self._dispatcher,
-            entrance=self._entrance,
+            mutex=self._mutex,
+            locks=self._locks,
             states=self._states,
             filters=self._filters,
             groups=self._groups,
@@ -117,13 +120,15 @@ class Sessions:
             lag=self.lag,
         )
         self._lagging = Lagging(self._states, self._groups, self._lookup, self._entered, self._storage)
-        self._wills = Wills(self._states, publisher, self._lookup, self._entrance)
+        self._wills = Wills(self._states, publisher, self._lookup, self._mutex)
         self._timers = Timers(self._context, self._connections, self._wills, self._silences, self.pace)
         self._leaving = Leaving(self._context, self._connections, self._timers, self._clock)
         self._opening = Opening(
             self._context, self._connections, self._timers, self._silences, self._wills, self._leaving, self._clock
         )
-        self._deliveries = Deliveries(self._dispatcher, self._commits, self._connections, self._check_may_write)
+        self._deliveries = Deliveries(
+            self._dispatcher, self._locks, self._commits, self._connections, self._check_may_write
+        )
 
     # --- opening ---
 
@@ -252,7 +257,7 @@ class Sessions:
     def load_filters(self) -> None:
         """Load the filters of all durable subscriptions, unless they are loaded. `Database.publish` needs them."""
         if not self._filters.loaded:
-            self._claims.all(functools.partial(self._lookup.load_filters, self._filters))
+            self._locks.hold_all(functools.partial(self._lookup.load_filters, self._filters))
 
     # --- delivering ---
 
@@ -351,7 +356,7 @@ class Sessions:
         A connection that has ended already is an error, `SessionEndedError`, unless it was ended by an earlier row.
         """
         lives = lives_of(self._context, list(sessions))
-        return self._claims.all(
+        return self._locks.hold_all(
             lambda: self._leaving.end_rows(
                 lives, Ended.DISCONNECTED, send_will=send_will, expiry_interval=expiry_interval, partial=partial
             )
@@ -363,7 +368,7 @@ class Sessions:
         Commits, errors and ``partial``: as in `disconnect`.
         """
         lives = lives_of(self._context, list(sessions))
-        return self._claims.all(lambda: self._leaving.end_rows(lives, Ended.LOST, send_will=True, partial=partial))
+        return self._locks.hold_all(lambda: self._leaving.end_rows(lives, Ended.LOST, send_will=True, partial=partial))
 
     def kick(self, client_id: str) -> bool:
         """End the connection of a client's session as if it were lost, also if a crash left it open.
@@ -378,7 +383,7 @@ class Sessions:
 
     def close(self) -> None:
         """Commit all changes and end all connections as if they were lost. `Database.close` calls this."""
-        self._claims.all(lambda: close_all((self._note_clock_locked, self._close_locked, self._dispatcher.close)))
+        self._locks.hold_all(lambda: close_all((self._note_clock_locked, self._close_locked, self._dispatcher.close)))
 
     def _close_locked(self) -> None:
         lives = list(self._connections.live.values())
@@ -557,16 +562,16 @@ class Sessions:
             self._dispatcher.listen_locked()
             return work()
 
-        return self._entrance.hold(entered)
+        return self._mutex.hold(entered)
 
     def _writing(self, work: Callable[[], T]) -> T:
-        """Call ``work`` with all claims held; return its result. Raises if the database is read-only."""
+        """Call ``work`` with the lock of all sessions held; return its result. Raises if the database is read-only."""
 
-        def claimed() -> T:
+        def locked() -> T:
             self._check_may_write()
             return work()
 
-        return self._claims.all(claimed)
+        return self._locks.hold_all(locked)
 
     def _info_of(self, client_id: str) -> SessionInfo | None:
         self._check_open()

@@ -33,7 +33,7 @@ class StoredBounds:
 
 
 class StoredCounts:
-    """Counts the stored sessions of one open database. Used under the dispatcher's lock.
+    """Counts the stored sessions of one open database. Used under the sessions' mutex.
 
     users: yields the user of each stored session. Called when a limit is first checked.
     """

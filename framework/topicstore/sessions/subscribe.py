@@ -1,4 +1,4 @@
-"""Making, changing, ending and resuming subscriptions. Unless stated, the caller holds the dispatcher's lock.
+"""Making, changing, ending and resuming subscriptions. Unless stated, the caller holds the sessions' mutex.
 
 Members of a shared subscription must be stored, so a session that was kept in memory becomes a stored one. When a
 member ends, also because the process dies, the messages that it received but did not acknowledge go to another member.
@@ -11,7 +11,7 @@ from functools import partial
 
 import attrs
 
-from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
+from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 from topicstore.runtime.closing import do_all
@@ -22,11 +22,11 @@ from .cursors import FeedSource
 from .live_session import LiveSession
 from .model import SessionSubscription, Start, SubscribeOptions, SubscribeResult, places_of, reached
 from .qos2 import Refused, check_sessions
-from .records import VERSION, Era, put_all
+from .records import VERSION, Era, SubscriptionRecord, put_all
 from .retained_cursor import RetainedSource
 from .session_store import encode_session
 from .shared.cursor import SharedSource
-from .shared_filters import is_shared
+from .shared_filters import is_shared, read_filter
 
 __all__ = [
     "begin_resuming",
@@ -97,7 +97,7 @@ def subscribe_rows(
                 raise
             refused[row] = error
 
-    def claimed() -> list[SubscribeResult | TopicstoreError]:
+    def locked() -> list[SubscribeResult | TopicstoreError]:
         check_sessions(context, lives, refused, partial=partial)
         left = {row: one for row, one in asked.items() if row not in refused}
         for live, _, _ in left.values():
@@ -105,7 +105,16 @@ def subscribe_rows(
         outcome = refused | _subscribe(context, left, start, partial=partial)
         return [outcome[row] for row in range(len(lives))]
 
-    return context.dispatcher.claims.of(dict.fromkeys(lives), claimed)
+    filters = [_followed(topic_filter) for _, topic_filter, _ in asked.values()]
+    return context.dispatcher.following(filters, lambda: context.locks.hold(dict.fromkeys(lives), locked))
+
+
+def _followed(topic_filter: TopicFilter) -> TopicFilter:
+    """Return the filter by which the messages of a subscription are read; of an invalid shared one, its whole text."""
+    try:
+        return read_filter(topic_filter.text)
+    except InvalidFilterError:  # `_share` raises it again, for its row
+        return topic_filter
 
 
 def _subscribe(
@@ -141,7 +150,7 @@ def _subscribe_once(
 ) -> None:
     """Make or change subscriptions that all differ, with one commit for each shard."""
     changes: dict[int, _Change] = {}
-    any_retained = len(asked) == 1 or context.entrance.released(context.retained.any)  # one check for all rows
+    any_retained = len(asked) == 1 or context.mutex.released(context.retained.any)  # one check for all rows
     asked = _stored_members(context, asked, outcome, partial=partial)
     try:
         for row, (session, topic_filter, options) in asked.items():
@@ -222,7 +231,7 @@ def unsubscribe_rows(
     """
     refused: Refused = {}
 
-    def claimed() -> list[bool | TopicstoreError]:
+    def locked() -> list[bool | TopicstoreError]:
         check_sessions(context, lives, refused, partial=partial)
         outcome: dict[int, bool | TopicstoreError] = {**refused}
         ending: dict[LiveSession, dict[str, FeedSource | SharedSource]] = {}
@@ -239,7 +248,7 @@ def unsubscribe_rows(
         there = [outcome[row] for row in range(len(lives))]
         return [errors.get(live, one) if one is True else one for live, one in zip(lives, there, strict=True)]
 
-    return context.dispatcher.claims.of(dict.fromkeys(lives), claimed)
+    return context.locks.hold(dict.fromkeys(lives), locked)
 
 
 def _end(
@@ -397,7 +406,7 @@ def _stored(
     ``replays``: whether the subscription begins in the past.
     """
     sending = None
-    if retained and context.entrance.released(lambda: context.retained.may_match(source.topic_filter)):
+    if retained and context.mutex.released(lambda: context.retained.may_match(source.topic_filter)):
         sending = RetainedSource(session.keys, source, context.retained, replays=replays)
 
     def stored() -> None:
@@ -438,7 +447,7 @@ def resume_rows(context: SessionContext, lives: Sequence[LiveSession], limit: in
     """Load about ``limit`` more stored subscriptions of sessions; see `Sessions.resume`. Takes the lock."""
     refused: Refused = {}
 
-    def claimed() -> list[bool | TopicstoreError]:
+    def locked() -> list[bool | TopicstoreError]:
         check_sessions(context, lives, refused, partial=True)
         outcome: list[bool | TopicstoreError] = []
         left, share = limit, max(limit // max(len(lives), 1), 1)
@@ -451,7 +460,7 @@ def resume_rows(context: SessionContext, lives: Sequence[LiveSession], limit: in
                 outcome.append(failure)
         return outcome
 
-    return context.dispatcher.claims.of(dict.fromkeys(lives), claimed)
+    return context.locks.hold(dict.fromkeys(lives), locked)
 
 
 def _resuming(context: SessionContext, session: LiveSession) -> Iterator[int]:
@@ -464,25 +473,47 @@ def _resuming(context: SessionContext, session: LiveSession) -> Iterator[int]:
     yield len(stored) // _READ + 1
     for number, following in stored.items():
         record, place, sent = following()
-        text, options = record.topic_filter, record.eras[-1].options
-        if is_shared(text):
-            shared = context.groups.join(session.keys, number, text, options, marks, session.wake)
-            session.sources[text] = shared
-            shared.group.attach(shared)
-        else:
-            source = _source(context, session, number, TopicFilter(text), record.eras)
-            begun = marks if place is None or not source.limited else place
-            source.start(reached(begun, ends))
-            source.settled()
-            session.sources[text] = source
-            session.merge_overlapping(source)
-            if sent is not None:
-                context.retained.may_match(source.topic_filter)  # raises if retained messages can't be read
-                _send(session, RetainedSource(session.keys, source, context.retained, replays=True, behind=sent))
+        text = record.topic_filter
+        followed = context.mutex.released(partial(context.dispatcher.follow, read_filter(text)))
+        try:
+            _load(context, session, number, record, place, sent, marks, ends)
+        finally:
+            context.dispatcher.unfollow(followed)
         yield 1
     session.resuming = None
     session.ask()
     yield 0
+
+
+def _load(
+    context: SessionContext,
+    session: LiveSession,
+    number: int,
+    record: SubscriptionRecord,
+    place: list[int] | None,
+    sent: str | None,
+    marks: list[int],
+    ends: list[int],
+) -> None:
+    """Load a stored subscription: its record, its place, and the last topic whose retained message was sent.
+
+    marks, ends: by shard, the watermark and the last position when loading began.
+    """
+    text, options = record.topic_filter, record.eras[-1].options
+    if is_shared(text):
+        shared = context.groups.join(session.keys, number, text, options, marks, session.wake)
+        session.sources[text] = shared
+        shared.group.attach(shared)
+    else:
+        source = _source(context, session, number, TopicFilter(text), record.eras)
+        begun = marks if place is None or not source.limited else place
+        source.start(reached(begun, ends))
+        source.settled()
+        session.sources[text] = source
+        session.merge_overlapping(source)
+        if sent is not None:
+            context.retained.may_match(source.topic_filter)  # raises if retained messages can't be read
+            _send(session, RetainedSource(session.keys, source, context.retained, replays=True, behind=sent))
 
 
 def _source(

@@ -17,7 +17,7 @@ from topicstore.pubsub.publish import Publisher
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.keyed_messages import message_under, store_under
 
-from .locks import Entrance
+from .locks import SessionMutex
 from .records import NEVER, Keys, SessionRecord
 from .registry import Lookup
 from .session_store import Found, SessionState, encode_session, will_key
@@ -26,13 +26,13 @@ __all__ = ["Wills", "disconnected"]
 
 
 class Wills:
-    """The wills of one open database's sessions. Used under the dispatcher's lock."""
+    """The wills of one open database's sessions. Used under the sessions' mutex."""
 
-    def __init__(self, states: SessionState, publisher: Publisher, lookup: Lookup, entrance: Entrance) -> None:
+    def __init__(self, states: SessionState, publisher: Publisher, lookup: Lookup, mutex: SessionMutex) -> None:
         self._states = states
         self._publisher = publisher
         self._lookup = lookup
-        self._entrance = entrance
+        self._mutex = mutex
 
     def store(self, shard: int, wills: Sequence[tuple[str, Message]], writes: list[StateWrite]) -> None:
         """Commit writes of sessions of one shard together with wills, given as pairs of client id and message.
@@ -51,7 +51,7 @@ class Wills:
         will = message_under(self._publisher.storage(), shard, Keys(client_id).will)
         batch = MessageBatch.from_messages([] if will is None else [msgspec.structs.replace(will, timestamp=None)])
         self._lookup.load_filters(self._publisher.filters)
-        self._entrance.released(lambda: self._publisher.publish(batch, {shard: writes}))
+        self._mutex.released(lambda: self._publisher.publish(batch, {shard: writes}))
         return after
 
 

@@ -2,7 +2,7 @@
 
 A process has one object for each group. The group leases slices to the connected members, and revokes them when a
 member disconnects or is slow. For members that have read all messages, it reads new messages itself, so that a message
-wakes only the member that it is for. Used under the dispatcher's lock.
+wakes only the member that it is for. Used under the sessions' mutex.
 
 The slice of a topic is the xxh64 hash of its UTF-8 bytes, modulo 64; this function is part of the stored format.
 """
@@ -287,7 +287,7 @@ class Group:
         before = self.members.get(member.client_id)
         self.members[member.client_id] = Membership(member.number, None, told=before.told if before else 0)
         if self._channel is None:
-            self._channel = self._channels.channel_locked(self.filter.topic_filter)
+            self._channel = self._channels.follow(self.filter.topic_filter)
             self._filters.add_shared(self.filter.topic_filter, self.filter.text)
         self.connected[member] = None
         self._changed(self)
