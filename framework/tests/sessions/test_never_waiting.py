@@ -19,7 +19,6 @@ from topicstore.pubsub.feed import Feed
 from topicstore.pubsub.hub import Hub
 from topicstore.sessions import Publish, PubRel, Session, Sessions, SubscribeOptions
 from topicstore.sessions.in_flight import InflightWindow
-from topicstore.sessions.live_session import LiveSession
 from topicstore.sessions.session_store import SessionState
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import PATIENCE, Beside, begin, held_elsewhere, wait_until
@@ -223,7 +222,7 @@ def test_a_checkpoint_between_a_pubrec_and_its_announcement_holds_no_pubrel_back
         pass
     session.puback(1)
     assert not sessions.wait(0)  # the dispatcher has recorded that there is something to commit
-    with held(LiveSession, "acknowledged", lambda: session.pubrec(6)):
+    with held(Session, "acknowledged", lambda: session.pubrec(6)):
         sessions.checkpoint()
     assert [PubRel(6)] == [packet for _, packets in sessions.deliver() for packet in packets]
 
@@ -437,7 +436,7 @@ def test_a_call_within_another_one_changes_nothing_that_another_thread_does(
                 call()
 
     with held(Feed, "_scan", session.deliver) as delivering:
-        sessions._locks.hold([two._live], within)
+        sessions._locks.hold([two], within)
     assert delivering.result(PATIENCE)
 
 
