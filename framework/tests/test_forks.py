@@ -100,7 +100,7 @@ def child():
     faulthandler.dump_traceback_later(PATIENCE, exit=True)
     for whose, one in inherited.items():
         for name in dir(type(one)):
-            if name in SPECIAL or not name.startswith("_"):
+            if name in SPECIAL or (not name.startswith("_") and name in dir(one)):
                 if not refused(use, one, name) and name not in RETURNS:
                     sys.exit(f"{name} of {whose} was not refused")
     for replay in begun:

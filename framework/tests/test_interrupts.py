@@ -23,7 +23,7 @@ MESSAGES = [ts.Message(f"a/{number}", b"1", f"c{number}", qos=1) for number in r
 
 
 LEAVING = {"__exit__", "guarded", "leave", "release", "retake", "_release", "_give_back"}
-"""Functions that release a lock or a claim, or call functions that do."""
+"""Functions that release a lock, or call functions that do."""
 
 
 @attrs.frozen

@@ -158,7 +158,7 @@ def test_closing_tells_listeners_then_plugins_then_the_engine(path: Path, monkey
     A plugin may therefore wait for a listener's thread, and read the database.
     """
     db, done = ts.open(path), []
-    shard, hub, storage = db.storage.shards[0], db._hub, db.storage
+    shard, hub, storage = db.storage.shards[0], db._publisher.hub, db.storage
     close = shard.close
     monkeypatch.setattr(hub, "stop", partial(done.append, "listeners"))
     monkeypatch.setattr(storage.hooks, "topicstore_closed", lambda **_: done.append("plugins"))

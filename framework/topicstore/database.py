@@ -32,7 +32,6 @@ from .contract.topics import TopicFilter
 from .lifecycle.archives import Archives
 from .lifecycle.retention import Retention
 from .lifecycle.retention_policy import RetentionSettings
-from .pubsub.publish import PublishResult, publish
 from .pubsub.retained import remove_expired
 from .pubsub.retained_expiry import RetainedExpiry
 from .queues.queues import Queues
@@ -54,8 +53,8 @@ from .storage.storage import Storage
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from .pubsub.hub import Hub
     from .pubsub.persistence_rules import PersistenceRules
+    from .pubsub.publish import Publisher, PublishResult
     from .pubsub.subscription import OnDropped, Subscription
     from .sessions import Sessions
     from .shard.rewriter import Decoders
@@ -124,7 +123,7 @@ def database_info(
     compaction: CompactionScheduler | None,
     counting: CountingScheduler | None,
     expiry: RetainedExpiry,
-    hub: Hub | None,
+    publisher: Publisher | None,
 ) -> DatabaseInfo:
     """Return the statistics of a database. This is cheap: it reads no messages."""
     generations, manifest = generation_infos(storage), storage.manifest
@@ -143,7 +142,7 @@ def database_info(
         disk_bytes=sum(shard.disk_bytes for shard in shards),
         compaction_failure=None if compaction is None else compaction.task.failure,
         counting_failure=None if counting is None else counting.task.failure,
-        visibility_failure=None if hub is None else hub.reads.failure,
+        visibility_failure=None if publisher is None else publisher.visibility_failure,
         retained_failure=expiry.task.failure,
         ballast_failure=storage.ballast.failure,
         notes_failure=None if storage.recovery_points is None else storage.recovery_points.failure,
@@ -190,11 +189,10 @@ class Database:
         self._compaction: CompactionScheduler | None = None
         self._counting: CountingScheduler | None = None
         self._retained_expiry = RetainedExpiry(storage)
-        self._made_hub: Hub | None = None
+        self._made_publisher: Publisher | None = None
         self._sessions: Sessions | None = None
-        self._rules: PersistenceRules | None = None
         self._beginning = ProcessLock()
-        """Held while `_writers` changes, and while an attribute such as `_made_hub` is created on first use. Reading
+        """Held while `_writers` changes, and while an attribute such as `_sessions` is created on first use. Reading
         these attributes needs no lock."""
         self._writers: weakref.WeakSet[Writer] = weakref.WeakSet()
         self._closing = Closing("database")
@@ -248,25 +246,16 @@ class Database:
         the errors of `store`; in that case no message is delivered.
         """
         self.storage.check_may_write()
-        return publish(
-            self.storage,
-            MessageBatch.of(messages),
-            state or {},
-            rules=self.persistence,
-            wanted=lambda: self.sessions.wants,
-            store_qos0=lambda: self._sessions is None or self._sessions.store_qos0,
-            hub=lambda: self._made_hub,
-        )
+        publisher, batch = self._publisher, MessageBatch.of(messages)
+        requested = publisher.requested(batch)
+        if requested is not True and not publisher.filters.loaded:
+            self.sessions.load_filters()
+        return publisher.publish(batch, state or {}, requested)
 
     @property
     def persistence(self) -> PersistenceRules:
         """The rules that decide by topic which published messages are stored."""
-        with self._beginning:
-            if self._rules is None:
-                from .pubsub.persistence_rules import PersistenceRules
-
-                self._rules = PersistenceRules(self.storage.state(0))
-            return self._rules
+        return self._publisher.rules
 
     def retained(self, topic_filter: str, *, after: str | None = None, limit: int | None = None) -> list[Message]:
         """Return the retained messages whose topics match and that have not expired, in ascending order of topics.
@@ -506,17 +495,14 @@ class Database:
     # --- following ---
 
     @property
-    def _hub(self) -> Hub:
-        """The hub that notifies subscriptions of newly stored messages, created on first use."""
-        self.storage.check_may_write()  # a database opened with mode="r" isn't notified of new messages
+    def _publisher(self) -> Publisher:
+        """The publisher, with the hub that notifies subscriptions of newly stored messages, created on first use."""
         with self._beginning:
-            if self._made_hub is None:
-                from .pubsub.hub import Hub
+            if self._made_publisher is None:
+                from .pubsub.publish import Publisher
 
-                hub = Hub(self.storage)
-                self.storage.listen(hub)
-                self._made_hub = hub
-            return self._made_hub
+                self._made_publisher = Publisher(self.storage)
+            return self._made_publisher
 
     def subscribe(
         self,
@@ -544,8 +530,9 @@ class Database:
         """
         from .pubsub.subscription import Subscription
 
-        self.storage.check_open()
-        return Subscription(self.storage, self._hub, TopicFilter(topic_filter), start, window, batch_size, on_dropped)
+        self.storage.check_may_write()  # a database opened with mode="r" isn't notified of new messages
+        hub = self._publisher.hub
+        return Subscription(self.storage, hub, TopicFilter(topic_filter), start, window, batch_size, on_dropped)
 
     @property
     def sessions(self) -> Sessions:
@@ -554,16 +541,16 @@ class Database:
         A database opened with ``mode="r"`` returns new, read-only objects at each access.
         """
         from .sessions import Sessions
-        from .sessions.database_parts import DatabaseParts
 
         self.storage.check_open()
         if self.storage.mode is not None:
-            from .pubsub.hub import Hub
+            from .pubsub.publish import Publisher
 
-            return Sessions(DatabaseParts.of(self.storage, Hub(self.storage), self.persistence))
+            return Sessions(Publisher(self.storage))
+        publisher = self._publisher
         with self._beginning:
             if self._sessions is None:
-                self._sessions = Sessions(DatabaseParts.of(self.storage, self._hub, self.persistence))
+                self._sessions = Sessions(publisher)
             return self._sessions
 
     @property
@@ -688,8 +675,8 @@ class Database:
 
     def info(self) -> DatabaseInfo:
         """Return sizes, generations and counters. This is cheap: it reads no messages."""
-        expiry, hub = self._retained_expiry, self._made_hub
-        return database_info(self.storage, self.retention, self._compaction, self._counting, expiry, hub)
+        expiry, publisher = self._retained_expiry, self._made_publisher
+        return database_info(self.storage, self.retention, self._compaction, self._counting, expiry, publisher)
 
     # --- closing ---
 

@@ -439,7 +439,7 @@ def test_a_session_reads_on_and_its_flight_too(db: ts.Database, tmp_path: Path) 
     assert [one.message.payload for one in sent] == [b"0", b"1", b"2", b"3"]
     db.add_generation()
     db.archives.archive(tmp_path / "export")
-    db._sessions = None  # discards sessions in memory, as a new process would
+    db._sessions, db._made_publisher = None, None  # discards sessions in memory, as a new process would
     again = db.sessions.open("me", receive_maximum=4, expiry_interval=None)
     got: list[bytes] = []
     while deliveries := [one for one in again.deliver() if isinstance(one, Publish)]:

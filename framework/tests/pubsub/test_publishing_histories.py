@@ -80,13 +80,6 @@ class Ear:
     def closed(self) -> None: ...
 
 
-class Wants:
-    """Sessions whose durable subscriptions match one topic."""
-
-    def wants(self, topic: str) -> bool:
-        return topic == "wanted"
-
-
 @attrs.define
 class Shard:
     """A shard in the model: stored messages, retained messages by topic with their expiry, newest time, and state.
@@ -134,7 +127,6 @@ class PublishingMachine(RuleBasedStateMachine):
         self.clock = Clock()
         self.rules: set[PersistenceRule] = set()
         self.patches = [
-            patch.object(ts.Database, "sessions", Wants()),
             # only explicit retention runs may remove expired retained messages
             patch.object(RetainedExpiry, "_work", lambda *_: None),
         ]
@@ -156,7 +148,9 @@ class PublishingMachine(RuleBasedStateMachine):
         self.jumped = 0
         self.ears = {text: Ear() for text in ("#", "$s", "a/+")}
         for text, ear in self.ears.items():
-            self.db._hub.listen(self.db._hub.feed(ts.TopicFilter(text)), ear)
+            hub = self.db._publisher.hub
+            hub.listen(hub.feed(ts.TopicFilter(text)), ear)
+        self.db._publisher.filters.load([(ts.TopicFilter("wanted"), 1)])  # as if a session had this subscription
 
     def teardown(self) -> None:
         if hasattr(self, "db"):

@@ -74,7 +74,7 @@ class Histories(RuleBasedStateMachine):
             each.start()
         options = {layout: {"epoch_bits": 12}} if layout == "wildcard_optimized" else None
         self.db = ts.open(self.path / "db", backend=backend, layout=layout, options=options, shards=SHARDS)
-        self.hub: Hub = self.db._hub
+        self.hub: Hub = self.db._publisher.hub
         self.listeners: dict[Feed, Listener] = {}
 
     def teardown(self) -> None:
@@ -217,13 +217,13 @@ def test_what_a_layout_hides_is_not_read_from_memory(tmp_path: Path) -> None:
     """Messages of a layout with epochs are not read from memory, because the layout hides those of a running epoch."""
     options = {"wildcard_optimized": {"epoch_bits": 40}}
     with ts.open(tmp_path / "db", backend="memory", layout="wildcard_optimized", options=options) as db:
-        feed, listener = db._hub.feed(ts.TopicFilter("#")), Listener()
-        db._hub.listen(feed, listener)
+        feed, listener = db._publisher.hub.feed(ts.TopicFilter("#")), Listener()
+        db._publisher.hub.listen(feed, listener)
         db.store([ts.Message("a", b"x")])
-        assert not db._hub._recent._commits
+        assert not db._publisher.hub._recent._commits
         db.add_generation("block")
         db.store([ts.Message("a", b"y")])
-        assert len(db._hub._recent._commits) == 1
+        assert len(db._publisher.hub._recent._commits) == 1
         first = feed.read(0, 0, 10)  # scans the first generation
         following = feed.read(0, first.position, 10)
         assert [message.payload for message in first.messages + following.messages] == [b"x", b"y"]
@@ -232,8 +232,8 @@ def test_what_a_layout_hides_is_not_read_from_memory(tmp_path: Path) -> None:
 def test_what_is_not_flushed_is_not_read_from_memory(tmp_path: Path) -> None:
     """With ``durability="sync"``, followers see a message after its fsync, not after the engine's write."""
     with ts.open(tmp_path / "db", backend="memory", durability="sync") as db:
-        feed, listener = db._hub.feed(ts.TopicFilter("#")), Listener()
-        db._hub.listen(feed, listener)
+        feed, listener = db._publisher.hub.feed(ts.TopicFilter("#")), Listener()
+        db._publisher.hub.listen(feed, listener)
         log, seen = db.storage.shards[0].writer, []
         flush = log.engine.flush_log
 
@@ -268,11 +268,11 @@ def test_a_plugin_that_wraps_reading_sees_what_followers_read(tmp_path: Path, mo
 def test_memory_is_bounded(tmp_path: Path) -> None:
     """Recent commits in memory are limited in bytes: the oldest are dropped, and slower followers scan the engine."""
     with ts.open(tmp_path / "db", backend="memory") as db, patch.object(recent_commits, "_BYTES", 1_000):
-        feed, listener = db._hub.feed(ts.TopicFilter("#")), Listener()
-        db._hub.listen(feed, listener)
+        feed, listener = db._publisher.hub.feed(ts.TopicFilter("#")), Listener()
+        db._publisher.hub.listen(feed, listener)
         for number in range(50):
             db.store([ts.Message("a", b"%100d" % number)])
-        assert len(db._hub._recent._commits) == 10
+        assert len(db._publisher.hub._recent._commits) == 10
         assert len(feed._shards[0].matches._commits) == 10
         assert [int(message.payload) for message in feed.read(0, 0, 100).messages] == list(range(50))
 
@@ -280,9 +280,9 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 def test_memory_is_bounded_however_many_filters_match(tmp_path: Path) -> None:
     """The lists of matching messages that are kept for each filter count towards the memory limit, too."""
     with ts.open(tmp_path / "db", backend="memory") as db, patch.object(recent_commits, "_LISTED", 20_000):
-        followed = [db._hub.feed(ts.TopicFilter(f"{number}/#")) for number in range(20)]
-        for feed in (wide := db._hub.feed(ts.TopicFilter("#")), *followed):
-            db._hub.listen(feed, Listener())
+        followed = [db._publisher.hub.feed(ts.TopicFilter(f"{number}/#")) for number in range(20)]
+        for feed in (wide := db._publisher.hub.feed(ts.TopicFilter("#")), *followed):
+            db._publisher.hub.listen(feed, Listener())
         topics = [f"{number}/{below}" for number in range(20) for below in range(10)]
         for number in range(50):
             db.store([ts.Message(topic, b"%d" % number) for topic in topics])
@@ -301,9 +301,9 @@ def test_memory_is_bounded_however_many_filters_match(tmp_path: Path) -> None:
 def test_what_was_announced_and_never_committed_is_not_there(tmp_path: Path, heard: int) -> None:
     """A batch that was announced and never committed is not read; the notified feeds continue with the next batch."""
     with ts.open(tmp_path / "db", backend="memory") as db:
-        followed = [db._hub.feed(ts.TopicFilter(text)) for text in ("#", "a/#", "+/b")]
+        followed = [db._publisher.hub.feed(ts.TopicFilter(text)) for text in ("#", "a/#", "+/b")]
         for feed in followed:
-            db._hub.listen(feed, Listener())
+            db._publisher.hub.listen(feed, Listener())
         db.store([ts.Message("a/b", b"x")])
         announce, told = Feed.announce, []
 

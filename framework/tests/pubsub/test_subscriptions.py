@@ -375,7 +375,7 @@ def test_one_that_was_forgotten_warns_and_is_not_told(plain: ts.Database) -> Non
     held = [plain.subscribe("#")]
     with pytest.warns(ResourceWarning, match="was not closed"):
         held.clear()
-    assert plain._hub.matching("a") == ()
+    assert plain._publisher.hub.matching("a") == ()
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_bad_arguments(plain: ts.Database, arguments: dict[str, object]) -> None
         plain.subscribe("#", **arguments)  # type: ignore[arg-type]
     with pytest.raises(ts.InvalidFilterError):
         plain.subscribe("a/#/b")
-    assert plain.storage.listener is None or plain._hub.matching("a") == ()
+    assert plain.storage.listener is None or plain._publisher.hub.matching("a") == ()
 
 
 # --- asyncio -----------------------------------------------------------------------------
@@ -458,9 +458,9 @@ def test_threads_share_one_subscription(plain: ts.Database) -> None:
 def test_live_only_messages_come_to_who_listens(plain: ts.Database) -> None:
     """Unstored messages are delivered to subscriptions; while one doesn't fetch, its oldest messages are dropped."""
     with plain.subscribe("a/+") as subscription:
-        plain._hub.route(numbered(0, 3))
+        plain._publisher.hub.route(numbered(0, 3))
         assert take(subscription, 3) == [0, 1, 2]
-        plain._hub.route(numbered(0, 10_005))
+        plain._publisher.hub.route(numbered(0, 10_005))
         assert subscription.status().missed == 5
         assert next(itertools.islice(take(subscription, 10_000), 1)) == 5
 
@@ -481,7 +481,7 @@ def test_large_messages_are_not_all_kept(plain: ts.Database) -> None:
         count = 0
         while count < 20:
             count += len(subscription.fetch(timeout=PATIENCE))
-    assert plain._hub.reads._bytes <= 32 << 20
+    assert plain._publisher.hub.reads._bytes <= 32 << 20
 
 
 def test_its_status_is_of_one_moment(plain: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,7 +510,7 @@ def test_its_status_is_of_one_moment(plain: ts.Database, monkeypatch: pytest.Mon
 
 def test_several_threads_may_leave_what_was_abandoned(plain: ts.Database) -> None:
     """If two threads remove an abandoned listener, the second thread finds nothing, and its store succeeds."""
-    hub = plain._hub
+    hub = plain._publisher.hub
     feed, inbox = hub.feed(ts.TopicFilter("a")), _Inbox(1)
     hub.listen(feed, inbox)
     leave = hub.leave

@@ -89,7 +89,7 @@ def batch_size(db: ts.Database, client_id: str) -> int | None:
     """Return the batch size of a client's session."""
     session = db.sessions.connected(client_id)
     assert session is not None
-    return session._live.batch_size
+    return session.batch_size
 
 
 def test_a_session_that_takes_little_at_once_gets_everything(db: ts.Database) -> None:

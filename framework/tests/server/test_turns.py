@@ -46,7 +46,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> list[Turn]:
 
 
 def _followed(store: StoreThread) -> int:
-    return sum(session.filters for session in store._sessions._connections.sessions.values())
+    return sum(session.filters for session in store._sessions._registry.connected.values())
 
 
 @contextmanager

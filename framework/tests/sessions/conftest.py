@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 import topicstore as ts
-from topicstore.runtime.clocks import SteadyClock
 from topicstore.sessions import Sessions
 from topicstore_conformance.faults.clock import Clock
+
+from .machines import forget_sessions
 
 
 @pytest.fixture
@@ -38,12 +39,12 @@ def crash(db: ts.Database) -> Callable[[], Sessions]:
     """Return a function that loads the sessions from committed state alone, as the next process would after a crash."""
 
     def crash() -> Sessions:
-        former, db._sessions = db.sessions, None
-        steady, db.storage.steady = db.storage.steady, SteadyClock(db.storage.clocks)
+        former = db._publisher, db.sessions, db.storage.steady
+        forget_sessions(db)
         try:
             return db.sessions
         finally:
-            db._sessions, db.storage.steady = former, steady
+            db._made_publisher, db._sessions, db.storage.steady = former
 
     return crash
 

@@ -14,6 +14,7 @@ import pytest
 import topicstore as ts
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine
+from topicstore.pubsub.publish import Publisher
 from topicstore.runtime.clocks import SteadyClock
 from topicstore.sessions.session_store import SessionState
 from topicstore_conformance.conditions.directories import quick_directory
@@ -21,7 +22,14 @@ from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.striking import Fault, striking
 
-__all__ = ["SessionsMachine", "World", "case", "stored_keys"]
+__all__ = ["SessionsMachine", "World", "case", "forget_sessions", "stored_keys"]
+
+
+def forget_sessions(db: ts.Database) -> None:
+    """Discard the sessions' state in memory, so that the database loads committed state, as the next process would."""
+    publisher = Publisher(db.storage)
+    publisher._hub = db._publisher.hub
+    db._made_publisher, db._sessions, db.storage.steady = publisher, None, SteadyClock(db.storage.clocks)
 
 
 class World:
@@ -44,7 +52,7 @@ class World:
 
     def crash(self) -> None:
         """Discard the sessions' state in memory, and load committed state as the next process would."""
-        self.db._sessions, self.db.storage.steady = None, SteadyClock(self.db.storage.clocks)
+        forget_sessions(self.db)
 
     @contextmanager
     def failing(self, failing: int) -> Iterator[None]:

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import msgspec
 import pytest
 import topicstore as ts
+from topicstore.pubsub import retained_lookup
 from topicstore.sessions import (
     Connect,
     Ended,
@@ -22,7 +23,6 @@ from topicstore.sessions import (
     SubscribeOptions,
     SubscribeResult,
     Will,
-    database_parts,
 )
 from topicstore.shard.state import FrameworkWrite
 from topicstore_conformance.faults.clock import START, Clock
@@ -367,7 +367,7 @@ def test_retained_messages_are_looked_for_by_filter_only_if_there_are_some(
     if retained:
         db.publish([msgspec.structs.replace(message("publisher", "kept", 1, retained), retain=True)])
     rows = [(client, f"a/{number}", SubscribeOptions(1)) for number, client in enumerate(clients)]
-    with patch.object(database_parts, "retained_page", wraps=database_parts.retained_page) as looked:
+    with patch.object(retained_lookup, "retained_page", wraps=retained_lookup.retained_page) as looked:
         sessions.subscribe(rows)
     assert looked.call_count == (len(rows) if retained else 0)
     found = {session.client_id: [item.message.topic for item in items] for session, items in sessions.deliver()}  # type: ignore[union-attr]

@@ -15,11 +15,12 @@ import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.contract.errors import StorageFullError
-from topicstore.runtime.clocks import SteadyClock
 from topicstore.sessions import Sessions, Will
 from topicstore.shard.state import ShardState
 from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.faults.clock import START, Clock
+
+from .machines import forget_sessions
 
 SECOND = 1_000_000
 DAY = 86_400
@@ -122,8 +123,7 @@ class History:
             if client.passed >= 0:
                 client.more += max(jump, 0)
                 client.less += max(-jump, 0)
-        self.db._sessions = None
-        self.db.storage.steady = SteadyClock(self.db.storage.clocks)
+        forget_sessions(self.db)
         self._tick()
 
     def _pass(self, seconds: int) -> None:

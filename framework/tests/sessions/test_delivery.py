@@ -84,9 +84,9 @@ def test_what_is_wanted_is_first_read_while_a_subscription_ends(sessions: Sessio
 
     def beside(self: ShardState, writes: Iterable[StateWrite]) -> None:
         write(self, writes)
-        if not reading and not list(sessions._states.all_subscriptions()):
+        if not reading and not list(sessions._registry.states.all_subscriptions()):
             reading.append(begin(lambda: sessions.wants("a/b")))
-            wait_until(lambda: reading[0].done() or sessions._dispatcher.claims._waiting, "the other call to read")
+            wait_until(lambda: reading[0].done() or sessions._locks._waiting, "the other call to read")
 
     with patch.object(ShardState, "write", beside):
         if changing == "expire":

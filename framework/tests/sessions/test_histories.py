@@ -21,9 +21,8 @@ import pytest
 import topicstore as ts
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
-from topicstore import database
 from topicstore.contract.positions import time_of
-from topicstore.pubsub.publish import publish
+from topicstore.pubsub.publish import Publisher
 from topicstore.sessions import (
     Connect,
     DeliveryBatch,
@@ -35,10 +34,8 @@ from topicstore.sessions import (
     SubscribeOptions,
     SubscribeResult,
     Will,
-    database_parts,
 )
 from topicstore.storage.keyed_messages import state_key
-from topicstore.storage.storage import Storage
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.striking import Fault, kills
 
@@ -70,11 +67,12 @@ class Store(World):
         self.outcomes: list[Outcome] = []
         self.older: list[Session] = []
         """Session objects of processes that crashed."""
-        database.publish = database_parts.publish = self.publish  # type: ignore[attr-defined, assignment]
+        self._publish = Publisher.publish
+        Publisher.publish = lambda *how: self.publish(*how)  # type: ignore[method-assign, assignment]
 
-    def publish(self, storage: Storage, batch: ts.MessageBatch, state: Any, **how: Any) -> Any:
+    def publish(self, publisher: Publisher, batch: ts.MessageBatch, state: Any, *requested: Any) -> Any:
         """Publish, and record the outcome of each message, including wills and messages that clients publish."""
-        result = publish(storage, batch, state, **how)
+        result = self._publish(publisher, batch, state, *requested)
         stored = [message.payload for message in result.batch.to_messages()] if result.stored else []
         times = {payload: time_of(id_.position) for payload, id_ in zip(stored, result.ids, strict=True)}
         self.outcomes += [(message, times.get(message.payload)) for message in batch.to_messages()]
@@ -158,7 +156,7 @@ class Store(World):
 
     def close(self) -> None:
         super().close()
-        database.publish = database_parts.publish = publish  # type: ignore[attr-defined]
+        Publisher.publish = self._publish  # type: ignore[method-assign]
 
 
 def in_flight(db: ts.Database) -> list[bytes]:

@@ -75,7 +75,7 @@ def test_clients_are_chosen_by_connection(db: ts.Database) -> None:
 def test_sessions_are_counted_in_one_scan_of_each_shard(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting all sessions takes one scan of each shard and no key look-up; a session being removed isn't counted."""
     assert 24 == len(db.sessions)
-    states = db.sessions._states
+    states = db.sessions._registry.states
     found = states.find("c01")
     assert found is not None
     ending = encode_session("c01", msgspec.structs.replace(found.record, ending=True))

@@ -179,13 +179,13 @@ def test_a_session_that_came_back_is_not_reaped(sessions: Sessions, clock: Clock
     """A session that reconnected isn't removed by an old timer, or by a process that had read its old record."""
     sessions.open("client", expiry_interval=10).disconnect()
     other = crash()
-    found = other._states.find("client")
+    found = other._registry.states.find("client")
     assert found is not None
     session = sessions.open("client", expiry_interval=10)
     session.subscribe("a")
     clock.now += 100 * SECOND
     sessions.tick()
-    assert not other._states.remove(found)
+    assert not other._registry.states.remove(found)
     assert session.ended is None
     session.deliver()
     assert 1 == len(sessions["client"].subscriptions)

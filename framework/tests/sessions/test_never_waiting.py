@@ -16,9 +16,9 @@ from unittest.mock import patch
 import pytest
 import topicstore as ts
 from topicstore.pubsub.feed import Feed
+from topicstore.pubsub.hub import Hub
 from topicstore.sessions import Publish, PubRel, Session, Sessions, SubscribeOptions
 from topicstore.sessions.in_flight import InflightWindow
-from topicstore.sessions.live_session import LiveSession
 from topicstore.sessions.session_store import SessionState
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import PATIENCE, Beside, begin, held_elsewhere, wait_until
@@ -101,7 +101,7 @@ def test_calls_of_a_loop_return_while_another_waits_for_the_engine(
 ) -> None:
     """Calls for an event loop return their usual results while another call writes or reads the engine.
 
-    The sessions' lock is free meanwhile.
+    The sessions' mutex is free meanwhile.
     """
     engine = type(db.storage.shards[0].writer.engine)
     clock.now += 20_000_000
@@ -122,10 +122,48 @@ def test_calls_of_a_loop_return_while_another_waits_for_the_engine(
     if who == "tick" and name in ("status", "counts"):
         answer = 9
     with held(*others[who]) as other:
-        assert not held_elsewhere(sessions._dispatcher.lock)
+        assert not held_elsewhere(sessions._dispatcher.mutex)
         assert answer == begin(lambda: call(sessions, session)).result(PATIENCE)
         assert not other.done()
     other.result()
+
+
+@pytest.mark.parametrize("how", ["subscribe", "share", "resume"])
+def test_a_new_filter_waits_for_a_shard_without_the_mutex(db: ts.Database, sessions: Sessions, how: str) -> None:
+    """While a new filter waits for a shard that is writing, the sessions' mutex is free, and other calls return.
+
+    This holds for a SUBSCRIBE, for a shared subscription, and for a connection with stored subscriptions.
+    """
+    kept, idle = sessions.open("kept", expiry_interval=None), sessions.open("idle")
+    kept.subscribe("stored/#", 1)
+    if how == "resume":
+        kept.disconnect()
+    calls: dict[str, Callable[[], object]] = {
+        "subscribe": lambda: kept.subscribe("new/#", 1),
+        "share": lambda: kept.subscribe("$share/group/new/#", 1),
+        "resume": lambda: sessions.open("kept", expiry_interval=None),
+    }
+    writing, gate = Gate(), Gate()
+
+    def write() -> None:
+        """Hold the lock of the shard that doesn't store the session, as a write does that the engine delays."""
+        with db.storage.shards[1 - db.shard_of("kept")].writer.lock:
+            writing.reached.set()
+            assert writing.open.wait(PATIENCE)
+
+    gate.open.set()
+    with patch.object(Hub, "listen", gate.before(Hub.listen)):
+        writer = begin(write)
+        assert writing.reached.wait(PATIENCE)
+        call = begin(calls[how])
+        assert gate.reached.wait(PATIENCE)
+        assert not held_elsewhere(sessions._dispatcher.mutex)
+        if how != "resume":  # which holds the lock of all sessions
+            assert [] == begin(idle.deliver).result(PATIENCE)
+        assert not call.done()
+        writing.open.set()
+        writer.result(PATIENCE)
+        assert call.result(PATIENCE)
 
 
 def test_waiting_in_a_loop_holds_up_no_loop(sessions: Sessions, session: Session, publish: Publishing) -> None:
@@ -184,7 +222,7 @@ def test_a_checkpoint_between_a_pubrec_and_its_announcement_holds_no_pubrel_back
         pass
     session.puback(1)
     assert not sessions.wait(0)  # the dispatcher has recorded that there is something to commit
-    with held(LiveSession, "acknowledged", lambda: session.pubrec(6)):
+    with held(Session, "acknowledged", lambda: session.pubrec(6)):
         sessions.checkpoint()
     assert [PubRel(6)] == [packet for _, packets in sessions.deliver() for packet in packets]
 
@@ -228,8 +266,8 @@ def test_long_deliveries_let_others_in_between(db: ts.Database, sessions: Sessio
     engine = type(db.storage.shards[0].writer.engine)
     with held(engine, "write", lambda: sessions.deliver(limit=1_000_000)) as delivering:
         opening = [begin(partial(sessions.open, f"late-{number}")) for number in range(3)]
-        claims = sessions._dispatcher.claims
-        wait_until(lambda: len(claims._waiting) == 3, "three calls to wait for their claims")
+        locks = sessions._locks
+        wait_until(lambda: len(locks._waiting) == 3, "three calls to wait for their locks")
         ends: list[str] = []
         opening[0].add_done_callback(lambda _: ends.append("opened"))
         delivering.add_done_callback(lambda _: ends.append("delivered"))
@@ -357,22 +395,22 @@ def test_calls_go_in_the_order_they_came(sessions: Sessions, session: Session) -
     """A call for many sessions runs before later calls for some of these sessions."""
     two = sessions.open("two")
     session.subscribe("+", 1, start="beginning")
-    claims = sessions._dispatcher.claims
+    locks = sessions._locks
     rows = [(session, "x", SubscribeOptions(1)), (two, "x", SubscribeOptions(1))]
     with held(Feed, "_scan", session.deliver):
         many = begin(lambda: sessions.subscribe(rows))
-        wait_until(lambda: len(claims._waiting) == 1, "a call for both to wait")
+        wait_until(lambda: len(locks._waiting) == 1, "a call for both to wait")
         few = begin(lambda: two.subscribe("x", 2))
-        wait_until(lambda: len(claims._waiting) == 2 or few.done(), "a call for one of them")
+        wait_until(lambda: len(locks._waiting) == 2 or few.done(), "a call for one of them")
         assert not few.done()
     assert [True, True] == [result.created for result in many.result(PATIENCE)]
     assert not few.result(PATIENCE).created
 
 
-def test_a_call_that_is_interrupted_keeps_no_claims(sessions: Sessions, session: Session) -> None:
+def test_a_call_that_is_interrupted_keeps_no_locks(sessions: Sessions, session: Session) -> None:
     """A call that Ctrl-C interrupts right after the call has locked its sessions unlocks them."""
     session.subscribe("+", 1, start="beginning")
-    with patch.object(sessions._dispatcher.claims, "_hide", side_effect=KeyboardInterrupt):
+    with patch.object(sessions._dispatcher, "hide_locked", side_effect=KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
             session.deliver()
         with pytest.raises(KeyboardInterrupt):
@@ -398,7 +436,7 @@ def test_a_call_within_another_one_changes_nothing_that_another_thread_does(
                 call()
 
     with held(Feed, "_scan", session.deliver) as delivering:
-        sessions._dispatcher.claims.of([two._live], within)
+        sessions._locks.hold([two], within)
     assert delivering.result(PATIENCE)
 
 

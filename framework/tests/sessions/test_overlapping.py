@@ -157,7 +157,7 @@ def test_copies_that_never_come_take_bounded_memory(sessions: Sessions) -> None:
     session = sessions.open("client", overlapping="once")
     for text in ("a/#", "a/+"):
         session.subscribe(text, 0)
-    union, source = session._live.overlapping, session._live.sources["a/#"]
+    union, source = session.overlapping, session.sources["a/#"]
     assert union is not None
     for _ in range(100):
         message = ts.Message("a/b", bytes(LIVE_BYTES // 8), "publisher")

@@ -126,7 +126,7 @@ def test_a_repetition_waits_for_the_message_that_it_repeats(slow_disk: tuple[ts.
     first = begin(partial(client.publish, [message("1")], [7]))
     wait_until(lambda: turnstile.begun, "a flush")
     again = begin(partial(client.publish, [message("1")], [7]))
-    wait_until(lambda: db.sessions._dispatcher.claims._waiting, "the repetition to wait")
+    wait_until(lambda: db.sessions._locks._waiting, "the repetition to wait")
     assert not again.done()
     turnstile.let_through(100)
     assert [1, 0] == [call.result(PATIENCE).count for call in (first, again)]
@@ -145,7 +145,7 @@ def test_a_slow_commit_holds_up_calls_for_the_same_session_only(slow_disk: tuple
     first = begin(partial(one.subscribe, "a", 1))
     wait_until(lambda: log.tail.writes == written + 1, "the first commit")
     same = begin(partial(one.subscribe, "c", 1))
-    wait_until(lambda: db.sessions._dispatcher.claims._waiting, "a call for the same session to wait")
+    wait_until(lambda: db.sessions._locks._waiting, "a call for the same session to wait")
     other = begin(partial(two.deliver))
     wait_until(lambda: log.tail.writes == written + 2, "the other session's commit")
     turnstile.let_through(100)

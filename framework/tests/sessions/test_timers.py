@@ -68,7 +68,7 @@ def test_a_session_whose_end_fails_is_not_waited_for(
     other = sessions.open("other", expiry_interval=None)
     other.subscribe("a/#", 1)
     assert [] == sessions.deliver()
-    states = sessions._states
+    states = sessions._registry.states
     if after == "overtaken":
         found = states.find("silent")
         assert found is not None
@@ -105,7 +105,10 @@ def test_a_session_that_can_not_be_read_keeps_no_other_waiting(
         sessions.open(f"client-{number}", expiry_interval=5)
         if kept == "timer":
             sessions.open(f"client-{number}", expiry_interval=5).lost()
-    damaged, state = Keys("client-1").session, sessions._states.states[sessions._states.shard_of("client-1")]
+    damaged, state = (
+        Keys("client-1").session,
+        sessions._registry.states.states[sessions._registry.states.shard_of("client-1")],
+    )
     whole = state.get(damaged)
     state.write([FrameworkWrite(damaged, b"\xff")])
     if kept == "mark":
@@ -135,7 +138,7 @@ def test_failing_timers_keep_no_later_one_waiting(
     damaged = [f"client-{number}" for number in range(16)]
     for client_id in (*damaged, *"abcdefgh"):
         sessions.open(client_id, expiry_interval=5 if client_id in damaged else 6).lost()
-    states = sessions._states
+    states = sessions._registry.states
     whole = {client_id: states.states[states.shard_of(client_id)].get(Keys(client_id).session) for client_id in damaged}
     for client_id in damaged:
         states.write_for(client_id, [FrameworkWrite(Keys(client_id).session, b"\xff")])

@@ -31,8 +31,8 @@ from topicstore.sessions import (
 from topicstore.sessions.delivery_batch import Allow, Packet, single
 from topicstore.sessions.in_flight import MAX_PACKET_ID
 from topicstore.sessions.session_expiry import Pace
+from topicstore.sessions.session_store import StoredBounds
 from topicstore.sessions.shared.groups import SharedSubscriptions
-from topicstore.sessions.stored_counts import StoredBounds
 
 from .face import Collection, Face, direct, iterated, threaded
 from .handover import Handover

@@ -17,6 +17,7 @@ import numpy as np
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import GenerationDroppedError, TopicstoreError
+from topicstore.contract.forking import ProcessLock
 from topicstore.contract.model import Message
 from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore.contract.topics import TopicFilter
@@ -119,6 +120,10 @@ class Feed:
         self.topic_filter = topic_filter
         self.listeners: dict[Listener, None] = {}
         """The listeners. Guarded by the hub's lock; notification uses an atomic copy."""
+        self.listening = ProcessLock()
+        """Held while a listener is added, which waits for the shards' locks."""
+        self.announced = False
+        """Whether the hub announces the batches of all shards to this feed. Guarded by the hub's lock."""
         self._reads = reads
         self._shards = [_ShardView() for _ in range(len(reads))]
 

@@ -64,18 +64,24 @@ class Hub:
             return feed
 
     def listen(self, feed: Feed, listener: Listener) -> None:
-        """Add a listener to a feed."""
+        """Add a listener to a feed. Waits for the locks of all shards if it is the first."""
         self._leave_abandoned()
-        with self._lock:
-            if self._closed:
-                raise DatabaseClosedError("the database is closed")
-            first = not feed.listeners
-            feed.listeners[listener] = None
-            if first:
-                self._routes.add(feed.topic_filter, feed)
-                for number, shard in enumerate(self._shards):
-                    with shard.writer.lock:  # a store under way may have searched for feeds before this one was added
-                        feed.listen(number, shard.writer.tail.last_position)
+        with feed.listening:  # not the hub's lock: calls for other filters don't wait for the shards
+            with self._lock:
+                if self._closed:
+                    raise DatabaseClosedError("the database is closed")
+                if not feed.listeners:
+                    self._routes.add(feed.topic_filter, feed)
+                feed.listeners[listener] = None
+            if not feed.announced:
+                try:
+                    for number, shard in enumerate(self._shards):
+                        with shard.writer.lock:  # a store under way may have searched for feeds before this was added
+                            feed.listen(number, shard.writer.tail.last_position)
+                except BaseException:
+                    self.leave(feed, listener)
+                    raise
+                feed.announced = True
 
     def leave(self, feed: Feed, listener: Listener) -> None:
         """Remove a listener from a feed."""
@@ -83,6 +89,7 @@ class Hub:
             feed.listeners.pop(listener, None)
             if not feed.listeners:
                 self._routes.remove(feed.topic_filter, feed)
+                feed.announced = False
                 feed.leave()
 
     def abandon(self, feed: Feed, listener: Listener) -> None:

@@ -9,7 +9,9 @@ durable subscriptions may end.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
@@ -19,11 +21,14 @@ import numpy.typing as npt
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import Column, Constant, to_iterable
+from topicstore.contract.errors import DatabaseClosedError
+from topicstore.contract.forking import ProcessLock
 from topicstore.contract.model import Properties
 from topicstore.contract.requests import Destinations, StoreResult
 from topicstore.contract.state import StateWrite
 from topicstore.storage.storage import Storage
 
+from .durable_filters import DurableFilters
 from .retained import retained_rows
 from .retained_expiry import EarliestEnd
 
@@ -31,13 +36,13 @@ if TYPE_CHECKING:
     from .hub import Hub
     from .persistence_rules import PersistenceRules
 
-__all__ = ["PERSIST", "PublishResult", "publish", "store_retaining"]
+__all__ = ["PERSIST", "Chosen", "PublishResult", "Publisher", "store_retaining"]
 
 PERSIST = "topicstore-persist"
 """The user property by which a publisher asks for its message to be stored; its value is ``1`` or ``true``."""
 
-_Chosen = bool | npt.NDArray[np.bool_]
-"""For each message, whether it is chosen; one value for all, or an array in which both values occur."""
+Chosen = bool | npt.NDArray[np.bool_]
+"""For each message, whether it is to be stored; one value for all, or an array in which both values occur."""
 
 _ASKING = frozenset(((PERSIST, "1"), (PERSIST, "true")))
 
@@ -54,42 +59,105 @@ class PublishResult(StoreResult):
     """The number of messages that became their topics' retained messages."""
 
 
-def publish(
-    storage: Storage,
-    batch: MessageBatch,
-    state: Mapping[int, Sequence[StateWrite]],
-    *,
-    rules: PersistenceRules,
-    wanted: Callable[[], Callable[..., object]],
-    store_qos0: Callable[[], bool],
-    hub: Callable[[], Hub | None],
-) -> PublishResult:
-    """Publish messages that have been checked; see `Database.publish`.
+class Publisher:
+    """Publishes messages to one open database: stores those that must be durable, and routes the others.
 
-    wanted: returns a function that returns, for a topic, whether a durable subscription matches it. Called only if
-            rules and publishers don't select all messages.
-    store_qos0: returns whether messages of QoS 0 are stored for all durable subscriptions. If not, the function of
-            ``wanted`` is called with the topic and 0 for these messages, because some subscriptions still need them.
-    hub:    returns the hub with the followers, or None; called after the commit.
+    Thread-safe. Refers to the storage weakly, so that a database without other references closes itself.
     """
-    storage.check_times(batch)  # also those that are only passed on
-    stored = _chosen(batch, rules, wanted, store_qos0)
-    keyed, writes = retained_rows(batch, storage.shard_of)
-    for shard, more in state.items():
-        writes[shard] = [*writes.get(shard, ()), *more]
-    result = _store(storage, batch, stored, keyed, writes)
-    listening = hub()
-    if listening is not None and stored is not True:
-        live = np.ones(len(batch), np.bool_) if stored is False else ~stored
-        _route(listening, batch, live, storage.clock())
-    return PublishResult(
-        count=len(batch),
-        stored=result.count,
-        routed=len(batch) - result.count,
-        retained=len(keyed),
-        lifted=result.lifted,
-        rejoin=result.rejoin,
-    )
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = weakref.ref(storage)
+        self._creating = ProcessLock()
+        """Held while the next two are created on first use. Reading them needs no lock."""
+        self._rules: PersistenceRules | None = None
+        self._hub: Hub | None = None
+        self.filters = DurableFilters()
+        """The filters of durable subscriptions."""
+
+    def storage(self) -> Storage:
+        """Return the database's storage. Raises `DatabaseClosedError`."""
+        storage = self._storage()
+        if storage is None:
+            raise DatabaseClosedError("the database is closed")
+        return storage
+
+    @property
+    def rules(self) -> PersistenceRules:
+        """The rules that decide by topic which messages are stored."""
+        if self._rules is None:
+            from .persistence_rules import PersistenceRules
+
+            with self._creating:
+                self._rules = self._rules or PersistenceRules(self.storage().state(0))
+        return self._rules
+
+    @property
+    def hub(self) -> Hub:
+        """The hub of the current followers. A read-only database doesn't notify it of new messages."""
+        if self._hub is None:
+            from .hub import Hub
+
+            with self._creating:
+                if self._hub is None:
+                    storage = self.storage()
+                    hub = Hub(storage)
+                    if storage.mode is None:
+                        storage.listen(hub)
+                    self._hub = hub
+        return self._hub
+
+    @property
+    def visibility_failure(self) -> str | None:
+        """The last error of waiting for stored messages to become visible; None if there is none."""
+        return None if self._hub is None else self._hub.reads.failure
+
+    def requested(self, batch: MessageBatch) -> Chosen:
+        """Return, for each message, whether a rule or its publisher requires that it is stored."""
+        rules = self.rules
+        return _either(_shortened(rules.matching(batch)) if rules else False, _asked(batch.properties, len(batch)))
+
+    def publish(
+        self, batch: MessageBatch, state: Mapping[int, Sequence[StateWrite]], requested: Chosen | None = None
+    ) -> PublishResult:
+        """Publish messages that have been checked, and commit state by shard with them; see `Database.publish`.
+
+        requested: the result of `requested`, if the caller has it.
+
+        The caller has loaded `filters`, unless all messages are requested. No message is delivered before the commit.
+        """
+        storage = self.storage()
+        storage.check_may_write()
+        storage.check_times(batch)  # also those that are only passed on
+        stored = self._durable(batch, self.requested(batch) if requested is None else requested)
+        keyed, writes = retained_rows(batch, storage.shard_of)
+        for shard, more in state.items():
+            writes[shard] = [*writes.get(shard, ()), *more]
+        result = _store(storage, batch, stored, keyed, writes)
+        hub = self._hub
+        if hub is not None and stored is not True:
+            live = np.ones(len(batch), np.bool_) if stored is False else ~stored
+            _route(hub, batch, live, storage.clock())
+        return PublishResult(
+            count=len(batch),
+            stored=result.count,
+            routed=len(batch) - result.count,
+            retained=len(keyed),
+            lifted=result.lifted,
+            rejoin=result.rejoin,
+        )
+
+    def _durable(self, batch: MessageBatch, requested: Chosen) -> Chosen:
+        """Return, for each message, whether to store it."""
+        if requested is True:
+            return True
+        match, qos = self.filters.match, batch.qos
+        if self.filters.store_qos0 or (isinstance(qos, Constant) and qos.value):
+            return _either(requested, _of_topics(batch, match))
+        of_qos0 = _of_topics(batch, partial(match, qos=0))
+        if isinstance(qos, Constant):
+            return _either(requested, of_qos0)
+        light = np.fromiter(to_iterable(qos), np.int8, len(batch)) == 0
+        return _either(requested, _shortened(np.where(light, of_qos0, _of_topics(batch, match))))
 
 
 def store_retaining(
@@ -117,7 +185,7 @@ def store_retaining(
 def _store(
     storage: Storage,
     batch: MessageBatch,
-    stored: _Chosen,
+    stored: Chosen,
     keyed: Mapping[int, tuple[int, bytes]],
     state: Mapping[int, Sequence[StateWrite]],
 ) -> StoreResult:
@@ -137,21 +205,7 @@ def _store(
     return StoreResult(count=0, rejoin=MessageBatch.empty)
 
 
-def _chosen(
-    batch: MessageBatch,
-    rules: PersistenceRules,
-    wanted: Callable[[], Callable[..., object]],
-    store_qos0: Callable[[], bool] = lambda: True,
-) -> _Chosen:
-    """Return, for each message, whether to store it; the cheapest checks come first."""
-    stored = _either(_shortened(rules.matching(batch)) if rules else False, _asked(batch.properties, len(batch)))
-    if stored is True:
-        return True
-    chosen = wanted()
-    return _either(stored, _of_topics(batch, chosen) if store_qos0() else _wanted_by_qos(batch, chosen))
-
-
-def _either(some: _Chosen, others: _Chosen) -> _Chosen:
+def _either(some: Chosen, others: Chosen) -> Chosen:
     """Return, for each message, whether one of two choices is True."""
     if some is True or others is True:
         return True
@@ -160,23 +214,11 @@ def _either(some: _Chosen, others: _Chosen) -> _Chosen:
     return others if some is False else _shortened(some | others)
 
 
-def _shortened(chosen: npt.NDArray[np.bool_]) -> _Chosen:
+def _shortened(chosen: npt.NDArray[np.bool_]) -> Chosen:
     return True if chosen.all() else chosen if chosen.any() else False
 
 
-def _wanted_by_qos(batch: MessageBatch, wanted: Callable[..., object]) -> _Chosen:
-    """Return, for each message, whether to store it for a durable subscription, if `Sessions.store_qos0` is off."""
-
-    def of_qos0(topic: str) -> object:
-        return wanted(topic, 0)
-
-    if isinstance(batch.qos, Constant):
-        return _of_topics(batch, wanted if batch.qos.value else of_qos0)
-    light = np.fromiter(to_iterable(batch.qos), np.int8, len(batch)) == 0
-    return _shortened(np.where(light, _of_topics(batch, of_qos0), _of_topics(batch, wanted)))
-
-
-def _of_topics(batch: MessageBatch, chosen: Callable[[str], object]) -> _Chosen:
+def _of_topics(batch: MessageBatch, chosen: Callable[[str], object]) -> Chosen:
     """Return, for each message, whether ``chosen`` returns True for its topic; each topic is checked once."""
     if isinstance(batch.topics, Constant):
         return bool(chosen(batch.topics.value))
@@ -188,7 +230,7 @@ def _of_topics(batch: MessageBatch, chosen: Callable[[str], object]) -> _Chosen:
     return np.fromiter(map(found.__contains__, topics), np.bool_, len(batch))
 
 
-def _asked(properties: Column, rows: int) -> _Chosen:
+def _asked(properties: Column, rows: int) -> Chosen:
     """Return, for each message, whether its publisher requests that it is stored."""
     if isinstance(properties, Constant):
         return _asks(properties.value)

@@ -14,6 +14,7 @@ between the level with ``/`` and the level with ``0``, the character after ``/``
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import takewhile
@@ -25,7 +26,7 @@ import numpy as np
 from topicstore.contract.arguments import check_count
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import to_list
-from topicstore.contract.errors import InvalidTopicError
+from topicstore.contract.errors import DatabaseClosedError, InvalidTopicError
 from topicstore.contract.model import Message
 from topicstore.contract.topics import TopicFilter, check_utf8
 from topicstore.storage.keyed_messages import read_between
@@ -35,6 +36,7 @@ from .retained import AFTER_ALL, current, key_of, topic_at
 
 __all__ = [
     "PAGE",
+    "RetainedMessages",
     "RetainedPage",
     "TopicLeaps",
     "any_retained",
@@ -276,3 +278,50 @@ class _ShardPage:
         if matching:
             self._found += current(batch.take(np.array(matching, np.intp)), self._now)
         return looked_at, leap
+
+
+_PEEK = 16
+"""Number of retained messages that are read to find out whether some match."""
+
+
+class RetainedMessages:
+    """Look-ups of a database's retained messages that have not expired. No look-up takes a lock.
+
+    Refers to the storage weakly, so that a database without other references closes itself. After that, every method
+    raises `DatabaseClosedError`.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage_ref = weakref.ref(storage)
+
+    def _storage(self) -> Storage:
+        storage = self._storage_ref()
+        if storage is None:
+            raise DatabaseClosedError("the database is closed")
+        return storage
+
+    def page(self, topic_filter: TopicFilter, start: str, limit: int, now: int) -> RetainedPage:
+        """Return a page of the matching retained messages (`retained_page`).
+
+        About ``limit`` messages are read for it, whether they match or not.
+        """
+        return retained_page(self._storage(), topic_filter, now, start, limit, examine=limit)
+
+    def any(self) -> bool:
+        """Return whether there are retained messages. Reads at most one of each shard."""
+        return any_retained(self._storage())
+
+    def may_match(self, topic_filter: TopicFilter) -> bool:
+        """Return whether retained messages may match. Reads only a few, and returns True if they don't decide it."""
+        storage = self._storage()
+        page = retained_page(storage, topic_filter, storage.clock(), "", 1, examine=_PEEK)
+        return bool(page.messages) or page.following is not None
+
+    def of(self, topics: Sequence[str]) -> list[Message | None]:
+        """Return, for each topic, its retained message, or None if it has none or the message has expired."""
+        storage = self._storage()
+        return retained_of(storage, topics, storage.clock())
+
+    def places(self, topics: Sequence[str]) -> list[tuple[int, int]]:
+        """Return, for each topic, where its retained message is in the streams (`retained_places`)."""
+        return retained_places(self._storage(), topics)

@@ -42,7 +42,7 @@ DECODERS: Decoders = {CLOCK: decoder(_Moment)}
 
 
 class SessionClock:
-    """The session clock of one open database. Changed under the dispatcher's lock; reading the time needs none.
+    """The session clock of one open database. Changed under the sessions' mutex; reading the time needs none.
 
     ``steady`` started at the wall clock's time when the database was opened.
     """

@@ -8,31 +8,31 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from topicstore.contract.errors import SessionTakenOverError, StateConflictError, TopicstoreError
 from topicstore.contract.state import StateWrite
 
-from .live_session import Draft, LiveSession
+from .session import Draft, Session
 from .session_store import SessionState
 
 __all__ = ["Commits"]
 
-_Errors = dict[LiveSession, TopicstoreError]
+_Errors = dict[Session, TopicstoreError]
 
 
 class Commits:
-    """Writes sessions. The caller holds their claims and the dispatcher's lock, which is released during each write.
+    """Writes sessions. The caller holds their locks and the sessions' mutex, which is released during each write.
 
     Every write of a session is conditional on its guard, a compare-and-set of the session's record. ``overtaken`` ends
     a session whose record has changed because it was opened elsewhere, and returns the error to raise.
     """
 
-    def __init__(self, states: SessionState, overtaken: Callable[[LiveSession], SessionTakenOverError]) -> None:
+    def __init__(self, states: SessionState, overtaken: Callable[[Session], SessionTakenOverError]) -> None:
         self._states = states
         self.overtaken = overtaken
 
-    def write(self, session: LiveSession, writes: Sequence[StateWrite]) -> None:
+    def write(self, session: Session, writes: Sequence[StateWrite]) -> None:
         """Commit writes of a session, including its guard or a new session record, or raise."""
         for failure in self.together({session: writes}).values():
             raise failure
 
-    def together(self, changes: Mapping[LiveSession, Sequence[StateWrite]]) -> _Errors:
+    def together(self, changes: Mapping[Session, Sequence[StateWrite]]) -> _Errors:
         """Commit writes of sessions, each including its guard or a new session record; return the errors by session.
 
         Writes of sessions that are kept in memory count as committed.
@@ -41,7 +41,7 @@ class Commits:
         detects it during the commit. If the process dies in between, the writes of some shards are committed, and those
         of other shards are not.
         """
-        by_shard: defaultdict[int, list[LiveSession]] = defaultdict(list)
+        by_shard: defaultdict[int, list[Session]] = defaultdict(list)
         for session in changes:
             if session.stored:
                 by_shard[self._states.shard_of(session.client_id)].append(session)
@@ -54,7 +54,7 @@ class Commits:
                 errors.setdefault(session, over)
         return errors
 
-    def taken_over(self, sessions: Iterable[LiveSession]) -> _Errors:
+    def taken_over(self, sessions: Iterable[Session]) -> _Errors:
         """End the sessions whose stored record was replaced by another opening; return their errors."""
         checked = [session for session in sessions if session.stored]
         current = self._states.all_current([session.found for session in checked])
@@ -78,7 +78,7 @@ class Commits:
         for failure in self.commit([draft]):
             raise failure
 
-    def checkpoint(self, sessions: Iterable[LiveSession]) -> list[TopicstoreError]:
+    def checkpoint(self, sessions: Iterable[Session]) -> list[TopicstoreError]:
         """Commit the acknowledgements of some sessions; return the errors."""
         asked = list(sessions)
         try:
@@ -97,7 +97,7 @@ class Commits:
                 session.touched()
         return failures
 
-    def _write_in(self, shard: int, changes: Mapping[LiveSession, Sequence[StateWrite]]) -> _Errors:
+    def _write_in(self, shard: int, changes: Mapping[Session, Sequence[StateWrite]]) -> _Errors:
         writes = [write for some in changes.values() for write in some]
         try:
             if writes:

@@ -24,15 +24,12 @@ from topicstore.shard.state import FrameworkWrite
 
 from .batches import Connect
 from .clock import microseconds
-from .context import SessionContext
 from .disconnect import Leaving, check_four_bytes, interval_of
 from .in_flight import MAX_PACKET_ID, InflightWindow
-from .keep_alive import Silences
-from .live_session import LiveSession
 from .model import Ended
 from .records import NEVER, VERSION, Keys, SessionRecord
-from .registry import Connections
-from .session import Session, lives_of
+from .registry import SessionRegistry
+from .session import Session, SessionCalls
 from .session_expiry import Timers
 from .session_store import Found, encode_session, will_key
 from .subscribe import begin_resuming, resume
@@ -61,26 +58,22 @@ class _Row:
 
 
 class Opening:
-    """Opens sessions. Used under the dispatcher's lock."""
+    """Opens sessions. Used under the sessions' mutex."""
 
     def __init__(
         self,
-        context: SessionContext,
-        connections: Connections,
+        registry: SessionRegistry,
         timers: Timers,
-        silences: Silences,
         wills: Wills,
         leaving: Leaving,
-        clock: Callable[[], int],
+        calls: SessionCalls,
     ) -> None:
-        self._context = context
-        self._states = context.states
-        self._connections = connections
+        self._registry = registry
+        self._states = registry.states
         self._timers = timers
-        self._silences = silences
         self._wills = wills
         self._leaving = leaving
-        self._clock = clock
+        self._calls = calls
 
     def open(self, connects: Sequence[tuple[int, Connect]], on_end: OnEnd, *, resume: bool) -> _Outcome:
         """Open sessions, given with the numbers of their rows, that passed `checked`; return the result by row.
@@ -113,32 +106,32 @@ class Opening:
 
     def _abandon(self, sessions: Sequence[Session]) -> None:
         """End connections as if they were lost or, if that can't be committed, leave them stored as open."""
-        for live in self._leaving.end(lives_of(self._context, sessions), Ended.LOST, send_will=True):
-            self._connections.over(live, Ended.LOST, notify=False)
+        for session in self._leaving.end(sessions, Ended.LOST, send_will=True):
+            self._registry.over(session, Ended.LOST, notify=False)
 
-    def take_over(self, sessions: Sequence[LiveSession], why: Ended) -> None:
+    def take_over(self, sessions: Sequence[Session], why: Ended) -> None:
         """Commit the uncommitted changes of older session objects, and end them."""
         try:
-            self._context.commits.checkpoint(sessions)
+            self._registry.commits.checkpoint(sessions)
         finally:
-            over = self._connections.over
+            over = self._registry.over
             do_all(
                 [partial(over, session, why, notify=True) for session in sessions], "could not be notified of their end"
             )
 
     def expire(self, found: Found) -> None:
         """End a session now, and its connection if it has one."""
-        live = self._connections.live.get(found.client_id)
-        if live is not None:
-            self.take_over([live], Ended.EXPIRED)
-        if live is None or live.stored:
+        session = self._registry.connected.get(found.client_id)
+        if session is not None:
+            self.take_over([session], Ended.EXPIRED)
+        if session is None or session.stored:
             self._timers.remove(found)
 
     def _open_once(
         self, connects: Sequence[tuple[int, Connect]], on_end: OnEnd, outcome: _Outcome, *, resume: bool
     ) -> None:
-        live = self._connections.live
-        older = [live[how.client_id] for _, how in connects if how.client_id in live]
+        connected = self._registry.connected
+        older = [connected[how.client_id] for _, how in connects if how.client_id in connected]
         if older:
             self.take_over(older, Ended.TAKEN_OVER)
         by_shard: defaultdict[int, list[_Row]] = defaultdict(list)
@@ -152,7 +145,7 @@ class Opening:
             else:
                 (in_memory if how.in_memory else by_shard[self._states.shard_of(how.client_id)]).append(row)
         written = self._write_all(by_shard, outcome) + in_memory
-        self._context.dispatcher.listen_locked()  # messages published before are not delivered to these sessions
+        self._registry.dispatcher.listen_locked()  # messages published before are not delivered to these sessions
         try:
             for row in written:
                 try:
@@ -160,7 +153,7 @@ class Opening:
                 except TopicstoreError as error:
                     outcome[row.number] = error
         finally:  # a session that is stored as open, but isn't, would never expire
-            self._timers.recover_later(row.how.client_id for row in written if row.how.client_id not in live)
+            self._timers.recover_later(row.how.client_id for row in written if row.how.client_id not in connected)
 
     def _write_all(self, by_shard: Mapping[int, Sequence[_Row]], outcome: _Outcome) -> list[_Row]:
         """Commit openings; return the committed ones. The others no longer count in the number of stored sessions."""
@@ -178,7 +171,7 @@ class Opening:
     def _find(self, client_ids: Sequence[str]) -> dict[str, Callable[[], Found | None]]:
         """Return, by client id, a function that returns the stored session or raises the error of reading it."""
         try:
-            found = self._context.entrance.released(lambda: self._states.find_all(client_ids))
+            found = self._registry.mutex.released(lambda: self._states.find_all(client_ids))
         except TopicstoreError:  # a damaged record must not prevent the opening of other sessions
             return {client_id: partial(self._states.find, client_id) for client_id in client_ids}
         return {client_id: partial(_same, there) for client_id, there in zip(client_ids, found, strict=True)}
@@ -191,7 +184,7 @@ class Opening:
         if before is None and not how.in_memory:
             self._states.counts.check(how.user)
             self._states.counts.add(how.user, 1)  # at once, for the checks of the next rows
-        now = self._clock()
+        now = self._registry.clock()
         record = SessionRecord(
             VERSION,
             guard=max(now, guard + 1),
@@ -205,7 +198,7 @@ class Opening:
         return _Row(number, how, before, after)
 
     def _resumed(self, found: Found, *, clean_start: bool) -> Found | None:
-        record, now = found.record, self._clock()
+        record, now = found.record, self._registry.clock()
         expired = NEVER < record.expires <= now or (record.connected and record.expiry_interval == 0)
         if clean_start or expired or record.ending:
             self._timers.remove(found)
@@ -223,7 +216,7 @@ class Opening:
             try:
                 if wills:
                     messages = [(client_id, will.message) for client_id, will in wills if will]
-                    self._context.entrance.released(partial(self._wills.store, shard, messages, writes))
+                    self._registry.mutex.released(partial(self._wills.store, shard, messages, writes))
                 else:
                     self._states.write(shard, writes)
             except StateConflictError as conflict:
@@ -259,32 +252,34 @@ class Opening:
         """Create the object of a session that is stored as open. Only a resumed session reads its state."""
         client_id, present = row.how.client_id, row.before is not None
         new = InflightWindow(Keys(client_id), stored=not row.how.in_memory)
-        live = LiveSession(
+        session = Session(
+            self._calls,
             row.after,
             self._states.window(client_id) if present else new,
             self._states.incoming(client_id) if present else (),
-            self._context.dispatcher,
-            self._context.filters,
-            self._context.retained,
+            self._registry.dispatcher,
+            self._registry.filters,
+            self._registry.retained,
+            present=present,
+            on_end=on_end,
             receive_maximum=row.how.receive_maximum,
             keep_alive=check_length("keep_alive", row.how.keep_alive),
             allow=row.how.allow,
             batch_size=row.how.batch_size,
         )
         if row.how.overlapping == "once":
-            live.deliver_once()
-        session = Session(self._context, live, present=present, on_end=on_end)
+            session.deliver_once()
         if present:
             try:
-                begin_resuming(self._context, live)
+                begin_resuming(self._registry, session)
                 if whole:
-                    resume(live)
+                    resume(session)
             except BaseException:
-                live.end(Ended.LOST)  # closes the subscriptions that were loaded
+                session.end(Ended.LOST)  # closes the subscriptions that were loaded
                 raise
-        self._connections.add(live, session)
-        if live.keep_alive:
-            self._silences.watch(live)
+        self._registry.connected[session.client_id] = session
+        if session.keep_alive:
+            self._registry.silences.watch(session)
         return session
 
 

@@ -35,7 +35,7 @@ message; the options at that time. Stored messages of its publisher's shard up t
 
 
 class Source(ABC):
-    """The messages of one subscription of a session. Used under the dispatcher's lock.
+    """The messages of one subscription of a session. Used under the sessions' mutex.
 
     A source calls ``ready``, an argument of its constructor, when it may have messages to read after it had none.
     """
@@ -165,7 +165,7 @@ class FeedSource(Source):
         self._ready = ready
         self._union: Union | None = None
         """The overlapping subscriptions with which it is read, each message once; None if it is read alone."""
-        self._channel: Channel = channels.channel_locked(topic_filter)
+        self._channel: Channel = channels.follow(topic_filter)
         self._places: list[int] = []
         self._settled: list[int] = []
         self._moved = False
@@ -351,13 +351,13 @@ class FeedSource(Source):
         return self._read(next(iter(self._behind)), limit, now, None)
 
     def _read(self, shard: int, limit: int, now: int, bound: int | None) -> Portion:
-        """Read the next messages of a shard, to the end of its era or ``bound``. Scans without the sessions' lock."""
+        """Read the next messages of a shard, to the end of its era or ``bound``. Scans without the sessions' mutex."""
         era = self.era(shard)
         if self._channel.feed.in_memory(shard, self._places[shard]):
             read_slice = self.run(shard, limit)
         else:
             passed = self._channel.passed
-            read_slice = self._channels.entrance.released(lambda: self.run(shard, limit))
+            read_slice = self._channels.mutex.released(lambda: self.run(shard, limit))
             if passed != self._channel.passed:  # waiting followers were woken meanwhile, and this one was not waiting
                 read_slice = attrs.evolve(read_slice, caught_up=False)
         end, stop = read_slice.position, read_slice.rows.stop
@@ -478,13 +478,13 @@ def _payload_size(live: Live) -> int:
     return len(live[3].payload)
 
 
-def closing(sources: Sequence[Source], uncount: Callable[[str], object] | None) -> Iterator[None]:
+def closing(sources: Sequence[Source], uncount: Callable[[TopicFilter], object] | None) -> Iterator[None]:
     """Close sources of an ended session, and yield after each.
 
     ``uncount``: called with the filter of each subscription of QoS 1 or 2.
     """
     for source in sources:
         if uncount is not None and source.limited and isinstance(source, FeedSource):
-            uncount(source.topic_filter.text)
+            uncount(source.topic_filter)
         source.close()
         yield

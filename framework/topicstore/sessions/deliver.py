@@ -15,12 +15,10 @@ import attrs
 from topicstore.contract.arguments import check_within
 from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 
-from .commits import Commits
-from .delivery_batch import Packet, check_max_bytes, count_of
-from .dispatcher import Dispatcher
-from .live_session import Draft, LiveSession
-from .registry import Connections
-from .session import Session
+from .delivery_batch import Packet, check_max_bytes, count_of, single
+from .model import Publish, PubRel
+from .registry import SessionRegistry
+from .session import Draft, Session
 
 __all__ = ["Deliveries"]
 
@@ -44,9 +42,9 @@ class _Limits:
     total: int
     max_bytes: int | None
 
-    def of(self, live: LiveSession, left: int) -> int:
+    def of(self, session: Session, left: int) -> int:
         """Return the most packets for a session; ``left``: the packets left for all sessions."""
-        return min(self.each, left) if live.batch_size is None else min(self.each, left, live.batch_size)
+        return min(self.each, left) if session.batch_size is None else min(self.each, left, session.batch_size)
 
 
 class Deliveries:
@@ -54,14 +52,10 @@ class Deliveries:
 
     def __init__(
         self,
-        dispatcher: Dispatcher[LiveSession],
-        commits: Commits,
-        connections: Connections,
+        registry: SessionRegistry,
         check: Callable[[], None],
     ) -> None:
-        self._dispatcher = dispatcher
-        self._commits = commits
-        self._connections = connections
+        self._registry = registry
         self._check = check
 
     def deliver(self, each: int, total: int, max_bytes: int | None) -> list[tuple[Session, Packets]]:
@@ -69,101 +63,121 @@ class Deliveries:
         check_within("limit_each", each, 1, _MOST)
         check_within("limit", total, 1, _MOST)
         check_max_bytes(max_bytes)
-        taken: list[tuple[LiveSession, Session, Packets]] = []
-        turns: collections.deque[LiveSession] | None = None
+        taken: list[tuple[Session, Packets]] = []
+        turns: collections.deque[Session] | None = None
         try:
             while turns is None or (turns and total > 0):
                 before = len(taken)
                 limits = _Limits(each, total, max_bytes)
-                turns = self._dispatcher.claims.piece(partial(self._next_piece_locked, turns, limits, taken))
-                total -= sum(count_of(packets) for _, _, packets in taken[before:])
+                turns = self._registry.locks.step(partial(self._next_piece_locked, turns, limits, taken))
+                total -= sum(count_of(packets) for _, packets in taken[before:])
         except BaseException:
-            self._dispatcher.entrance.hold(lambda: _put_back_locked(taken))
+            self._registry.mutex.hold(lambda: _put_back_locked(taken))
             raise
-        return [(session, packets) for _, session, packets in taken]
+        return taken
+
+    def deliver_one(self, session: Session, limit: int, max_bytes: int | None) -> list[Publish | PubRel]:
+        """Return the packets of one session to send now; see `topicstore.sessions.Session.deliver`."""
+        check_max_bytes(max_bytes)
+        return self._registry.locks.hold([session], partial(self._deliver_one_locked, session, limit, max_bytes))
+
+    def _deliver_one_locked(self, session: Session, limit: int, max_bytes: int | None) -> list[Publish | PubRel]:
+        session.check()
+        self._registry.dispatcher.listen_locked()
+        session.go_on()
+        while True:
+            try:
+                draft = session.draft(limit, max_bytes)
+                if draft is not None:
+                    self._registry.commits.commit_one(draft)
+                unsent = session.unsent()
+                packets = single(session.take(limit, max_bytes))
+            except BaseException:
+                session.rewind()
+                raise
+            if packets or session.unsent() == unsent:
+                return packets  # otherwise all messages to be sent again were deleted, and newer messages may wait
 
     def _next_piece_locked(
         self,
-        turns: collections.deque[LiveSession] | None,
+        turns: collections.deque[Session] | None,
         limits: _Limits,
-        taken: list[tuple[LiveSession, Session, Packets]],
-        claim: Callable[[LiveSession], bool],
-    ) -> collections.deque[LiveSession]:
+        taken: list[tuple[Session, Packets]],
+        lock: Callable[[Session], bool],
+    ) -> collections.deque[Session]:
         """Run the turns of the next sessions of ``turns`` (None: of the ready queue); return the sessions left."""
         self._check()
         if turns is None:
-            turns = collections.deque(self._dispatcher.next_ready_locked(_SESSIONS))
-        turns += self._piece_locked(self._claimed_locked(turns, claim), limits, taken)
+            turns = collections.deque(self._registry.dispatcher.next_ready_locked(_SESSIONS))
+        turns += self._piece_locked(self._ready_locked(turns, lock), limits, taken)
         return turns
 
-    def _claimed_locked(
-        self, turns: collections.deque[LiveSession], claim: Callable[[LiveSession], bool]
-    ) -> Iterator[LiveSession]:
-        """Claim and yield the sessions of ``turns`` that are still ready."""
+    def _ready_locked(self, turns: collections.deque[Session], lock: Callable[[Session], bool]) -> Iterator[Session]:
+        """Lock and yield the sessions of ``turns`` that are still ready."""
         while turns:
-            live = turns.popleft()
-            if live.ended is None and self._dispatcher.is_ready_locked(live) and claim(live):
-                yield live
+            session = turns.popleft()
+            if session.ended is None and self._registry.dispatcher.is_ready_locked(session) and lock(session):
+                yield session
 
     def _piece_locked(
         self,
-        ready: Iterator[LiveSession],
+        ready: Iterator[Session],
         limits: _Limits,
-        taken: list[tuple[LiveSession, Session, Packets]],
-    ) -> list[LiveSession]:
+        taken: list[tuple[Session, Packets]],
+    ) -> list[Session]:
         """Run the turns of some sessions, and add their packets to ``taken``; return the sessions for another turn."""
         drafts: list[Draft] = []
-        having: list[LiveSession] = []
+        having: list[Session] = []
         left, effort = limits.total, 0
         try:
-            while left > 0 and effort < _PIECE and (live := next(ready, None)) is not None:
-                having.append(live)
-                draft = _draft(live, limits.of(live, left), limits.max_bytes)
-                count = len(draft) if draft is not None else min(live.waiting(), limits.of(live, left))
+            while left > 0 and effort < _PIECE and (session := next(ready, None)) is not None:
+                having.append(session)
+                draft = _draft(session, limits.of(session, left), limits.max_bytes)
+                count = len(draft) if draft is not None else min(session.waiting(), limits.of(session, left))
                 if draft is not None:
                     drafts.append(draft)
                 left -= count
-                effort += max(live.effort, count) + _TURN
-            self._commits.commit(drafts)
+                effort += max(session.effort, count) + _TURN
+            self._registry.commits.commit(drafts)
         except BaseException:
-            for live in having:
-                if live.ended is None:
-                    live.rewind()
+            for session in having:
+                if session.ended is None:
+                    session.rewind()
             raise
         left = limits.total
-        again: list[LiveSession] = []
-        for live in having:
-            if live.ended is None:
-                unsent = live.unsent()
-                packets = _take(live, limits.of(live, left), limits.max_bytes)
+        again: list[Session] = []
+        for session in having:
+            if session.ended is None:
+                unsent = session.unsent()
+                packets = _take(session, limits.of(session, left), limits.max_bytes)
                 if packets:
-                    taken.append((live, self._connections.sessions[live.client_id], packets))
+                    taken.append((session, packets))
                     left -= count_of(packets)
-                elif live.unsent() < unsent:  # all messages to be sent again were deleted, and newer ones may wait
-                    again.append(live)
+                elif session.unsent() < unsent:  # all messages to be sent again were deleted, and newer ones may wait
+                    again.append(session)
         return again
 
 
-def _put_back_locked(taken: list[tuple[LiveSession, Session, Packets]]) -> None:
+def _put_back_locked(taken: list[tuple[Session, Packets]]) -> None:
     """Return all taken packets to their sessions, for a later call. Idempotent."""
     while taken:
-        live, _, packets = taken[-1]
-        live.put_back(packets)
+        session, packets = taken[-1]
+        session.put_back(packets)
         taken.pop()
 
 
-def _draft(live: LiveSession, limit: int, max_bytes: int | None) -> Draft | None:
+def _draft(session: Session, limit: int, max_bytes: int | None) -> Draft | None:
     try:
-        return live.draft(limit, max_bytes)
+        return session.draft(limit, max_bytes)
     except InvalidArgumentError as failure:  # from `allow`; other sessions are not affected
-        live.rewind()
-        live.stall(failure)
+        session.rewind()
+        session.stall(failure)
         return None
 
 
-def _take(live: LiveSession, limit: int, max_bytes: int | None) -> Packets:
+def _take(session: Session, limit: int, max_bytes: int | None) -> Packets:
     try:
-        return live.take(limit, max_bytes)
+        return session.take(limit, max_bytes)
     except TopicstoreError as failure:  # from reading messages to send again
-        live.stall(failure)
+        session.stall(failure)
         return []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import partial
 
@@ -13,13 +14,12 @@ from topicstore.runtime.closing import do_all
 from topicstore.shard.state import FrameworkWrite
 
 from .clock import microseconds
-from .context import SessionContext
-from .live_session import LiveSession
 from .model import Ended
 from .qos2 import Refused, check_sessions
 from .records import NEVER
-from .registry import Connections
-from .session_expiry import Timers
+from .registry import SessionRegistry
+from .session import Session
+from .session_expiry import AGAIN, Timers
 from .session_store import Found, encode_session, will_key
 from .wills import disconnected
 
@@ -30,29 +30,25 @@ _MOST_SECONDS = 0xFFFF_FFFF
 
 
 class Leaving:
-    """Ends connections. Used under the dispatcher's lock."""
+    """Ends connections. Used under the sessions' mutex."""
 
-    def __init__(
-        self, context: SessionContext, connections: Connections, timers: Timers, clock: Callable[[], int]
-    ) -> None:
-        self._context = context
-        self._connections = connections
+    def __init__(self, registry: SessionRegistry, timers: Timers) -> None:
+        self._registry = registry
         self._timers = timers
-        self._clock = clock
 
     def end(
         self,
-        sessions: Iterable[LiveSession],
+        sessions: Iterable[Session],
         why: Ended,
         *,
         send_will: bool,
         expiry_interval: timedelta | float | Keep | None = KEEP,
-    ) -> dict[LiveSession, TopicstoreError]:
+    ) -> dict[Session, TopicstoreError]:
         """End connections with one commit for each shard; return the errors of the sessions that could not be ended."""
-        now = self._clock()
-        errors: dict[LiveSession, TopicstoreError] = {}
-        after: dict[LiveSession, Found] = {}
-        changes: dict[LiveSession, list[StateWrite]] = {}
+        now = self._registry.clock()
+        errors: dict[Session, TopicstoreError] = {}
+        after: dict[Session, Found] = {}
+        changes: dict[Session, list[StateWrite]] = {}
         for session in sessions:
             try:
                 interval = _interval(session, expiry_interval)
@@ -64,7 +60,7 @@ class Leaving:
                 changes[session] = self._writes(session, after[session], send_will=send_will)
             except TopicstoreError as error:
                 errors[session] = error
-        errors |= self._context.commits.together(changes)
+        errors |= self._registry.commits.together(changes)
         ended = [session for session in after if session not in errors]
         stored = [session for session in ended if session.stored]
         for session in stored:
@@ -72,18 +68,30 @@ class Leaving:
         notify = why not in (Ended.DISCONNECTED, Ended.LOST)
         try:
             do_all(
-                [partial(self._connections.over, session, why, notify=notify) for session in ended],
+                [partial(self._registry.over, session, why, notify=notify) for session in ended],
                 "could not be notified of their end",
             )
         finally:
             until = self._timers.deadline()
-            for shard in {self._context.states.shard_of(session.client_id) for session in stored}:
+            for shard in {self._registry.states.shard_of(session.client_id) for session in stored}:
                 self._timers.run(shard, now, until)
         return errors
 
+    def end_silent(self, now: int, until: float) -> None:
+        """End the connections of silent clients (`topicstore.sessions.keep_alive`), until time ``until``."""
+        silences = self._registry.silences
+        while time.monotonic() < until and (session := silences.silent(now)) is not None:
+            try:
+                for failure in self.end([session], Ended.KEEP_ALIVE, send_will=True).values():
+                    raise failure
+            except TopicstoreError as failure:
+                session.failed(failure)
+                if session.ended is None:
+                    silences.watch(session, now + AGAIN)
+
     def end_rows(
         self,
-        lives: Sequence[LiveSession],
+        sessions: Sequence[Session],
         why: Ended,
         *,
         send_will: bool,
@@ -92,34 +100,34 @@ class Leaving:
     ) -> list[TopicstoreError | None]:
         """End connections; return errors by row or, without ``partial``, raise the first after all others ended."""
         refused: Refused = {}
-        check_sessions(self._context, lives, refused, partial=True)
-        left = dict.fromkeys(live for row, live in enumerate(lives) if row not in refused)
+        check_sessions(self._registry, sessions, refused, partial=True)
+        left = dict.fromkeys(session for row, session in enumerate(sessions) if row not in refused)
         errors = self.end(left, why, send_will=send_will, expiry_interval=expiry_interval)
-        results = [refused.get(row) or errors.get(live) for row, live in enumerate(lives)]
+        results = [refused.get(row) or errors.get(session) for row, session in enumerate(sessions)]
         for failure in () if partial else filter(None, results):
             raise failure
         return results
 
-    def kick(self, client_id: str, found: Callable[[str], Found]) -> bool:
+    def kick(self, client_id: str) -> bool:
         """End a connection as if it were lost, also if a crash left it open; return False if there is none.
 
-        found: returns the stored session of a client, or raises `SessionNotFoundError`.
+        Raises `SessionNotFoundError`.
         """
-        session, states = self._connections.live.get(client_id), self._context.states
+        session, states = self._registry.connected.get(client_id), self._registry.states
         if session is not None:
             for failure in self.end([session], Ended.KICKED, send_will=True).values():
                 raise failure
             return True
-        there, now = found(client_id), self._clock()
+        there, now = self._registry.found(client_id), self._registry.clock()
         if not there.record.connected:
             return False
         states.write_for(client_id, self._timers.lose(there, now))
         self._timers.run(states.shard_of(client_id), now, self._timers.deadline())
         return True
 
-    def _writes(self, session: LiveSession, after: Found, *, send_will: bool) -> list[StateWrite]:
+    def _writes(self, session: Session, after: Found, *, send_will: bool) -> list[StateWrite]:
         draft = session.last_draft()
-        writes = self._context.states.change(session.client_id, session.found, after)
+        writes = self._registry.states.change(session.client_id, session.found, after)
         if draft is not None:
             writes += draft.writes[1:]  # without the guard, as `change` compares the same record
         if not send_will and session.found.record.will_delay != NEVER:
@@ -127,7 +135,7 @@ class Leaving:
         return writes
 
 
-def _interval(session: LiveSession, expiry_interval: timedelta | float | Keep | None) -> int:
+def _interval(session: Session, expiry_interval: timedelta | float | Keep | None) -> int:
     """Return the time in microseconds after which a session ends, or `NEVER`. Raises `InvalidArgumentError`."""
     opened = session.found.record.expiry_interval
     if isinstance(expiry_interval, Keep):

@@ -4,10 +4,12 @@ A subscription that has read all its messages waits in the `Channel` of its filt
 the same filter share one channel. A commit notifies the channel; the subscriptions that wait there for the commit's
 shard become ready, and their sessions with them. So a session without traffic costs nothing.
 
-All code of sessions runs under `Channels.lock`, called the dispatcher's lock elsewhere. Exceptions are methods that
-the storing thread calls, and methods that a server calls in its event loop, such as acknowledgements: they take no
-lock and only record an event. While an engine writes, the lock is released, and the sessions that are written are
-claimed, which means leased by the calling thread (`topicstore.sessions.locks`).
+All code of sessions runs under the sessions' mutex, `Channels.mutex`. Exceptions are methods that the storing thread
+calls, and methods that a server calls in its event loop, such as acknowledgements: they take no lock and only record an
+event. While an engine writes, the mutex is released, and the sessions that are written are locked
+(`topicstore.sessions.locks`).
+
+A filter is registered with the hub before the mutex is acquired, because that waits for the locks of all shards.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Executor
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
@@ -30,9 +32,10 @@ from topicstore.pubsub.feed import Feed
 from topicstore.pubsub.hub import Hub
 from topicstore.pubsub.nonpersistent import LIVE, LIVE_BYTES
 from topicstore.pubsub.notifier import Bell, ListeningTask, ListeningThread
+from topicstore.runtime.closing import guarded
 
 from .clock import SessionClock
-from .locks import Claims, Entrance
+from .locks import SessionMutex
 
 __all__ = ["Channel", "Channels", "Dispatcher", "Follower"]
 
@@ -48,6 +51,7 @@ class Attentive(Protocol):
 
 
 R = TypeVar("R", bound=Attentive)
+T = TypeVar("T")
 
 _FEW = 16
 """Largest number of sources that are closed at once when their session ends."""
@@ -83,16 +87,31 @@ class _Routed:
 class Channel:
     """A topic filter, and the subscriptions in this process that follow it."""
 
-    __slots__ = ("_bytes", "_channels", "_count", "_noted", "_routed", "_waiting", "feed", "live", "passed", "users")
+    __slots__ = (
+        "_bytes",
+        "_channels",
+        "_count",
+        "_noted",
+        "_routed",
+        "_waiting",
+        "feed",
+        "listening",
+        "live",
+        "passed",
+        "users",
+    )
 
     def __init__(self, channels: Channels, feed: Feed, shards: int) -> None:
         self.feed = feed
         self.users = 0
+        """The number of calls of `Channels.follow` that `Channels.unfollow` has not undone yet."""
+        self.listening = False
+        """Whether the hub announces batches to it. Set once, without a lock."""
         self.live: dict[Follower, None] = {}
         """The followers that also receive messages that are not stored."""
         self._channels = channels
         self._waiting: list[dict[Follower, None]] = [{} for _ in range(shards)]
-        """By shard, the followers that wait for new messages. The dispatcher's lock guards `users`, `live` and this;
+        """By shard, the followers that wait for new messages. The sessions' mutex guards `live` and this;
         the storing thread reads `live` without the lock."""
         self._noted: dict[int, None] = {}
         """The shards with new messages. The storing thread adds to it without a lock."""
@@ -103,7 +122,7 @@ class Channel:
         self._bytes = 0
         """The size of their payloads in bytes."""
         self.passed = 0
-        """The number of times that waiting followers were woken. Guarded by the dispatcher's lock."""
+        """The number of times that waiting followers were woken. Guarded by the sessions' mutex."""
 
     def wait_locked(self, follower: Follower, shard: int) -> None:
         """Make a follower wait; `Follower.wake` is called once the shard has new messages."""
@@ -154,7 +173,7 @@ class Channel:
         """Mark the database as closed, and wake the waiting threads and tasks."""
         self._channels.close()
 
-    # --- under the dispatcher's lock ---
+    # --- under the sessions' mutex ---
 
     def pass_on_locked(self) -> None:
         """Wake the waiting followers of shards with new messages, and hand over the messages that are not stored."""
@@ -174,7 +193,7 @@ class Channel:
 
 
 class Channels:
-    """The channels of one open database, and the lock that guards its sessions."""
+    """The channels of one open database, and the mutex that guards its sessions."""
 
     def __init__(
         self,
@@ -190,13 +209,11 @@ class Channels:
         """The wall clock, by which messages expire."""
         self.steady = steady
         """The clock for all other times, which never jumps."""
-        self.lock = ProcessLock()
+        self.mutex = SessionMutex()
         self.bell = Bell()
         """Wakes the waiting threads and tasks when a session may have packets to deliver."""
-        self.entrance = Entrance(self.lock)
-        """Acquires the lock in the order of the calls, and runs their callbacks after its release."""
         self.counting = ProcessLock()
-        """Guards the counts and queues of messages that are not stored. Held for microseconds, with or without `lock`.
+        """Guards the counts and queues of messages that are not stored. Held for microseconds, with or without `mutex`.
         Its holder takes no other lock."""
         self.missed = 0
         """The number of messages of QoS 0 that were dropped because their sessions did not fetch them in time. Guarded
@@ -207,29 +224,61 @@ class Channels:
         """Whether this is a forked child, in which every call is refused. Set before `closed`."""
         self._shards = shards
         self._channels: dict[str, Channel] = {}
-        """The channels by filter. Guarded by `lock`."""
+        """The channels by filter. Guarded by `_registering`, as are their numbers of users."""
+        self._registering = ProcessLock()
+        """Held for microseconds, with or without `mutex`. Its holder takes no other lock but the hub's."""
         self._routed: _Routed | None = None
         """The entry that `routed` returned last. Replaced as a whole, without a lock."""
         self._noted: collections.deque[Channel] = collections.deque()
         """The channels with new events. Any thread appends to it, without a lock."""
 
-    def channel_locked(self, topic_filter: TopicFilter) -> Channel:
-        """Return the channel of a filter, and increment its number of users."""
-        channel = self._channels.get(topic_filter.text)
-        if channel is None:
-            channel = Channel(self, self.hub.feed(topic_filter), self._shards)
-            self.hub.listen(channel.feed, channel)
-            self._channels[topic_filter.text] = channel
-        channel.users += 1
+    def follow(self, topic_filter: TopicFilter) -> Channel:
+        """Return the channel of a filter, registered with the hub, and increment its number of users.
+
+        A new filter waits for the locks of all shards, and so perhaps for the engine. Under the mutex this may be
+        called only for a filter that has a user already.
+        """
+        with self._registering:
+            channel = self._channels.get(topic_filter.text)
+            if channel is None:
+                channel = self._channels[topic_filter.text] = Channel(self, self.hub.feed(topic_filter), self._shards)
+            channel.users += 1
+        if not channel.listening:
+            try:
+                self.hub.listen(channel.feed, channel)
+            except BaseException:
+                self.unfollow(channel)
+                raise
+            channel.listening = True
         return channel
+
+    def unfollow(self, channel: Channel) -> None:
+        """Decrement a channel's number of users, and remove it from the hub if it has none left. Thread-safe."""
+        with self._registering:
+            channel.users -= 1
+            if not channel.users:
+                del self._channels[channel.feed.topic_filter.text]
+                self.hub.leave(channel.feed, channel)
+
+    def following(self, topic_filters: Iterable[TopicFilter], work: Callable[[], T]) -> T:
+        """Call ``work``, during which `follow` doesn't wait for these filters; return its result."""
+        followed: list[Channel] = []
+
+        def follow() -> T:
+            for topic_filter in topic_filters:
+                followed.append(self.follow(topic_filter))  # noqa: PERF401 - after an error, those before are undone
+            return work()
+
+        def unfollow() -> None:
+            while followed:
+                self.unfollow(followed.pop())
+
+        return guarded(follow, unfollow)
 
     def leave_locked(self, channel: Channel, follower: Follower) -> None:
         """Remove a follower from its channel, and decrement the channel's number of users."""
         channel.leave_locked(follower)
-        channel.users -= 1
-        if not channel.users:
-            self.hub.leave(channel.feed, channel)
-            del self._channels[channel.feed.topic_filter.text]
+        self.unfollow(channel)
 
     def routed(self, messages: list[Message]) -> _Routed:
         """Return the entry of published messages that are not stored. Consecutive calls with one list share an entry.
@@ -290,10 +339,9 @@ class Dispatcher(Channels, Generic[R]):
         self.failed: dict[R, None] = {}
         """The sessions of which a read or a commit failed and is to be retried."""
         self._ready: dict[R, None] = {}
-        """The ready queue, in the order of turns, without sessions that are claimed."""
+        """The ready queue, in the order of turns, without sessions that are locked."""
         self._hidden: dict[R, bool] = {}
-        """The sessions that are claimed, and whether each is ready. Guarded by the lock."""
-        self.claims = Claims(self.lock, self.entrance, self._hide_locked, self._show_locked)
+        """The sessions that are locked, and whether each is ready. Guarded by the lock."""
         self._closing: collections.deque[Iterator[None]] = collections.deque()
         """Iterators that close the sources of ended sessions, one a step. Guarded by the lock."""
         self._heard: collections.deque[R] = collections.deque()
@@ -317,15 +365,15 @@ class Dispatcher(Channels, Generic[R]):
         self.hear_locked()
         super().listen_locked()
 
-    def _hide_locked(self, claimed: Collection[R]) -> None:
-        """Remove claimed sessions from the ready queue: a waiting thread could not deliver their packets."""
-        for one in claimed:
+    def hide_locked(self, sessions: Collection[R]) -> None:
+        """Remove locked sessions from the ready queue: a waiting thread could not deliver their packets."""
+        for one in sessions:
             self._hidden[one] = one in self._ready
             self._ready.pop(one, None)
 
-    def _show_locked(self, released: Collection[R]) -> None:
-        """Put released sessions that are ready at the end of the ready queue."""
-        for one in released:
+    def show_locked(self, sessions: Collection[R]) -> None:
+        """Put sessions that are ready, and whose locks were released, at the end of the ready queue."""
+        for one in sessions:
             if self._hidden.get(one):
                 self._ready[one] = None
                 self.bell.ring()
@@ -424,4 +472,4 @@ class Dispatcher(Channels, Generic[R]):
                 self.listen_locked()
             return bool(self._ready)
 
-        return self.entrance.within(end, listen)
+        return self.mutex.within(end, listen)

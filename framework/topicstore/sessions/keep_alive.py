@@ -11,7 +11,7 @@ import heapq
 import itertools
 
 from .clock import microseconds
-from .live_session import LiveSession
+from .session import Session
 
 __all__ = ["Silences"]
 
@@ -22,20 +22,20 @@ _FEW = 64
 
 
 class Silences:
-    """The connected sessions with a keep alive. Used under the dispatcher's lock."""
+    """The connected sessions with a keep alive. Used under the sessions' mutex."""
 
     def __init__(self) -> None:
         self._times: list[tuple[int, int]] = []
         """A heap of the times of the next checks, with session numbers. Entries of ended sessions are removed later."""
-        self._sessions: dict[int, LiveSession] = {}
-        self._numbers: dict[LiveSession, int] = {}
+        self._sessions: dict[int, Session] = {}
+        self._numbers: dict[Session, int] = {}
         self._order = itertools.count()
 
     def __len__(self) -> int:
         """Return the number of watched sessions."""
         return len(self._sessions)
 
-    def watch(self, session: LiveSession, at: int | None = None) -> None:
+    def watch(self, session: Session, at: int | None = None) -> None:
         """Check a session at time ``at``; by default when its keep alive will be exceeded."""
         self.forget(session)
         number = next(self._order)
@@ -43,7 +43,7 @@ class Silences:
         self._numbers[session] = number
         heapq.heappush(self._times, (_ends(session) if at is None else at, number))
 
-    def forget(self, session: LiveSession) -> None:
+    def forget(self, session: Session) -> None:
         """Stop watching a session."""
         number = self._numbers.pop(session, None)
         if number is not None:
@@ -58,7 +58,7 @@ class Silences:
             heapq.heappop(self._times)
         return self._times[0][0] if self._times else None
 
-    def silent(self, now: int) -> LiveSession | None:
+    def silent(self, now: int) -> Session | None:
         """Return a session whose keep alive is exceeded, and stop watching it; None if there is none."""
         while (time := self.next_time()) is not None and time <= now:
             session = self._sessions[self._times[0][1]]
@@ -69,5 +69,5 @@ class Silences:
         return None
 
 
-def _ends(session: LiveSession) -> int:
+def _ends(session: Session) -> int:
     return session.seen + microseconds(session.keep_alive * _SILENCE)

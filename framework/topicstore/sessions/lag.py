@@ -1,6 +1,6 @@
 """`Lagging`: computes the lag of sessions behind the stored messages, and finds the sessions with the longest lag.
 
-The places of each session are copied under the sessions' lock (`Standing`), session by session. Unread messages are
+The places of each session are copied under the sessions' mutex (`Standing`), session by session. Unread messages are
 then counted without the lock. For several sessions, one pass reads the messages after the lowest place and counts each
 message for all filters that match it. If there are too many messages for one pass, each filter is counted by itself.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Protocol
@@ -26,14 +26,13 @@ from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.filter_index import FilterIndex
 from topicstore.shard.state import ShardState
 from topicstore.storage.counting.lag import Lag, LagCounter, Wanted
-from topicstore.storage.storage import Storage
 
 from .cursors import FeedSource
-from .live_session import LiveSession
 from .locks import Around
 from .model import SubscribeOptions
 from .records import PLACE, SUBSCRIPTION, SubscriptionRecord, decode, owner_in, owner_of
-from .registry import Lookup
+from .registry import SessionRegistry
+from .session import Session
 from .session_store import SessionState
 from .shared.group import Group, slice_of
 from .shared.groups import Groups
@@ -90,14 +89,14 @@ class Standing:
         return max([counter.most_seconds(self.places), *returned])
 
 
-def standings(states: StoredStandings, groups: Groups, client_id: str, live: LiveSession | None) -> dict[str, Standing]:
-    """Return, by filter, the standings of a session's subscriptions. The caller holds the dispatcher's lock.
+def standings(states: StoredStandings, groups: Groups, client_id: str, session: Session | None) -> dict[str, Standing]:
+    """Return, by filter, the standings of a session's subscriptions. The caller holds the sessions' mutex.
 
-    live: the session, if it is connected here; otherwise the stored session is used.
+    session: the session, if it is connected here; otherwise the stored session is used.
     """
-    if live is not None:
-        found = {text: _of_source(source) for text, source in live.sources.items() if isinstance(source, FeedSource)}
-        shared = [text for text in live.sources if text not in found]
+    if session is not None:
+        found = {text: _of_source(source) for text, source in session.sources.items() if isinstance(source, FeedSource)}
+        shared = [text for text in session.sources if text not in found]
     else:
         found, shared, places = {}, [], states.places(client_id)
         for number, record in states.subscriptions(client_id):
@@ -154,38 +153,31 @@ _Standings = Mapping[str, Mapping[str, Standing]]
 class Lagging:
     """Compares the sessions of one open database with its messages.
 
-    entered: calls a function under the sessions' lock, and raises if the database is closed.
-    storage: returns the database's shards.
+    entered: calls a function under the sessions' mutex, and raises if the database is closed.
     """
 
     def __init__(
         self,
-        states: SessionState,
-        groups: Groups,
-        lookup: Lookup,
+        registry: SessionRegistry,
         entered: Around,
-        storage: Callable[[], Storage],
     ) -> None:
-        self._states = states
-        self._groups = groups
-        self._lookup = lookup
+        self._registry = registry
         self._entered = entered
-        self._storage = storage
 
     def lag(self, client_ids: Sequence[str]) -> dict[str, dict[str, Lag]]:
         """Return the lags of sessions, of all if no ids are given; see `Sessions.lag`."""
         for client_id in client_ids:
-            if client_id not in self._lookup.live:
-                self._lookup.found(client_id)
-        found = client_ids or [one for one in self._lookup.clients() if self._lookup.find(one) is not None]
-        counter, standing = LagCounter(self._storage()), self._standings(found)
+            if client_id not in self._registry.connected:
+                self._registry.found(client_id)
+        found = client_ids or [one for one in self._registry.clients() if self._registry.find(one) is not None]
+        counter, standing = LagCounter(self._registry.publisher.storage()), self._standings(found)
         if len(standing) > 1:
             _count_together(counter, standing)
         return _lags(counter, standing)
 
     def longest(self, client_ids: Sequence[str], limit: int) -> list[str]:
         """Return at most ``limit`` of these client ids, the longest lag first; see `Sessions.longest_behind`."""
-        counter, standing = LagCounter(self._storage()), self._standings(client_ids)
+        counter, standing = LagCounter(self._registry.publisher.storage()), self._standings(client_ids)
         if not _count_together(counter, standing):
             most = {
                 client_id: max((one.most_seconds(counter) for one in found.values()), default=0.0)
@@ -200,14 +192,16 @@ class Lagging:
         return sorted(heapq.nlargest(limit, behind, behind.__getitem__), key=lambda one: (-behind[one], one))
 
     def _standings(self, client_ids: Sequence[str]) -> _Standings:
-        states: StoredStandings = self._states if len(client_ids) < _MANY else _AllStandings(self._states)
+        states: StoredStandings = (
+            self._registry.states if len(client_ids) < _MANY else _AllStandings(self._registry.states)
+        )
         found: dict[str, Mapping[str, Standing]] = {}
         for client_id in client_ids:
             found[client_id] = self._entered(partial(self._standings_of, states, client_id))
         return found
 
     def _standings_of(self, states: StoredStandings, client_id: str) -> Mapping[str, Standing]:
-        return standings(states, self._groups, client_id, self._lookup.live.get(client_id))
+        return standings(states, self._registry.groups, client_id, self._registry.connected.get(client_id))
 
 
 class _AllStandings:

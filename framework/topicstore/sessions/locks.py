@@ -1,17 +1,14 @@
-"""The locks of sessions: `Entrance` guards the state in memory, and `Claims` the sessions that a call is changing.
+"""The locks of sessions: `SessionMutex` guards the state in memory; `SessionLocks` locks what a call is changing.
 
-`Entrance` acquires the sessions' lock fairly, and runs callbacks after its release. Python's locks are not fair: a
-thread that releases a lock can usually reacquire it before a waiting thread wakes. So a thread holds a second lock, the
-queue, while it waits for the sessions' lock. Long work is done in steps, and acquires and releases the queue before
-each step, so that a thread that waits there runs first. Callbacks of the program are not called under the lock, where
-they would block all other calls. The same thread calls them after it has released the lock.
-
-The sessions' lock is held for microseconds. It is released while an engine writes (`Entrance.released`), and meanwhile
-a claim keeps other calls from the sessions that are being written. So one slow write holds up only calls for the same
+The mutex is held for microseconds. It is released while an engine writes (`SessionMutex.released`); meanwhile the locks
+of the sessions that are being written keep other calls from them. So one slow write holds up only calls for the same
 sessions, and concurrent calls share an fsync of the write-ahead log (group commit).
 
-A call takes all its claims at once, and waits for them without holding any, which rules out deadlocks.
-Acknowledgements, and events recorded by a storing thread, need no claim.
+A call acquires all its locks at once, and waits for them without holding any, which rules out deadlocks.
+Acknowledgements, and events recorded by a storing thread, need no lock.
+
+Callbacks of the program are not called under the mutex, where they would block all other calls. The same thread calls
+them after it has released the mutex.
 """
 
 from __future__ import annotations
@@ -22,17 +19,14 @@ import warnings
 from collections.abc import Callable, Collection, Hashable
 from functools import partial
 from itertools import repeat
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NoReturn, Protocol, TypeVar
 
-from topicstore.contract.errors import NestedCallError
+from topicstore.contract.errors import DatabaseClosedError, NestedCallError
 from topicstore.contract.forking import ProcessLock
 from topicstore.runtime.closing import do_all, guarded
+from topicstore.runtime.locks import FairLock, owned
 
-__all__ = [
-    "Around",
-    "Claims",
-    "Entrance",
-]
+__all__ = ["Around", "SessionLocks", "SessionMutex"]
 
 T = TypeVar("T")
 
@@ -47,105 +41,124 @@ class Around(Protocol):
 
 
 class _Thread(threading.local):
-    """The nesting depth of the current thread's calls, and its callbacks to run after it has released the lock."""
+    """The nesting depth of the current thread's calls, and its callbacks to run after it has released the mutex."""
 
     def __init__(self) -> None:
         self.depth = 0
         self.calls: list[_Call] = []
 
 
-class Entrance:
-    """Fair access to the sessions' lock. All methods are thread-safe."""
+class SessionMutex(FairLock):  # type: ignore[misc]  # RLock isn't final at run time
+    """The lock of one open database's sessions: fair, with time limits, and with callbacks after its release.
 
-    def __init__(self, lock: ProcessLock) -> None:
-        self._lock = lock
-        self._queue = ProcessLock()
-        """Held by a thread that waits for the lock. Work in steps acquires it only between steps."""
+    Long work is done in steps and acquires the mutex for each of them, so that a waiting thread runs in between.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
         self._thread = _Thread()
 
-    def hold(self, work: Callable[[], T]) -> T:
-        """Call ``work`` under the lock, then, after its release, the thread's callbacks; return the result of ``work``.
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # type: ignore[override]
+        """Acquire the mutex, and return True; return False after ``timeout`` seconds, if that isn't negative.
 
-        Reentrant: a thread that holds the lock may call this again, for example in a signal handler or a plugin.
+        A wait with a time limit doesn't stand in line.
         """
-        thread, lock, depth = self._thread, self._lock, self._thread.depth
-        nested = lock.owned()
+        if not blocking or timeout >= 0:
+            return ProcessLock.acquire(self, blocking, timeout)
+        super().acquire()
+        return True
+
+    __enter__ = acquire  # type: ignore[assignment]
+
+    def hold(self, work: Callable[[], T]) -> T:
+        """Call ``work`` under the mutex, and then, after its release, the callbacks of this thread.
+
+        Return the result of ``work``. Reentrant: a thread that holds the mutex may call this again, for example in a
+        signal handler or a plugin.
+        """
+        thread, depth, nested = self._thread, self._thread.depth, owned(self)
 
         def held() -> T:
             thread.depth = depth + 1
-            if not nested:  # the queue is not for a nested call: a thread there may wait for this one
-                with self._queue:
-                    lock.acquire()
+            if not nested:
+                self.acquire()
             return work()
 
         def leave() -> None:
             thread.depth = depth
-            if not nested and lock.owned():
-                lock.release()
+            if not nested and owned(self):
+                self.release()
 
         try:
             return guarded(held, leave)
         finally:
-            self._call()
+            if thread.calls and not thread.depth and not owned(self):
+                do_all([lambda: _warning(*thread.calls.pop(0))] * len(thread.calls), "failed")
 
     def released(self, work: Callable[[], T]) -> T:
-        """Release the lock, call ``work``, for example an engine write, and reacquire the lock; return the result.
+        """Release the mutex, call ``work``, for example an engine write, and reacquire it; return the result.
 
-        In a nested call the lock is kept, because the outer call of the thread may rely on it.
+        In a nested call the mutex stays held, because the outer call of the thread may rely on it.
         """
-        lock = self._lock
-        if self._thread.depth != 1 or not lock.owned():
+        if self._thread.depth != 1 or not owned(self):
             return work()
 
         def free() -> T:
-            lock.release()
+            self.release()
             return work()
 
-        return guarded(free, lock.retake)
-
-    def pass_queue(self) -> None:
-        """Wait until the thread in the queue has acquired the lock. Does nothing if this thread holds the lock."""
-        if not self._lock.owned():
-            with self._queue:
-                pass
+        return guarded(free, self.retake)
 
     def within(self, end: float | None, work: Callable[[bool], T]) -> T:
-        """Wait for the lock until ``end``, a time of `time.monotonic`, and call ``work``; return its result.
+        """Wait for the mutex until ``end``, a time of `time.monotonic`, and call ``work``; return its result.
 
-        The argument of ``work`` is whether the lock is held.
+        The argument of ``work`` is whether the mutex is held.
         """
-        lock = self._lock
-        if lock.owned():
+        if owned(self):
             return work(True)
-        timeout = -1.0 if end is None else max(end - time.monotonic(), 0.0)
 
         def leave() -> None:
-            if lock.owned():
-                lock.release()
+            if owned(self):
+                self.release()
 
-        return guarded(lambda: work(lock.acquire(timeout=timeout)), leave)
+        if end is None:
+            return guarded(lambda: work(self.acquire()), leave)
+        return guarded(lambda: work(self.acquire(timeout=max(end - time.monotonic(), 0.0))), leave)
 
-    def afterwards(self, what: str, call: Callable[[], object]) -> None:
-        """Register a callback of the program, which this thread, the lock's holder, calls after releasing the lock.
+    def after_release(self, what: str, call: Callable[[], object]) -> None:
+        """Register a callback of the program, which this thread, the holder, calls after releasing the mutex.
 
         An error of the callback is reported as a `RuntimeWarning` that begins with ``what``, because the caller that
         ended another client's session can't handle it.
         """
         self._thread.calls.append((what, call))
 
-    def _call(self) -> None:
-        calls = self._thread.calls
-        if calls and not self._thread.depth and not self._lock.owned():
-            do_all([lambda: _shown(*calls.pop(0))] * len(calls), "failed")
+    def leave_to_parent(self) -> None:
+        """Make the mutex raise when acquired, in this process and its children."""
+        self.__class__ = _InheritedMutex
 
 
-def _shown(what: str, call: Callable[[], object]) -> None:
+class _InheritedMutex(SessionMutex):  # type: ignore[misc]
+    """A mutex that was inherited from the parent process. A thread that held it at the fork can release it."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> NoReturn:
+        raise DatabaseClosedError("the database was opened by another process; a fork can't use it")
+
+    __enter__ = acquire
+
+    def retake(self) -> None:
+        if not owned(self):
+            self.acquire()
+
+
+def _warning(what: str, call: Callable[[], object]) -> None:
+    """Call a callback, and report its error as a warning."""
     try:
         call()
     except Exception as failure:  # noqa: BLE001 - reported below, because this thread's caller can't handle it
-        told = f"{what} raised {type(failure).__name__}: {failure}"
+        text = f"{what} raised {type(failure).__name__}: {failure}"
         try:
-            warnings.warn(told, RuntimeWarning, stacklevel=1)
+            warnings.warn(text, RuntimeWarning, stacklevel=1)
         except RuntimeWarning:  # where warnings are errors, it is reported like an error that ends a thread
             threading.excepthook(
                 threading.ExceptHookArgs((type(failure), failure, failure.__traceback__, threading.current_thread()))
@@ -153,174 +166,162 @@ def _shown(what: str, call: Callable[[], object]) -> None:
 
 
 R = TypeVar("R", bound=Hashable)
+R_contra = TypeVar("R_contra", bound=Hashable, contravariant=True)
 
 
-class Claims(Generic[R]):
-    """The claims of one open database's sessions. All methods are thread-safe.
+class ReadyQueue(Protocol[R_contra]):
+    """The queue of the sessions that have packets to deliver."""
 
-    A claim on a session covers its subscriptions and deliveries. An incoming exchange of QoS 2, identified by session
-    and packet id, has a claim of its own. Calls for the same claim wait in the order of their arrival. A nested call
-    (made within another call of the same thread, as by a signal handler or a plugin) uses the claims of its thread. It
-    never waits for another thread, which might be waiting for this one; it raises `NestedCallError` instead.
+    def hide_locked(self, sessions: Collection[R_contra]) -> None:
+        """Leave out sessions that are locked."""
 
-    hide: called with the sessions that were claimed.
-    show: called with the sessions whose claims were released; if a call is interrupted, perhaps without `hide` before.
+    def show_locked(self, sessions: Collection[R_contra]) -> None:
+        """Include sessions again whose locks were released; if a call is interrupted, perhaps without `hide_locked`."""
+
+
+class SessionLocks(Generic[R]):
+    """The lock table of one open database's sessions. All methods are thread-safe.
+
+    The lock of a session covers its subscriptions and deliveries. An incoming exchange of QoS 2, identified by session
+    and packet id, has a lock of its own. Calls for the same lock get it in the order of their arrival (FIFO).
+
+    A nested call (made within another call of the same thread, as by a signal handler or a plugin) uses the locks of
+    its thread. It never waits for another thread, which might be waiting for this one; it raises `NestedCallError`
+    instead.
     """
 
-    def __init__(
-        self,
-        lock: ProcessLock,
-        entrance: Entrance,
-        hide: Callable[[Collection[R]], object],
-        show: Callable[[Collection[R]], object],
-    ) -> None:
-        self._lock = lock
-        self._entrance = entrance
-        self._hide = hide
-        self._show = show
-        self._changed = threading.Condition(lock)
-        """Notified when claims are released, and when a call stops waiting. Its lock guards the attributes below."""
-        self._taken: dict[Hashable, int] = {}
-        """The claimed sessions and exchanges, and the threads that hold the claims."""
-        self._all: int | None = None
-        """The thread that holds the claim on all sessions."""
+    def __init__(self, mutex: SessionMutex, ready: ReadyQueue[R]) -> None:
+        self._mutex = mutex
+        self._ready = ready
+        self._changed = threading.Condition(mutex)
+        """Notified when locks are released, and when a call stops waiting. The mutex guards the attributes below."""
+        self._owners: dict[Hashable, int] = {}
+        """The locked sessions and exchanges, and the threads that hold the locks."""
+        self._owner_of_all: int | None = None
+        """The thread that holds the lock of all sessions."""
         self._waiting: dict[int, set[Hashable] | None] = {}
-        """By number of call, in the order of arrival, the claims for which it waits; None: all."""
+        """By number of call, in the order of arrival, the locks for which it waits; None: all."""
         self._number = 0
         self._callers: set[int] = set()
-        """The threads that hold claims or wait for some."""
+        """The threads that hold locks or wait for some."""
 
     def entered(self) -> bool:
-        """Return whether the calling thread holds claims or waits for some; then it can't close the sessions."""
+        """Return whether the calling thread holds locks or waits for some; then it can't close the sessions."""
         return threading.get_ident() in self._callers
 
-    def of(self, sessions: Collection[R], work: Callable[[], T], exchanges: Collection[tuple[R, int]] = ()) -> T:
-        """Call ``work`` under the lock, holding the claims of some sessions and exchanges; return its result.
+    def hold(self, sessions: Collection[R], work: Callable[[], T], exchanges: Collection[tuple[R, int]] = ()) -> T:
+        """Call ``work`` under the mutex, holding the locks of some sessions and exchanges; return its result.
 
-        Without sessions and exchanges, only the lock is waited for.
+        Without sessions and exchanges, only the mutex is waited for.
         """
         keys: set[Hashable] = {*sessions, *exchanges}
-        me, held = threading.get_ident(), self._lock.owned()
+        return self._hold(keys, sessions, work) if keys else self._mutex.hold(work)
 
-        def claimed() -> T:
-            if not keys or self._nested(me, keys, held=held):
-                return work()
-            number = self._next()
+    def hold_all(self, work: Callable[[], T]) -> T:
+        """Call ``work`` under the mutex, holding the lock of all sessions; return its result.
 
-            def take() -> T:
-                self._callers.add(me)
-                self._wait(number, keys)
-                self._taken.update(dict.fromkeys(keys, me))
-                self._hide(sessions)
-                return work()
-
-            return guarded(take, partial(self._release, number, me, sessions, exchanges))
-
-        return self._entrance.hold(claimed)
-
-    def all(self, work: Callable[[], T]) -> T:
-        """Call ``work`` under the lock, holding the claim on all sessions; return its result.
-
-        Waits until all other claims are released; later calls wait for this one.
+        Waits until all other locks are released; later calls wait for this one.
         """
-        me, held = threading.get_ident(), self._lock.owned()
+        return self._hold(None, (), work)
 
-        def claimed() -> T:
-            if self._nested(me, None, held=held):
+    def _hold(self, keys: set[Hashable] | None, sessions: Collection[R], work: Callable[[], T]) -> T:
+        """Call ``work`` with these locks held, of which ``sessions`` are those of sessions; None: the lock of all."""
+        me, held = threading.get_ident(), owned(self._mutex)
+
+        def locked() -> T:
+            if self._nested(me, keys, held=held):
                 return work()
-            number = self._next()
+            self._number += 1
+            number = self._number
 
-            def take() -> T:
+            def acquire() -> T:
                 self._callers.add(me)
-                self._wait(number, None)
-                self._all = me
+                self._waiting[number] = keys
+                while self._must_wait(number, keys):
+                    self._wait_for_change()
+                del self._waiting[number]
+                if keys is None:
+                    self._owner_of_all = me
+                else:
+                    self._owners.update(dict.fromkeys(keys, me))
+                    self._ready.hide_locked(sessions)
                 return work()
 
-            return guarded(take, partial(self._release, number, me))
+            return guarded(acquire, partial(self._release, number, me, keys or (), sessions))
 
-        return self._entrance.hold(claimed)
+        return self._mutex.hold(locked)
 
-    def piece(self, work: Callable[[Callable[[R], bool]], T]) -> T:
-        """Call ``work``, one step of long work, under the lock; return its result.
+    def step(self, work: Callable[[Callable[[R], bool]], T]) -> T:
+        """Call ``work``, one step of long work, under the mutex; return its result.
 
-        Calls that already wait for the lock or for claims run before it. ``work`` is called with a function that claims
-        a session for the rest of the step, and returns False if another call holds that claim.
+        Calls that already wait for the mutex or for locks run before it. ``work`` is called with a function that locks
+        a session for the rest of the step, and returns False if another call holds that lock.
         """
-        me, held, mine = threading.get_ident(), self._lock.owned(), dict[R, None]()
+        me, held, mine = threading.get_ident(), owned(self._mutex), dict[R, None]()
 
-        def claim(session: R) -> bool:
-            if session not in self._taken:
+        def lock(session: R) -> bool:
+            if session not in self._owners:
                 mine[session] = None
-                self._taken[session] = me
-                self._hide((session,))
+                self._owners[session] = me
+                self._ready.hide_locked((session,))
             return session in mine
 
-        def claimed() -> T:
+        def locked() -> T:
             if self._nested(me, (), held=held):
-                return work(lambda session: self._taken.get(session, me) == me)
-            number = self._next()
+                return work(lambda session: self._owners.get(session, me) == me)
+            self._number += 1
+            number = self._number
 
-            def take() -> T:
+            def acquire() -> T:
                 self._callers.add(me)
-                while self._all is not None or any(earlier < number for earlier in self._waiting):
+                while self._owner_of_all is not None or any(earlier < number for earlier in self._waiting):
                     self._wait_for_change()
-                return work(claim)
+                return work(lock)
 
-            return guarded(take, partial(self._release, number, me, mine))
+            return guarded(acquire, partial(self._release, number, me, mine, mine))
 
-        self._entrance.pass_queue()
-        return self._entrance.hold(claimed)
+        return self._mutex.hold(locked)
 
     def _nested(self, me: int, keys: Collection[Hashable] | None, *, held: bool) -> bool:
         """Return whether the call is nested in another call of its thread. Raises `NestedCallError`; see the class.
 
-        held: whether the thread held the lock before the call.
+        held: whether the thread held the mutex before the call.
         """
         if not held and me not in self._callers:
             return False
-        taken = self._taken.values() if keys is None else map(self._taken.get, keys, repeat(me))
-        if self._all not in (None, me) or any(owner != me for owner in taken):
+        taken = self._owners.values() if keys is None else map(self._owners.get, keys, repeat(me))
+        if self._owner_of_all not in (None, me) or any(owner != me for owner in taken):
             raise NestedCallError(
                 "another thread's call is changing these sessions: a call within another one of the same thread, as a "
                 "signal handler makes it, can't wait for that"
             )
         return True
 
-    def _next(self) -> int:
-        self._number += 1
-        return self._number
-
-    def _wait(self, number: int, keys: set[Hashable] | None) -> None:
-        """Wait until no call holds any of the claims, and no earlier call waits for one of them."""
-        self._waiting[number] = keys
-        while self._all is not None or self._has_any(keys) or self._earlier_wants_any(number, keys):
-            self._wait_for_change()
-        del self._waiting[number]
-
-    def _wait_for_change(self) -> None:
-        guarded(self._changed.wait, self._lock.retake)  # an interrupted `wait` may not have reacquired the lock
-
-    def _has_any(self, keys: set[Hashable] | None) -> bool:
-        return bool(self._taken) if keys is None else not self._taken.keys().isdisjoint(keys)
-
-    def _earlier_wants_any(self, number: int, keys: set[Hashable] | None) -> bool:
+    def _must_wait(self, number: int, keys: set[Hashable] | None) -> bool:
+        """Return whether another call holds one of the locks, or an earlier call waits for one of them."""
+        if self._owner_of_all is not None:
+            return True
+        if self._owners and (keys is None or not self._owners.keys().isdisjoint(keys)):
+            return True
+        if len(self._waiting) == 1:
+            return False
         return any(
             earlier < number and (wanted is None or keys is None or not wanted.isdisjoint(keys))
             for earlier, wanted in self._waiting.items()
         )
 
-    def _release(
-        self, number: int, me: int, sessions: Collection[R] = (), exchanges: Collection[tuple[R, int]] = ()
-    ) -> None:
-        """Stop waiting, and release the claims that the thread has taken. Idempotent."""
+    def _wait_for_change(self) -> None:
+        guarded(self._changed.wait, self._mutex.retake)  # an interrupted `wait` may not have reacquired the mutex
+
+    def _release(self, number: int, me: int, keys: Collection[Hashable], sessions: Collection[R]) -> None:
+        """Stop waiting, and release the locks that the thread holds. Idempotent."""
         self._waiting.pop(number, None)
-        mine = [session for session in sessions if self._taken.get(session) == me]
-        self._show(mine)
-        for key in (*mine, *exchanges):
-            if self._taken.get(key) == me:
-                del self._taken[key]
-        if self._all == me:
-            self._all = None
+        self._ready.show_locked([session for session in sessions if self._owners.get(session) == me])
+        for key in keys:
+            if self._owners.get(key) == me:
+                del self._owners[key]
+        if self._owner_of_all == me:
+            self._owner_of_all = None
         self._callers.discard(me)
-        if self._lock.owned():  # false in a forked child
+        if owned(self._mutex):  # false in a forked child
             self._changed.notify_all()

@@ -11,8 +11,8 @@ from topicstore.contract.checksums import add_checksum, strip_checksum
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.state import StateWrite
 from topicstore.shard.state import FrameworkWrite, ShardState
+from topicstore.storage.storage import Storage
 
-from .database_parts import DatabaseParts
 from .locks import Around
 from .records import (
     EXPIRY,
@@ -51,14 +51,20 @@ def _replace_all(states: Sequence[ShardState]) -> None:
         _replace(state, client_id)
 
 
-def opened(parts: DatabaseParts, released: Around) -> SessionState:
+def opened(storage: Storage, released: Around) -> SessionState:
     """Return the stored sessions of a database. If the database is writable, long keys are replaced first."""
-    states = SessionState(parts.states, parts.shard_of, released)
-    if parts.storage().mode is not None:  # the database is read-only
-        states.old = frozenset(client_id for state in parts.states for client_id in _clients(state))
-    else:
-        _replace_all(parts.states)
-    return states
+    if storage.mode is None:
+        states = [storage.state(shard) for shard in range(len(storage.shards))]
+        _replace_all(states)
+        return SessionState(states, storage.shard_map.of, released)
+    states = [ShardState(shard.number, shard.writer.open_engine, _write_nothing) for shard in storage.shards]
+    found = SessionState(states, storage.shard_map.of, released)
+    found.old = frozenset(client_id for state in states for client_id in _clients(state))
+    return found
+
+
+def _write_nothing(writes: Iterable[StateWrite]) -> None:
+    """Discard the clean-up of a read-only database; a process that opens it for writing repeats the clean-up."""
 
 
 def _replace(state: ShardState, client_id: str) -> None:

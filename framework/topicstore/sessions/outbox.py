@@ -16,7 +16,7 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """The queue of committed packets of one session. Used under the dispatcher's lock.
+    """The queue of committed packets of one session. Used under the sessions' mutex.
 
     Packets that an earlier call left are single packets, not batches.
     """

@@ -345,7 +345,7 @@ class _Waiting:
 
 
 class OverlappingSources(Source):
-    """The subscriptions of a session that overlap with another one. Used under the dispatcher's lock."""
+    """The subscriptions of a session that overlap with another one. Used under the sessions' mutex."""
 
     __slots__ = (
         "_apart",

@@ -23,10 +23,10 @@ from topicstore.contract.validation import check_equal_lengths
 from topicstore.pubsub.publish import PublishResult
 
 from .batches import PublishedRows
-from .context import SessionContext
 from .in_flight import MAX_PACKET_ID
-from .live_session import LiveSession
 from .qos2 import NewIds, Refused, adopt_committed, check_sessions, exchanges_of, new_messages, writes_of
+from .registry import SessionRegistry
+from .session import Session
 
 __all__ = [
     "Incoming",
@@ -81,33 +81,33 @@ class Incoming:
 
 
 def publish(
-    context: SessionContext,
-    lives: Sequence[LiveSession],
+    registry: SessionRegistry,
+    sessions: Sequence[Session],
     messages: Incoming,
     ids: Sequence[int],
     refused: Refused,
     *,
     partial: bool,
 ) -> PublishedRows:
-    """Publish messages; row by row, their sessions are ``lives`` and their packet ids ``ids``. See `Sessions.publish`.
+    """Publish messages; ``sessions`` and packet ids ``ids`` are row by row. See `Sessions.publish`.
 
     refused: the rows that were refused before, with their errors; newly refused rows are added.
 
-    Claims the QoS 2 exchanges of the packet ids, and holds no lock while publishing.
+    Holds the locks of the QoS 2 exchanges of the packet ids, and not the mutex, while publishing.
     """
-    _check_rows(lives, messages, ids, refused, partial=partial)
-    context.filters.read()
+    _check_rows(sessions, messages, ids, refused, partial=partial)
+    registry.load_filters()
 
-    def claimed() -> PublishedRows:
-        check_sessions(context, lives, refused, partial=partial)
-        return context.entrance.released(lambda: _publish(context, lives, messages, ids, refused, partial=partial))
+    def locked() -> PublishedRows:
+        check_sessions(registry, sessions, refused, partial=partial)
+        return registry.mutex.released(lambda: _publish(registry, sessions, messages, ids, refused, partial=partial))
 
-    return context.dispatcher.claims.of((), claimed, exchanges_of(lives, ids, messages.qos))
+    return registry.locks.hold((), locked, exchanges_of(sessions, ids, messages.qos))
 
 
 def _publish(
-    context: SessionContext,
-    lives: Sequence[LiveSession],
+    registry: SessionRegistry,
+    sessions: Sequence[Session],
     messages: Incoming,
     ids: Sequence[int],
     refused: Refused,
@@ -116,23 +116,24 @@ def _publish(
 ) -> PublishedRows:
     result: PublishResult | None = None
     while result is None:
-        rows, new = new_messages(lives, messages.qos, ids, _some(range(len(messages)), refused))
+        rows, new = new_messages(sessions, messages.qos, ids, _some(range(len(messages)), refused))
         try:
-            result = context.publish(messages.rows(rows), state=writes_of(context, new))
+            batch = MessageBatch.of(messages.rows(rows))
+            result = registry.publisher.publish(batch, writes_of(registry, new))
         except InvalidMessageError as bad:
-            _refuse_message(bad, lives, messages, ids, rows, refused, partial=partial)
+            _refuse_message(bad, sessions, messages, ids, rows, refused, partial=partial)
         except StateConflictError as conflict:
-            _refuse_overtaken(context, conflict, lives, new, refused, partial=partial)
+            _refuse_overtaken(registry, conflict, sessions, new, refused, partial=partial)
         except BaseException:
-            adopt_committed(context, new)
+            adopt_committed(registry, new)
             raise
-    for live, some in new.items():
-        live.incoming.update(some)
+    for session, some in new.items():
+        session.incoming.update(some)
     published = set(rows) if len(rows) + len(refused) < len(messages) else None
     repeated = [] if published is None else [row for row in range(len(messages)) if row not in published]
     return PublishedRows(
         result=result,
-        matched=_matched(context, messages, refused),
+        matched=_matched(registry, messages, refused),
         repeated=frozenset(repeated).difference(refused),
         refused=refused,
     )
@@ -140,7 +141,7 @@ def _publish(
 
 def _refuse_message(
     bad: InvalidMessageError,
-    lives: Sequence[LiveSession],
+    sessions: Sequence[Session],
     messages: Incoming,
     ids: Sequence[int],
     rows: Sequence[int],
@@ -158,10 +159,10 @@ def _refuse_message(
     if not partial:
         raise error from bad
     refused[rows[bad.index]] = error
-    begun: set[tuple[LiveSession, int]] = set()
+    begun: set[tuple[Session, int]] = set()
     for row in list(_some(range(len(messages)), refused)):
-        exchange = (lives[row], ids[row]) if ids[row] and messages.qos[row] == 2 else None
-        if exchange is not None and (ids[row] in lives[row].incoming or exchange in begun):
+        exchange = (sessions[row], ids[row]) if ids[row] and messages.qos[row] == 2 else None
+        if exchange is not None and (ids[row] in sessions[row].incoming or exchange in begun):
             continue  # a repetition, which is left out even if it is invalid
         fault = messages.fault(row)
         if fault is not None:
@@ -171,28 +172,28 @@ def _refuse_message(
 
 
 def _refuse_overtaken(
-    context: SessionContext,
+    registry: SessionRegistry,
     conflict: StateConflictError,
-    lives: Sequence[LiveSession],
+    sessions: Sequence[Session],
     new: NewIds,
     refused: Refused,
     *,
     partial: bool,
 ) -> None:
     """Refuse the rows of the sessions that were opened elsewhere. Raises ``conflict`` if there are none."""
-    overtaken = context.entrance.hold(lambda: context.commits.taken_over(new))
+    overtaken = registry.mutex.hold(lambda: registry.commits.taken_over(new))
     if not overtaken:
         raise conflict
     for taken in overtaken.values():
         taken.__cause__ = conflict
         if not partial:
             raise taken
-    refused.update({row: overtaken[live] for row, live in enumerate(lives) if live in overtaken})
+    refused.update({row: overtaken[session] for row, session in enumerate(sessions) if session in overtaken})
 
 
-def _matched(context: SessionContext, messages: Incoming, refused: Refused) -> list[bool]:
+def _matched(registry: SessionRegistry, messages: Incoming, refused: Refused) -> list[bool]:
     """Return for each message whether a subscription matches; each topic is looked up once."""
-    wants, following = context.filters.wants, context.dispatcher.hub.matching
+    wants, following = registry.filters.match, registry.dispatcher.hub.matching
     topics = messages.topics
     if refused:
         topics = ["" if row in refused else topic for row, topic in enumerate(topics)]
@@ -204,7 +205,7 @@ def _matched(context: SessionContext, messages: Incoming, refused: Refused) -> l
 
 
 def _check_rows(
-    lives: Sequence[LiveSession],
+    sessions: Sequence[Session],
     messages: Incoming,
     ids: Sequence[int],
     refused: Refused,
@@ -212,30 +213,30 @@ def _check_rows(
     partial: bool,
 ) -> None:
     """Refuse messages of a client other than their session's, and invalid packet ids."""
-    if _all_good(lives, messages, ids):
+    if _all_good(sessions, messages, ids):
         return
-    for row, live in enumerate(lives):
+    for row, session in enumerate(sessions):
         if row in refused:
             continue
         try:
-            _check_row(live, messages, ids[row], row)
+            _check_row(session, messages, ids[row], row)
         except TopicstoreError as error:
             if not partial:
                 raise
             refused[row] = error
 
 
-def _all_good(lives: Sequence[LiveSession], messages: Incoming, ids: Sequence[int]) -> bool:
+def _all_good(sessions: Sequence[Session], messages: Incoming, ids: Sequence[int]) -> bool:
     """Return True only if all rows are valid. One check of whole columns is much faster than a check of each row."""
     if not len(messages):
         return True
-    mine = all(map(operator.eq, messages.client_ids, [live.client_id for live in lives]))
+    mine = all(map(operator.eq, messages.client_ids, [session.client_id for session in sessions]))
     return mine and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_PACKET_ID
 
 
-def _check_row(live: LiveSession, messages: Incoming, packet_id: int, row: int) -> None:
-    if messages.client_ids[row] != live.client_id:
-        raise InvalidMessageError(f"a session publishes messages of its own client, {live.client_id!r}", row)
+def _check_row(session: Session, messages: Incoming, packet_id: int, row: int) -> None:
+    if messages.client_ids[row] != session.client_id:
+        raise InvalidMessageError(f"a session publishes messages of its own client, {session.client_id!r}", row)
     if messages.qos[row] == 2 and (type(packet_id) is not int or not 0 <= packet_id <= MAX_PACKET_ID):
         raise InvalidMessageError(f"a packet id is a number from 1 to {MAX_PACKET_ID:,}, not {packet_id!r}", row)
 

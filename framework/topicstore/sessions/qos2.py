@@ -2,7 +2,7 @@
 
 The packet id of such a message is committed in the same engine write as the message. Until its PUBREL comes, a message
 with the same id is a repetition (MQTT 5, section 4.3.3). An exchange is identified by session and packet id. The
-callers hold claims on the exchanges, which therefore don't change before the commit.
+callers hold the locks of the exchanges, which therefore don't change before the commit.
 
 In calls for many sessions, rows of sessions that have ended are refused.
 """
@@ -18,10 +18,9 @@ from topicstore.contract.state import StateWrite
 from topicstore.shard.state import FrameworkWrite
 
 from .batches import Acknowledged
-from .context import SessionContext
-from .database_parts import StateWrites
-from .live_session import LiveSession
 from .records import VERSION, put_all
+from .registry import SessionRegistry
+from .session import Session
 
 __all__ = [
     "NewIds",
@@ -40,44 +39,44 @@ Refused = dict[int, TopicstoreError]
 """The errors of the rows that were refused."""
 
 
-def check_sessions(context: SessionContext, lives: Iterable[LiveSession], refused: Refused, *, partial: bool) -> None:
+def check_sessions(registry: SessionRegistry, sessions: Iterable[Session], refused: Refused, *, partial: bool) -> None:
     """Refuse the rows of sessions that have ended, and record for keep alive that the other clients sent a packet.
 
     Refused rows are added to ``refused``; without ``partial``, the first error is raised.
     """
-    context.dispatcher.check_open()
-    now = context.dispatcher.steady()
-    ended: dict[LiveSession, TopicstoreError] = {}
-    for live in set(lives):
-        if live.keep_alive:
-            live.seen = now
-        if live.ended is not None:
+    registry.dispatcher.check_open()
+    now = registry.dispatcher.steady()
+    ended: dict[Session, TopicstoreError] = {}
+    for session in set(sessions):
+        if session.keep_alive:
+            session.seen = now
+        if session.ended is not None:
             try:
-                live.check()
+                session.check()
             except TopicstoreError as error:
                 if not partial:
                     raise
-                ended[live] = error
+                ended[session] = error
     if ended:
-        for row, live in enumerate(lives):
-            if live in ended:
-                refused.setdefault(row, ended[live])
+        for row, session in enumerate(sessions):
+            if session in ended:
+                refused.setdefault(row, ended[session])
 
 
-NewIds = dict[LiveSession, dict[int, None]]
+NewIds = dict[Session, dict[int, None]]
 """The packet ids that come into use, by session."""
 
 
 def exchanges_of(
-    lives: Sequence[LiveSession], ids: Sequence[int], qos: Sequence[int] | None = None
-) -> list[tuple[LiveSession, int]]:
-    """Return the exchanges to claim: of the rows with a packet id that are of QoS 2 (without ``qos``, all of them)."""
-    rows = zip(lives, ids, repeat(2) if qos is None else qos, strict=False)
-    return [(live, number) for live, number, level in rows if level == 2 and number and type(number) is int]
+    sessions: Sequence[Session], ids: Sequence[int], qos: Sequence[int] | None = None
+) -> list[tuple[Session, int]]:
+    """Return the exchanges to lock: of the rows with a packet id that are of QoS 2 (without ``qos``, all of them)."""
+    rows = zip(sessions, ids, repeat(2) if qos is None else qos, strict=False)
+    return [(session, number) for session, number, level in rows if level == 2 and number and type(number) is int]
 
 
 def new_messages(
-    lives: Sequence[LiveSession], qos: Sequence[int], ids: Sequence[int], rows: Iterable[int]
+    sessions: Sequence[Session], qos: Sequence[int], ids: Sequence[int], rows: Iterable[int]
 ) -> tuple[list[int], NewIds]:
     """Return the rows that are not repetitions, and the packet ids that they bring into use."""
     chosen: list[int] = []
@@ -85,12 +84,12 @@ def new_messages(
     for row in rows:
         packet_id = ids[row]
         if packet_id and qos[row] == 2:
-            live = lives[row]
-            if packet_id in live.incoming:
+            session = sessions[row]
+            if packet_id in session.incoming:
                 continue
-            some = new.get(live)
+            some = new.get(session)
             if some is None:
-                new[live] = {packet_id: None}
+                new[session] = {packet_id: None}
             elif packet_id in some:
                 continue
             else:
@@ -99,89 +98,89 @@ def new_messages(
     return chosen, new
 
 
-def writes_of(context: SessionContext, new: NewIds) -> StateWrites:
+def writes_of(registry: SessionRegistry, new: NewIds) -> dict[int, list[StateWrite]]:
     """Return, by shard, the writes that commit packet ids, conditional on the guards of their sessions."""
-    shard_of = context.states.shard_of
+    shard_of = registry.states.shard_of
     guards: dict[int, list[StateWrite]] = {}
     keys: dict[int, list[bytes]] = {}
-    for live, ids in new.items():
-        if not live.stored:
+    for session, ids in new.items():
+        if not session.stored:
             continue
-        shard = shard_of(live.client_id)
-        guards.setdefault(shard, []).append(live.guard)
-        keys.setdefault(shard, []).extend(map(live.keys.incoming, ids))
+        shard = shard_of(session.client_id)
+        guards.setdefault(shard, []).append(session.guard)
+        keys.setdefault(shard, []).extend(map(session.keys.incoming, ids))
     return {shard: guards[shard] + put_all(keys[shard], (VERSION,)) for shard in guards}
 
 
-def adopt_committed(context: SessionContext, new: NewIds) -> None:
+def adopt_committed(registry: SessionRegistry, new: NewIds) -> None:
     """After a failed call, read which packet ids were committed nevertheless: only some of the shards may have failed.
 
     For a session that is kept in memory this can't be known; none of its new ids is in use after a failed call.
     """
-    for live, ids in new.items():
-        if not live.stored:
+    for session, ids in new.items():
+        if not session.stored:
             continue
-        keys = list(map(live.keys.incoming, ids))
+        keys = list(map(session.keys.incoming, ids))
         with contextlib.suppress(TopicstoreError):  # a shard that can't be read takes no messages either
-            stored = context.states.states[context.states.shard_of(live.client_id)].get_many(keys)
-            live.incoming.update((packet_id, None) for packet_id, value in zip(ids, stored, strict=True) if value)
+            stored = registry.states.states[registry.states.shard_of(session.client_id)].get_many(keys)
+            session.incoming.update((packet_id, None) for packet_id, value in zip(ids, stored, strict=True) if value)
 
 
 def pubrel(
-    context: SessionContext, lives: Sequence[LiveSession], ids: Sequence[int], refused: Refused, *, partial: bool
+    registry: SessionRegistry, sessions: Sequence[Session], ids: Sequence[int], refused: Refused, *, partial: bool
 ) -> Acknowledged:
     """Free the packet ids of received PUBRELs, with one commit for each shard; ``refused`` rows were refused before."""
     freed: NewIds = {}
     known: list[bool] = []
-    for row, (live, packet_id) in enumerate(zip(lives, ids, strict=True)):
-        used = row not in refused and packet_id in live.incoming and packet_id not in freed.get(live, ())
+    for row, (session, packet_id) in enumerate(zip(sessions, ids, strict=True)):
+        used = row not in refused and packet_id in session.incoming and packet_id not in freed.get(session, ())
         known.append(used)
         if used:
-            freed.setdefault(live, {})[packet_id] = None
-    changes = {live: [live.guard, *_removals(live, some)] for live, some in freed.items() if live.stored}
-    errors = context.commits.together(changes)
-    for live, some in freed.items():
-        if live not in errors:
+            freed.setdefault(session, {})[packet_id] = None
+    changes = {session: [session.guard, *_removals(session, some)] for session, some in freed.items() if session.stored}
+    errors = registry.commits.together(changes)
+    for session, some in freed.items():
+        if session not in errors:
             for packet_id in some:
-                live.incoming.pop(packet_id, None)
+                session.incoming.pop(packet_id, None)
     for failure in errors.values():
         if not partial:
             raise failure
     if errors:
-        known = [used and live not in errors for live, used in zip(lives, known, strict=True)]
-    failed = {row: errors[live] for row, live in enumerate(lives) if live in errors}
+        known = [used and session not in errors for session, used in zip(sessions, known, strict=True)]
+    failed = {row: errors[session] for row, session in enumerate(sessions) if session in errors}
     return Acknowledged(known=known, refused=failed | refused)
 
 
-def _removals(live: LiveSession, ids: Iterable[int]) -> list[StateWrite]:
-    return [FrameworkWrite(key, None) for key in map(live.keys.incoming, ids)]
+def _removals(session: Session, ids: Iterable[int]) -> list[StateWrite]:
+    return [FrameworkWrite(key, None) for key in map(session.keys.incoming, ids)]
 
 
 def free_all(
-    context: SessionContext, lives: Sequence[LiveSession], ids: Sequence[int], *, partial: bool
+    registry: SessionRegistry, sessions: Sequence[Session], ids: Sequence[int], *, partial: bool
 ) -> Acknowledged:
     """Free the packet ids of incoming PUBRELs; see `Sessions.pubrel`."""
     refused = _checked(ids, partial=partial)
 
     def free() -> Acknowledged:
-        check_sessions(context, lives, refused, partial=partial)
-        return pubrel(context, lives, ids, refused, partial=partial)
+        check_sessions(registry, sessions, refused, partial=partial)
+        return pubrel(registry, sessions, ids, refused, partial=partial)
 
-    return context.dispatcher.claims.of((), free, exchanges_of(lives, ids))
+    return registry.locks.hold((), free, exchanges_of(sessions, ids))
 
 
 def receive_all(
-    context: SessionContext, lives: Sequence[LiveSession], ids: Sequence[int], *, accepted: bool, partial: bool
+    registry: SessionRegistry, sessions: Sequence[Session], ids: Sequence[int], *, accepted: bool, partial: bool
 ) -> Acknowledged:
     """Record PUBRECs; see `Sessions.pubrec`."""
     refused = _checked(ids, partial=partial)
-    check_sessions(context, lives, refused, partial=partial)
+    check_sessions(registry, sessions, refused, partial=partial)
     known = [
-        row not in refused and live.window.pubrec(packet_id, accepted=accepted)
-        for row, (live, packet_id) in enumerate(zip(lives, ids, strict=True))
+        row not in refused and session.window.pubrec(packet_id, accepted=accepted)
+        for row, (session, packet_id) in enumerate(zip(sessions, ids, strict=True))
     ]
-    for live in {live for live, due in zip(lives, known, strict=True) if due}:
-        live.acknowledged()
+    for session in {session for session, due in zip(sessions, known, strict=True) if due}:
+        session.acknowledged()
     return Acknowledged(known=known, refused=refused)
 
 

@@ -53,6 +53,7 @@ from topicstore.shard.rewriter import Decoders
 from topicstore.shard.state import FrameworkWrite
 
 from .model import SubscribeOptions
+from .shared_filters import is_shared
 
 __all__ = [
     "CLOCK",
@@ -86,6 +87,7 @@ __all__ = [
     "copy_of",
     "decode",
     "decoder",
+    "is_durable",
     "owner_in",
     "owner_of",
     "pack_ids",
@@ -187,6 +189,11 @@ class SubscriptionRecord(msgspec.Struct, frozen=True, array_like=True):
     version: int
     topic_filter: str
     eras: tuple[Era, ...]
+
+
+def is_durable(record: SubscriptionRecord) -> bool:
+    """Return whether matching messages are stored for a subscription: if it is shared, or of QoS 1 or 2 in any era."""
+    return is_shared(record.topic_filter) or any(era.options.qos for era in record.eras)
 
 
 class FlightRecord(msgspec.Struct, frozen=True, array_like=True):

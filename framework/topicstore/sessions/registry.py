@@ -1,45 +1,67 @@
-"""`Connections`: the connected sessions, and the takeover of a session by a newer connection.
+"""`SessionRegistry`: the sessions of one open database, connected and stored, and the parts that they share.
 
 There is at most one `Session` object for a client id. When the client connects again, here or in another process that
 opened the database after this one crashed, the older object ends, and its owner is notified (MQTT 5, section 3.1.4).
-
-`Lookup` finds sessions, stored or kept in memory, and their `SessionInfo`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import attrs
 
-from topicstore.contract.errors import SessionNotFoundError, SessionTakenOverError
+from topicstore.contract.errors import InvalidArgumentError, SessionNotFoundError, SessionTakenOverError
+from topicstore.contract.times import Time, instant
+from topicstore.pubsub.publish import Publisher
+from topicstore.pubsub.retained_lookup import RetainedMessages
 
+from .clock import SessionClock
+from .commits import Commits
 from .cursors import FeedSource
-from .live_session import LiveSession
-from .locks import Entrance
+from .dispatcher import Dispatcher
+from .keep_alive import Silences
+from .locks import SessionLocks
+from .long_keys import opened
 from .model import Ended, SessionCounts, SessionInfo
-from .records import SubscriptionRecord
+from .records import SubscriptionRecord, is_durable
 from .session import Session
-from .session_store import Found, SessionState
+from .session_store import Found
+from .shared.groups import Groups
+from .shared_filters import read_filter
 
-__all__ = [
-    "Connections",
-    "Lookup",
-]
+__all__ = ["SessionRegistry"]
 
 
-class Lookup:
-    """Finds the sessions of one open database.
+class SessionRegistry:
+    """The sessions of one open database, by client id, and the parts that they share.
 
-    live: the connected sessions by client id, among them all that are kept in memory.
-    wall: converts a time of the sessions' clock to the wall clock.
+    Changed under the sessions' mutex. Look-ups of connected sessions need no lock, because changes of the dictionary
+    are atomic.
     """
 
-    def __init__(self, states: SessionState, live: Mapping[str, LiveSession], wall: Callable[[int], int]) -> None:
-        self._states = states
-        self.live = live
-        self._wall = wall
+    def __init__(self, publisher: Publisher) -> None:
+        storage = publisher.storage()
+        self.publisher = publisher
+        """Raises `DatabaseClosedError` if the database was closed because nothing else referred to it."""
+        self.filters = publisher.filters
+        self.retained = RetainedMessages(storage)
+        """The retained messages of all topics."""
+        self.clock = SessionClock(storage.steady, storage.state(0))
+        self.dispatcher: Dispatcher[Session] = Dispatcher(
+            publisher.hub, len(storage.shards), storage.shard_map.of, storage.clock, self.clock
+        )
+        self.mutex = self.dispatcher.mutex
+        self.locks = SessionLocks(self.mutex, self.dispatcher)
+        self.states = opened(storage, self.mutex.released)
+        self.connected: dict[str, Session] = {}
+        """The sessions whose clients are connected, among them all that are kept in memory."""
+        self.silences = Silences()
+        self.commits = Commits(self.states, self.overtaken)
+        self.groups = Groups(self.states, self.dispatcher, self.filters)
+
+    # --- finding ---
 
     def clients(self, connected: bool | None = None) -> list[str]:
         """Return the client ids of all sessions, or only of connected or disconnected ones, sorted. Reads no record.
@@ -47,36 +69,36 @@ class Lookup:
         Sessions that are being removed are included.
         """
         if connected:
-            return sorted(self.live)
-        known = {*self._states.clients(), *self._only_in_memory()}
-        return sorted(known.difference(self.live if connected is False else ()))
+            return sorted(self.connected)
+        known = {*self.states.clients(), *self._only_in_memory()}
+        return sorted(known.difference(self.connected if connected is False else ()))
 
     def count(self) -> int:
         """Return the number of sessions. Reads each shard's sessions in one scan."""
         in_memory = self._only_in_memory()
-        return len(in_memory) + sum(client_id not in in_memory for client_id in self._states.lasting())
+        return len(in_memory) + sum(client_id not in in_memory for client_id in self.states.lasting())
 
     def _only_in_memory(self) -> set[str]:
-        return {client_id for client_id, live in list(self.live.items()) if not live.stored}
+        return {client_id for client_id, session in list(self.connected.items()) if not session.stored}
 
-    def counts(self, missed: int) -> SessionCounts:
-        """Return counts of the connected sessions; ``missed`` is `SessionCounts.missed`."""
-        live = list(self.live.values())
+    def counts(self) -> SessionCounts:
+        """Return counts of the connected sessions. Takes no lock."""
+        sessions = list(self.connected.values())
         return SessionCounts(
-            connected=len(live),
-            paused=sum(session.paused_since is not None for session in live),
-            subscriptions=sum(len(session.sources) for session in live),
-            in_flight=sum(len(session.window) for session in live),
-            awaiting_pubrel=sum(len(session.incoming) for session in live),
-            missed=missed,
+            connected=len(sessions),
+            paused=sum(session.paused_since is not None for session in sessions),
+            subscriptions=sum(len(session.sources) for session in sessions),
+            in_flight=sum(len(session.window) for session in sessions),
+            awaiting_pubrel=sum(len(session.incoming) for session in sessions),
+            missed=self.dispatcher.missed,
         )
 
     def find(self, client_id: str) -> Found | None:
         """Return the session of a client, or None."""
-        live = self._in_memory(client_id)
-        if live is not None:
-            return live.found
-        found = self._states.find(client_id)
+        session = self._in_memory(client_id)
+        if session is not None:
+            return session.found
+        found = self.states.find(client_id)
         return None if found is None or found.record.ending else found
 
     def found(self, client_id: str) -> Found:
@@ -88,74 +110,77 @@ class Lookup:
 
     def info(self, found: Found) -> SessionInfo:
         """Return the information about a session."""
-        info, live = self._states.info(found, self._wall), self._in_memory(found.client_id)
-        if live is None:
+        info, session = self.states.info(found, self.clock.wall), self._in_memory(found.client_id)
+        if session is None:
             return info
-        sources = list(live.sources.values())
+        sources = list(session.sources.values())
         return attrs.evolve(
             info,
             in_memory=True,
             subscriptions=tuple((source.topic_filter.text, source.options) for source in sources),
-            in_flight=len(live.window),
-            awaiting_pubrel=len(live.incoming),
+            in_flight=len(session.window),
+            awaiting_pubrel=len(session.incoming),
         )
 
     def all_subscriptions(self) -> Iterator[SubscriptionRecord]:
-        """Yield the subscriptions of all sessions. Under the dispatcher's lock."""
-        yield from self._states.all_subscriptions()
-        for live in self.live.values():
-            if not live.stored:
-                yield from (source.record() for source in live.sources.values() if isinstance(source, FeedSource))
+        """Yield the subscriptions of all sessions. Under the sessions' mutex."""
+        yield from self.states.all_subscriptions()
+        for session in self.connected.values():
+            if not session.stored:
+                yield from (source.record() for source in session.sources.values() if isinstance(source, FeedSource))
 
-    def _in_memory(self, client_id: str) -> LiveSession | None:
-        live = self.live.get(client_id)
-        return None if live is None or live.stored else live
+    def load_filters(self) -> None:
+        """Load the filters of all durable subscriptions, unless they are loaded. Takes the lock of all sessions."""
+        if not self.filters.loaded:
+            self.locks.hold_all(self._load_filters_locked)
 
+    def _load_filters_locked(self) -> None:
+        if not self.filters.loaded:
+            counts = Counter(record.topic_filter for record in self.all_subscriptions() if is_durable(record))
+            self.filters.load((read_filter(text), count) for text, count in counts.items())
 
-class Connections:
-    """The connected sessions of one open database, by client id.
-
-    Changed under the dispatcher's lock. Look-ups need no lock, because changes of the dictionaries are atomic.
-    """
-
-    def __init__(self, entrance: Entrance, ended: Callable[[LiveSession], None]) -> None:
-        """Create without sessions. ``ended`` is called with each session that has ended."""
-        self._entrance = entrance
-        self._ended = ended
-        self.live: dict[str, LiveSession] = {}
-        """The internal objects of the sessions."""
-        self.sessions: dict[str, Session] = {}
-        """The public objects of the sessions."""
-
-    def add(self, live: LiveSession, session: Session) -> None:
-        """Add a session that was opened."""
-        self.live[live.client_id] = live
-        self.sessions[live.client_id] = session
+    def _in_memory(self, client_id: str) -> Session | None:
+        session = self.connected.get(client_id)
+        return None if session is None or session.stored else session
 
     def stuck_since(self, client_id: str) -> int | None:
         """Return the time since which a session has been held back or its window full; None if it is neither."""
-        live = self.live.get(client_id)
-        if live is None:
+        session = self.connected.get(client_id)
+        if session is None:
             return None
-        return live.stuck_since if live.held_since is None else live.held_since
+        return session.stuck_since if session.held_since is None else session.held_since
 
-    def over(self, live: LiveSession, why: Ended, *, notify: bool) -> None:
+    # --- ending ---
+
+    def over(self, session: Session, why: Ended, *, notify: bool) -> None:
         """End a session object, and remove it. ``notify``: call ``on_end``, because the owner didn't end the session.
 
-        This thread calls ``on_end`` after it has released the lock.
+        This thread calls ``on_end`` after it has released the mutex.
         """
-        session = None
-        if self.live.get(live.client_id) is live:
-            del self.live[live.client_id]
-            session = self.sessions.pop(live.client_id)
-        if live.ended is None:
-            live.end(why)
-            self._ended(live)
-            if notify and session is not None and session.on_end is not None:
+        known = self.connected.get(session.client_id) is session
+        if known:
+            del self.connected[session.client_id]
+        if session.ended is None:
+            session.end(why)
+            self.silences.forget(session)
+            if notify and known and session.on_end is not None:
                 call = partial(session.on_end, session, why)
-                self._entrance.afterwards(f"on_end of session {live.client_id!r}", call)
+                self.mutex.after_release(f"on_end of session {session.client_id!r}", call)
 
-    def overtaken(self, live: LiveSession) -> SessionTakenOverError:
+    def overtaken(self, session: Session) -> SessionTakenOverError:
         """End the object of a session that was opened elsewhere, and return the error to raise."""
-        self.over(live, Ended.TAKEN_OVER, notify=True)
-        return SessionTakenOverError(f"session {live.client_id!r} is over: {Ended.TAKEN_OVER.value}")
+        self.over(session, Ended.TAKEN_OVER, notify=True)
+        return SessionTakenOverError(f"session {session.client_id!r} is over: {Ended.TAKEN_OVER.value}")
+
+    def own(self, sessions: Iterable[Session]) -> list[Session]:
+        """Return sessions as a list. Raises `InvalidArgumentError` if one is not of this database."""
+        found = list(sessions)
+        for session in set(found):
+            if not isinstance(session, Session) or session.dispatcher is not self.dispatcher:
+                raise InvalidArgumentError(f"{session!r} is not a session of this database")
+        return found
+
+    def instant(self, when: Time) -> int:
+        """Convert a time, in the forms that `Database.replay` accepts, to microseconds since the epoch."""
+        storage = self.publisher.storage()
+        return instant(when, storage.clock, allow_ancient=storage.allow_ancient)

@@ -6,8 +6,8 @@ from topicstore.contract.model import Message
 from topicstore.contract.positions import time_of
 from topicstore.pubsub.hub import Hub
 from topicstore.pubsub.message_expiry import left_of
+from topicstore.pubsub.retained_lookup import RetainedMessages
 
-from .database_parts import RetainedMessages
 from .in_flight import Flight
 from .model import Publish
 from .shared_filters import read_filter

@@ -21,10 +21,10 @@ from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
 from topicstore.pubsub.message_expiry import left_of
+from topicstore.pubsub.retained_lookup import RetainedMessages
 from topicstore.shard.state import FrameworkWrite
 
 from .cursors import FeedSource, Source
-from .database_parts import RetainedMessages
 from .delivery_batch import Portion
 from .records import VERSION, Keys, put
 

@@ -17,16 +17,14 @@ from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.runtime.closing import do_all, raise_all
 
-from .context import SessionContext
-from .durable_filters import is_durable
-from .keep_alive import Silences
-from .model import Ended
-from .records import EXPIRY, NEVER, Timer
-from .registry import Connections
+from .records import EXPIRY, NEVER, Timer, is_durable
+from .registry import SessionRegistry
 from .session_store import Found, encode_session
+from .shared_filters import read_filter
 from .wills import Wills, disconnected
 
 __all__ = [
+    "AGAIN",
     "Pace",
     "Timers",
 ]
@@ -57,7 +55,7 @@ class Pace:
 
 _CHUNK = 1_000
 """The most sessions that one tick recovers in each shard after a crash, and the most timers that it fires there."""
-_AGAIN = 1_000_000
+AGAIN = 1_000_000
 """Microseconds before a retry after an error."""
 
 
@@ -73,19 +71,15 @@ class _LeftOpen:
 
 
 class Timers:
-    """The timers of one open database's sessions. Used under the dispatcher's lock."""
+    """The timers of one open database's sessions. Used under the sessions' mutex."""
 
-    def __init__(
-        self, context: SessionContext, connections: Connections, wills: Wills, silences: Silences, pace: Pace
-    ) -> None:
-        self._context, self._pace = context, pace
-        self._dispatcher = context.dispatcher
-        self._states = context.states
-        self._connections = connections
+    def __init__(self, registry: SessionRegistry, wills: Wills, pace: Pace) -> None:
+        self._registry, self._pace = registry, pace
+        self._dispatcher = registry.dispatcher
+        self._states = registry.states
         self._wills = wills
-        self._silences = silences
-        shards = range(len(context.states.states))
-        self._left_open: list[_LeftOpen | None] = [_LeftOpen(context.states.left_open(shard)) for shard in shards]
+        shards = range(len(registry.states.states))
+        self._left_open: list[_LeftOpen | None] = [_LeftOpen(registry.states.left_open(shard)) for shard in shards]
         """The sessions left open, by shard; None: all were recovered."""
         self._next_timer: list[int | None] = [0 for _ in shards]
         """By shard, the earliest time at which a stored timer may be due; None: there is no timer."""
@@ -95,9 +89,10 @@ class Timers:
         self._closing = False
         """Whether sources of ended sessions are left to close."""
 
-    def tick(self, now: int) -> float:
+    def tick(self, now: int, end_silent: Callable[[int, float], object]) -> float:
         """Do all work that is due at ``now``; return the number of seconds after which to call again.
 
+        ``end_silent`` ends the connections of silent clients, until a time of `time.monotonic`.
         Errors are raised after all work was tried, as by `topicstore.runtime.closing.do_all`.
         """
         until = self.deadline()
@@ -108,8 +103,8 @@ class Timers:
         for shard in range(len(self._next_timer)):
             steps += [partial(self._recover, shard, now), partial(self._run_all, shard, now, until)]
         steps += [
-            partial(self._end_silent, now, until),
-            partial(self._context.groups.tick, now, self._connections.stuck_since),
+            partial(end_silent, now, until),
+            partial(self._registry.groups.tick, now, self._registry.stuck_since),
             partial(self._checkpoint_in_time, now),
             self._close_piece,
         ]
@@ -118,7 +113,7 @@ class Timers:
 
     def _pause(self, now: int) -> float:
         longest = round(self._pace.longest_pause * 1e6)
-        times = (*self._next_timer, self._checkpoint_due, self._silences.next_time())
+        times = (*self._next_timer, self._checkpoint_due, self._registry.silences.next_time())
         waiting = [due for due in times if due is not None]
         waiting += [now] if self._closing else []
         waiting += [left.due for left in self._left_open if left is not None]
@@ -134,18 +129,7 @@ class Timers:
             self._checkpoint_due = now + round(self._pace.checkpoint_interval * 1e6)
         elif self._checkpoint_due <= now:
             self._checkpoint_due = None
-            self._context.commits.checkpoint(list(self._dispatcher.dirty))
-
-    # --- silent clients ---
-
-    def _end_silent(self, now: int, until: float) -> None:
-        while time.monotonic() < until and (session := self._silences.silent(now)) is not None:
-            try:
-                self._context.end(session, Ended.KEEP_ALIVE, send_will=True)
-            except TopicstoreError as failure:
-                session.failed(failure)
-                if session.ended is None:
-                    self._silences.watch(session, now + _AGAIN)
+            self._registry.commits.checkpoint(list(self._dispatcher.dirty))
 
     def deadline(self) -> float:
         """Return the time of `time.monotonic` after which due work is left for the next call."""
@@ -185,7 +169,7 @@ class Timers:
             raise
         finally:
             if ended:
-                again = _LeftOpen(self._states.left_open(shard), now + _AGAIN)
+                again = _LeftOpen(self._states.left_open(shard), now + AGAIN)
                 self._left_open[shard] = again if left.failed else None
 
     def _write(self, shard: int, writes: Sequence[StateWrite]) -> None:
@@ -194,7 +178,7 @@ class Timers:
 
     def _recover_one(self, client_id: str, now: int, writes: list[StateWrite]) -> None:
         """Remove a session, or add the writes that end its connection as lost."""
-        found = None if client_id in self._connections.live else self._states.find(client_id)
+        found = None if client_id in self._registry.connected else self._states.find(client_id)
         if found is not None and found.record.ending:
             self.remove(found)
         elif found is not None and found.record.connected:
@@ -235,7 +219,7 @@ class Timers:
         try:
             return self._run(shard, now, until)
         except BaseException:  # the timers can't be read
-            self._expect_at(shard, now + _AGAIN)
+            self._expect_at(shard, now + AGAIN)
             raise
 
     def _run(self, shard: int, now: int, until: float) -> list[TopicstoreError]:
@@ -259,7 +243,7 @@ class Timers:
             except TopicstoreError as failure:  # other timers are not affected
                 failures.append(failure)
         if failures or passed is not None:
-            self._expect_at(shard, now + _AGAIN)
+            self._expect_at(shard, now + AGAIN)
         return failures
 
     def _fire(self, shard: int, timer: Timer) -> None:
@@ -277,9 +261,9 @@ class Timers:
         if found.record.will_due != NEVER or (found.record.connected and found.record.will_delay != NEVER):
             found = self._wills.publish(found)
         records = [record for _, record in self._states.subscriptions(found.client_id)]
-        ending = self._context.groups.ending(found, records)
+        ending = self._registry.groups.ending(found, records)
         if ending is not None and self._states.remove(ending):
-            self._context.groups.ended(found.client_id, records)
+            self._registry.groups.ended(found.client_id, records)
             for record in records:
                 if is_durable(record):
-                    self._context.filters.remove_locked(record.topic_filter)
+                    self._registry.filters.remove(read_filter(record.topic_filter))

@@ -14,25 +14,17 @@ from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.pubsub.notifier import ListeningCall
-from topicstore.pubsub.publish import PublishResult
+from topicstore.pubsub.publish import Publisher
 from topicstore.runtime.closing import close_all
 from topicstore.storage.counting.lag import Lag
 
 from .batches import Acknowledged, Connect, PublishedRows
-from .commits import Commits
 from .connect import Opening, checked
-from .context import SessionContext
-from .database_parts import DatabaseParts, Messages, StateWrites
 from .deliver import Deliveries
 from .delivery_batch import Allow, Packet, single
 from .disconnect import Leaving
-from .dispatcher import Dispatcher
-from .durable_filters import DurableFilters
 from .in_flight import MAX_PACKET_ID
-from .keep_alive import Silences
 from .lag import Lagging
-from .live_session import LiveSession
-from .long_keys import opened
 from .model import (
     Ended,
     Overlapping,
@@ -47,16 +39,19 @@ from .model import (
 )
 from .publish import Incoming, publish
 from .qos2 import Refused, free_all, receive_all
-from .registry import Connections, Lookup
-from .session import Session, lives_of
+from .registry import SessionRegistry
+from .session import Session
 from .session_expiry import Pace, Timers
-from .shared.groups import Groups, SharedSubscriptions
+from .shared.groups import SharedSubscriptions
 from .subscribe import resume_rows, subscribe_rows, unsubscribe_rows
 from .wills import Wills
 
 __all__ = ["Sessions"]
 
 T = TypeVar("T")
+
+_INTERNAL = frozenset(("checkpoint_one", "deliver_one", "entered", "load_filters", "restrict"))
+"""Public attributes that only other parts of the framework use."""
 
 
 class Sessions:
@@ -77,57 +72,33 @@ class Sessions:
     are errors, passed to `threading.excepthook`.
     """
 
-    def __init__(self, parts: DatabaseParts) -> None:
-        self._dispatcher: Dispatcher[LiveSession] = Dispatcher(
-            parts.hub, len(parts.states), parts.shard_of, parts.clock, parts.steady
-        )
-        self._entrance, self._claims = self._dispatcher.entrance, self._dispatcher.claims
-        self.entered = self._claims.entered
+    def __init__(self, publisher: Publisher) -> None:
+        self._registry = registry = SessionRegistry(publisher)
+        self._dispatcher = registry.dispatcher
+        self._locks = registry.locks
+        self.entered = self._locks.entered
         """Returns whether the calling thread is within a call that must return before the sessions can be closed."""
-        self._states = opened(parts, self._entrance.released)
-        self.bounds = self._states.counts.bounds
+        self.bounds = registry.states.counts.bounds
         """The limits on the number of stored sessions; its attributes may be set."""
         self.pace = Pace()
         """The intervals of the periodic work of sessions; its attributes may be set."""
-        self._clock, self._storage = parts.steady, parts.storage
-        self._silences = Silences()
-        self._connections = Connections(self._entrance, self._silences.forget)
-        self._commits = Commits(self._states, self._connections.overtaken)
-        self._lookup = Lookup(self._states, self._connections.live, self._clock.wall)
-        self._filters = DurableFilters(self._lookup.all_subscriptions, self._claims.all)
-        self._groups = Groups(self._states, self._dispatcher, self._filters)
-        self.groups = SharedSubscriptions(self._groups, self._entered)
+        self.groups = SharedSubscriptions(registry.groups, self._entered)
         """The shared subscriptions, and the time for which a member may be slow or away before others take over."""
-
-        def published(messages: Messages, *, state: StateWrites | None = None) -> PublishResult:
-            return self._entrance.released(lambda: parts.publish(messages, state, self._filters))
-
-        self._context = SessionContext(
-            dispatcher=self._dispatcher,
-            entrance=self._entrance,
-            states=self._states,
-            filters=self._filters,
-            groups=self._groups,
-            commits=self._commits,
-            publish=published,
-            retained=parts.retained(),
-            instant=parts.instant,
-            end=self._end_locked,
-            lag=self.lag,
-        )
-        self._lagging = Lagging(self._states, self._groups, self._lookup, self._entered, parts.storage)
-        self._wills = Wills(self._states, parts.storage, published)
-        self._timers = Timers(self._context, self._connections, self._wills, self._silences, self.pace)
-        self._leaving = Leaving(self._context, self._connections, self._timers, self._clock)
-        self._opening = Opening(
-            self._context, self._connections, self._timers, self._silences, self._wills, self._leaving, self._clock
-        )
-        self._deliveries = Deliveries(self._dispatcher, self._commits, self._connections, self._check_may_write)
+        self._lagging = Lagging(registry, self._entered)
+        wills = Wills(registry)
+        self._timers = Timers(registry, wills, self.pace)
+        self._leaving = Leaving(registry, self._timers)
+        self._opening = Opening(registry, self._timers, wills, self._leaving, self)
+        self._deliveries = Deliveries(registry, self._check_may_write)
 
     # --- opening ---
 
+    def __dir__(self) -> list[str]:
+        """Return the public attributes, for completion."""
+        return sorted(set(super().__dir__()) - _INTERNAL)
+
     def __repr__(self) -> str:
-        return f"<Sessions: {len(self._connections.live)} connected>"
+        return f"<Sessions: {len(self._registry.connected)} connected>"
 
     def open(
         self,
@@ -221,12 +192,12 @@ class Sessions:
         Return by row True if no subscription is left to load, else False, or the error because of which the session
         must be ended. A session delivers nothing until all its subscriptions are loaded.
         """
-        return resume_rows(self._context, lives_of(self._context, list(sessions)), limit)
+        return resume_rows(self._registry, self._registry.own(sessions), limit)
 
     def connected(self, client_id: str) -> Session | None:
         """Return the `Session` of a client that is connected, or None. Never blocks."""
         self._dispatcher.check_open()
-        return self._connections.sessions.get(client_id)
+        return self._registry.connected.get(client_id)
 
     @property
     def store_qos0(self) -> bool:
@@ -237,15 +208,20 @@ class Sessions:
         (MQTT 5, section 4.1: messages of QoS 0 that wait may be part of a session's state). Shared subscriptions with a
         connected session are served from the stored messages, and so are all if a message is stored for other reasons.
         """
-        return self._filters.store_qos0
+        return self._registry.filters.store_qos0
 
     @store_qos0.setter
     def store_qos0(self, stored: bool) -> None:
-        self._filters.store_qos0 = bool(stored)
+        self._registry.filters.store_qos0 = bool(stored)
 
     def wants(self, topic: str, qos: int = 1) -> bool:
         """Return whether a message of this topic and QoS is stored for a durable subscription, connected or not."""
-        return self._filters.wants(topic, qos)
+        self.load_filters()
+        return self._registry.filters.match(topic, qos)
+
+    def load_filters(self) -> None:
+        """Load the filters of all durable subscriptions, unless they are loaded. `Database.publish` needs them."""
+        self._registry.load_filters()
 
     # --- delivering ---
 
@@ -308,24 +284,12 @@ class Sessions:
 
         def commit() -> list[TopicstoreError]:
             self._dispatcher.hear_locked()
-            return self._commits.checkpoint(list(self._dispatcher.dirty))
+            return self._registry.commits.checkpoint(list(self._dispatcher.dirty))
 
         for failure in self._writing(commit):
             raise failure
 
     # --- ending connections ---
-
-    def _end_locked(
-        self,
-        session: LiveSession,
-        why: Ended,
-        *,
-        send_will: bool,
-        expiry_interval: timedelta | float | Keep | None = KEEP,
-    ) -> None:
-        """Commit all changes of a session and the end of its connection, or raise."""
-        for failure in self._leaving.end([session], why, send_will=send_will, expiry_interval=expiry_interval).values():
-            raise failure
 
     def disconnect(
         self,
@@ -343,10 +307,10 @@ class Sessions:
         In each shard all ends are one engine write; if the process dies in between, those of some shards are committed.
         A connection that has ended already is an error, `SessionEndedError`, unless it was ended by an earlier row.
         """
-        lives = lives_of(self._context, list(sessions))
-        return self._claims.all(
+        ending = self._registry.own(sessions)
+        return self._locks.hold_all(
             lambda: self._leaving.end_rows(
-                lives, Ended.DISCONNECTED, send_will=send_will, expiry_interval=expiry_interval, partial=partial
+                ending, Ended.DISCONNECTED, send_will=send_will, expiry_interval=expiry_interval, partial=partial
             )
         )
 
@@ -355,29 +319,54 @@ class Sessions:
 
         Commits, errors and ``partial``: as in `disconnect`.
         """
-        lives = lives_of(self._context, list(sessions))
-        return self._claims.all(lambda: self._leaving.end_rows(lives, Ended.LOST, send_will=True, partial=partial))
+        ending = self._registry.own(sessions)
+        return self._locks.hold_all(lambda: self._leaving.end_rows(ending, Ended.LOST, send_will=True, partial=partial))
 
     def kick(self, client_id: str) -> bool:
         """End the connection of a client's session as if it were lost, also if a crash left it open.
 
         Return False if it has none. Raises `SessionNotFoundError`.
         """
-        return self._writing(lambda: self._leaving.kick(client_id, self._lookup.found))
+        return self._writing(lambda: self._leaving.kick(client_id))
 
     def expire(self, client_id: str) -> None:
         """End a client's session now, and its connection if it has one. Raises `SessionNotFoundError`."""
-        self._writing(lambda: self._opening.expire(self._lookup.found(client_id)))
+        self._writing(lambda: self._opening.expire(self._registry.found(client_id)))
 
     def close(self) -> None:
         """Commit all changes and end all connections as if they were lost. `Database.close` calls this."""
-        self._claims.all(lambda: close_all((self._note_clock_locked, self._close_locked, self._dispatcher.close)))
+        self._locks.hold_all(lambda: close_all((self._note_clock_locked, self._close_locked, self._dispatcher.close)))
 
     def _close_locked(self) -> None:
-        lives = list(self._connections.live.values())
-        end = functools.partial(self._leaving.end, lives, Ended.CLOSED, send_will=True)
-        over = self._connections.over  # the next opening recovers sessions whose end could not be committed
-        close_all((end, *(functools.partial(over, live, Ended.CLOSED, notify=True) for live in lives)))
+        sessions = list(self._registry.connected.values())
+        end = functools.partial(self._leaving.end, sessions, Ended.CLOSED, send_will=True)
+        over = self._registry.over  # the next opening recovers sessions whose end could not be committed
+        close_all((end, *(functools.partial(over, session, Ended.CLOSED, notify=True) for session in sessions)))
+
+    # --- calls of one session ---
+
+    def deliver_one(self, session: Session, limit: int, max_bytes: int | None) -> list[Publish | PubRel]:
+        """Return the packets of one session to send now; see `Session.deliver`."""
+        return self._deliveries.deliver_one(session, limit, max_bytes)
+
+    def restrict(self, session: Session, allow: Allow | None) -> None:
+        """Replace the ``allow`` of one session; see `Session.restrict`."""
+
+        def restrict() -> None:
+            session.check()
+            session.replace_allow(allow)
+
+        self._locks.hold([session], restrict)
+
+    def checkpoint_one(self, session: Session) -> None:
+        """Commit the acknowledgements of one session, as `Session.checkpoint` does."""
+
+        def checkpoint() -> None:
+            session.check()
+            for failure in self._registry.commits.checkpoint([session]):
+                raise failure
+
+        self._locks.hold([session], checkpoint)
 
     # --- packets of many sessions ---
 
@@ -399,9 +388,9 @@ class Sessions:
         committed. A filter that occurs again for a session is changed after those before it, by a commit of its own.
         """
         given = list(rows)
-        lives = lives_of(self._context, [session for session, _, _ in given])
+        sessions = self._registry.own([session for session, _, _ in given])
         wanted = [(text, options) for _, text, options in given]
-        return subscribe_rows(self._context, lives, wanted, start, partial=partial)
+        return subscribe_rows(self._registry, sessions, wanted, start, partial=partial)
 
     def unsubscribe(
         self, rows: Iterable[tuple[Session, str]], *, partial: bool = False
@@ -411,8 +400,8 @@ class Sessions:
         Commits, errors and ``partial``: as in `subscribe`.
         """
         given = list(rows)
-        lives = lives_of(self._context, [session for session, _ in given])
-        return unsubscribe_rows(self._context, lives, [text for _, text in given], partial=partial)
+        sessions = self._registry.own([session for session, _ in given])
+        return unsubscribe_rows(self._registry, sessions, [text for _, text in given], partial=partial)
 
     def publish(self, rows: Iterable[tuple[Session, Message, int]], *, partial: bool = False) -> PublishedRows:
         """Publish messages of many clients, as `Session.publish` does, with one commit for each shard.
@@ -431,11 +420,11 @@ class Sessions:
         some shards failed.
         """
         given = list(rows)
-        lives = lives_of(self._context, [session for session, _, _ in given])
+        sessions = self._registry.own([session for session, _, _ in given])
         refused: Refused = {}
         messages = Incoming.of_objects([message for _, message, _ in given], refused, partial=partial)
         ids = [packet_id for _, _, packet_id in given]
-        return publish(self._context, lives, messages, ids, refused, partial=partial)
+        return publish(self._registry, sessions, messages, ids, refused, partial=partial)
 
     def publish_batch(
         self, sessions: Sequence[Session], batch: MessageBatch, packet_ids: Sequence[int], *, partial: bool = False
@@ -450,10 +439,10 @@ class Sessions:
         ids as messages, and `InvalidMessageError` if the columns of the batch have different lengths.
         """
         messages, ids = Incoming.of_batch(batch), list(packet_ids)
-        lives = lives_of(self._context, sessions)
-        if not len(lives) == len(messages) == len(ids):
-            raise InvalidArgumentError(f"{len(messages)} messages, {len(lives)} sessions, {len(ids)} packet ids")
-        return publish(self._context, lives, messages, ids, {}, partial=partial)
+        given = self._registry.own(sessions)
+        if not len(given) == len(messages) == len(ids):
+            raise InvalidArgumentError(f"{len(messages)} messages, {len(given)} sessions, {len(ids)} packet ids")
+        return publish(self._registry, given, messages, ids, {}, partial=partial)
 
     def pubrel(self, rows: Iterable[tuple[Session, int]], *, partial: bool = False) -> Acknowledged:
         """Free the packet ids of incoming PUBRELs, as `Session.pubrel` does, with one commit for each shard.
@@ -465,8 +454,8 @@ class Sessions:
         The packet ids are committed on return, and a PUBCOMP may be sent for every row that was not refused.
         """
         given = list(rows)
-        lives = lives_of(self._context, [session for session, _ in given])
-        return free_all(self._context, lives, [packet_id for _, packet_id in given], partial=partial)
+        sessions = self._registry.own([session for session, _ in given])
+        return free_all(self._registry, sessions, [packet_id for _, packet_id in given], partial=partial)
 
     def pubrec(
         self, rows: Iterable[tuple[Session, int]], *, accepted: bool = True, partial: bool = False
@@ -479,9 +468,9 @@ class Sessions:
         The next `deliver` commits those of all sessions, with one commit for each shard, and returns the `PubRel`s.
         """
         given = list(rows)
-        lives = lives_of(self._context, [session for session, _ in given])
+        sessions = self._registry.own([session for session, _ in given])
         ids = [packet_id for _, packet_id in given]
-        return receive_all(self._context, lives, ids, accepted=accepted, partial=partial)
+        return receive_all(self._registry, sessions, ids, accepted=accepted, partial=partial)
 
     # --- inspecting ---
 
@@ -491,7 +480,7 @@ class Sessions:
         Never blocks, and takes about a microsecond for each session.
         """
         self._dispatcher.check_open()
-        return self._lookup.counts(self._dispatcher.missed)
+        return self._registry.counts()
 
     def __iter__(self) -> Iterator[SessionInfo]:
         """Iterate over all sessions, as they are stored or kept in memory, sorted by client id.
@@ -499,27 +488,27 @@ class Sessions:
         Each session is read when the iterator reaches it. No lock is held in between, so sessions may change meanwhile.
         """
         self._check_open()
-        return filter(None, map(self._info_of, self._lookup.clients()))
+        return filter(None, map(self._info_of, self._registry.clients()))
 
     def clients(self, *, connected: bool | None = None) -> list[str]:
         """Return the client ids of all sessions, sorted; ``connected``: only those that are connected here, or not."""
         self._check_open()
-        return self._lookup.clients(connected)
+        return self._registry.clients(connected)
 
     def __len__(self) -> int:
         """Return the number of sessions."""
         self._check_open()
-        return self._lookup.count()
+        return self._registry.count()
 
     def __contains__(self, client_id: str) -> bool:
         """Return whether a client has a session, connected or not."""
         self._check_open()
-        return self._lookup.find(client_id) is not None
+        return self._registry.find(client_id) is not None
 
     def __getitem__(self, client_id: str) -> SessionInfo:
         """Return a client's session, as it is stored or kept in memory. Raises `SessionNotFoundError`."""
         self._check_open()
-        return self._lookup.info(self._lookup.found(client_id))
+        return self._registry.info(self._registry.found(client_id))
 
     def lag(self, *client_ids: str) -> dict[str, dict[str, Lag]]:
         """Return, by client id and filter, the lag of the deliveries behind the stored messages.
@@ -550,21 +539,21 @@ class Sessions:
             self._dispatcher.listen_locked()
             return work()
 
-        return self._entrance.hold(entered)
+        return self._registry.mutex.hold(entered)
 
     def _writing(self, work: Callable[[], T]) -> T:
-        """Call ``work`` with all claims held; return its result. Raises if the database is read-only."""
+        """Call ``work`` with the lock of all sessions held; return its result. Raises if the database is read-only."""
 
-        def claimed() -> T:
+        def locked() -> T:
             self._check_may_write()
             return work()
 
-        return self._claims.all(claimed)
+        return self._locks.hold_all(locked)
 
     def _info_of(self, client_id: str) -> SessionInfo | None:
         self._check_open()
-        found = self._lookup.find(client_id)
-        return None if found is None else self._lookup.info(found)
+        found = self._registry.find(client_id)
+        return None if found is None else self._registry.info(found)
 
     # --- time ---
 
@@ -583,18 +572,18 @@ class Sessions:
 
         def tick() -> float:
             self._note_clock_locked()
-            return self._timers.tick(self._clock())
+            return self._timers.tick(self._registry.clock(), self._leaving.end_silent)
 
         return self._writing(tick)
 
     def _note_clock_locked(self) -> None:
         with contextlib.suppress(TopicstoreError):  # the next tick tries again, and the shard itself reports why
-            self._clock.note()
+            self._registry.clock.note()
 
     def _check_open(self) -> None:
         self._dispatcher.check_open()
-        self._storage().check_open()
+        self._registry.publisher.storage().check_open()
 
     def _check_may_write(self) -> None:
         self._check_open()
-        self._storage().check_may_write()
+        self._registry.publisher.storage().check_may_write()

@@ -1,4 +1,4 @@
-"""Making, changing, ending and resuming subscriptions. Unless stated, the caller holds the dispatcher's lock.
+"""Making, changing, ending and resuming subscriptions. Unless stated, the caller holds the sessions' mutex.
 
 Members of a shared subscription must be stored, so a session that was kept in memory becomes a stored one. When a
 member ends, also because the process dies, the messages that it received but did not acknowledge go to another member.
@@ -11,35 +11,34 @@ from functools import partial
 
 import attrs
 
-from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
+from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 from topicstore.runtime.closing import do_all
 from topicstore.shard.state import FrameworkWrite
 
-from .context import SessionContext
 from .cursors import FeedSource
-from .live_session import LiveSession
-from .model import SessionSubscription, Start, SubscribeOptions, SubscribeResult, places_of, reached
+from .model import Start, SubscribeOptions, SubscribeResult, places_of, reached
 from .qos2 import Refused, check_sessions
-from .records import VERSION, Era, put_all
+from .records import VERSION, Era, SubscriptionRecord, put_all
+from .registry import SessionRegistry
 from .retained_cursor import RetainedSource
+from .session import Session
 from .session_store import encode_session
 from .shared.cursor import SharedSource
-from .shared_filters import is_shared
+from .shared_filters import is_shared, read_filter
 
 __all__ = [
     "begin_resuming",
     "resume",
     "resume_rows",
-    "status_of",
     "store",
     "subscribe_rows",
     "unsubscribe_rows",
 ]
 
 
-def store(context: SessionContext, session: LiveSession) -> None:
+def store(registry: SessionRegistry, session: Session) -> None:
     """Store a session and all its state with one commit, unless it is stored already. Raises the errors of writing.
 
     The expiry interval stays 0, so that nothing changes for the client.
@@ -47,14 +46,14 @@ def store(context: SessionContext, session: LiveSession) -> None:
     if session.stored:
         return
     found = encode_session(session.client_id, session.found.record)
-    writes: list[StateWrite] = [*context.states.change(session.client_id, None, found), *session.window.everything()]
+    writes: list[StateWrite] = [*registry.states.change(session.client_id, None, found), *session.window.everything()]
     for source in session.sources.values():
         writes += source.everything()
     for sending in session.retained.values():
         writes += sending.everything()
     writes += put_all(list(map(session.keys.incoming, list(session.incoming))), (VERSION,))
-    context.states.write_for(session.client_id, writes)
-    context.states.counts.add(found.record.user, 1)
+    registry.states.write_for(session.client_id, writes)
+    registry.states.counts.add(found.record.user, 1)
     session.found, session.guard = found, found.guard
     session.window.stored = True
 
@@ -62,7 +61,7 @@ def store(context: SessionContext, session: LiveSession) -> None:
 _READ = 20
 """Number of stored subscriptions that are read in the time that starting one of them takes."""
 
-_Asked = tuple[LiveSession, TopicFilter, SubscribeOptions]
+_Asked = tuple[Session, TopicFilter, SubscribeOptions]
 """A subscription to make or to change: the session, the filter and the options."""
 
 
@@ -77,8 +76,8 @@ class _Change:
 
 
 def subscribe_rows(
-    context: SessionContext,
-    lives: Sequence[LiveSession],
+    registry: SessionRegistry,
+    sessions: Sequence[Session],
     wanted: Sequence[tuple[str, SubscribeOptions]],
     start: Start,
     *,
@@ -87,52 +86,61 @@ def subscribe_rows(
     """Check all rows, then subscribe; see `Sessions.subscribe`. Takes the lock."""
     refused: Refused = {}
     asked: dict[int, _Asked] = {}
-    for row, (live, (text, options)) in enumerate(zip(lives, wanted, strict=True)):
+    for row, (session, (text, options)) in enumerate(zip(sessions, wanted, strict=True)):
         try:
             if not isinstance(options, SubscribeOptions):
                 raise InvalidArgumentError(f"row {row}: options are SubscribeOptions, not {options!r}")
-            asked[row] = live, TopicFilter(text), options.checked()
+            asked[row] = session, TopicFilter(text), options.checked()
         except TopicstoreError as error:
             if not partial:
                 raise
             refused[row] = error
 
-    def claimed() -> list[SubscribeResult | TopicstoreError]:
-        check_sessions(context, lives, refused, partial=partial)
+    def locked() -> list[SubscribeResult | TopicstoreError]:
+        check_sessions(registry, sessions, refused, partial=partial)
         left = {row: one for row, one in asked.items() if row not in refused}
-        for live, _, _ in left.values():
-            resume(live)
-        outcome = refused | _subscribe(context, left, start, partial=partial)
-        return [outcome[row] for row in range(len(lives))]
+        for session, _, _ in left.values():
+            resume(session)
+        outcome = refused | _subscribe(registry, left, start, partial=partial)
+        return [outcome[row] for row in range(len(sessions))]
 
-    return context.dispatcher.claims.of(dict.fromkeys(lives), claimed)
+    filters = [_followed(topic_filter) for _, topic_filter, _ in asked.values()]
+    return registry.dispatcher.following(filters, lambda: registry.locks.hold(dict.fromkeys(sessions), locked))
+
+
+def _followed(topic_filter: TopicFilter) -> TopicFilter:
+    """Return the filter by which the messages of a subscription are read; of an invalid shared one, its whole text."""
+    try:
+        return read_filter(topic_filter.text)
+    except InvalidFilterError:  # `_share` raises it again, for its row
+        return topic_filter
 
 
 def _subscribe(
-    context: SessionContext, asked: Mapping[int, _Asked], start: Start, *, partial: bool
+    registry: SessionRegistry, asked: Mapping[int, _Asked], start: Start, *, partial: bool
 ) -> dict[int, SubscribeResult | TopicstoreError]:
     """Make or change the subscriptions of the given rows; return by row the result, or the error.
 
     Without ``partial`` the first error is raised; an error before the commit changes nothing. If a filter occurs again
     for the same session, the later row is applied by a separate commit.
     """
-    context.dispatcher.listen_locked()  # earlier messages go to the existing subscriptions, by their old options
+    registry.dispatcher.listen_locked()  # earlier messages go to the existing subscriptions, by their old options
     outcome: dict[int, SubscribeResult | TopicstoreError] = {}
     left = dict(asked)
     while left:
         now: dict[int, _Asked] = {}
-        seen: set[tuple[LiveSession, str]] = set()
+        seen: set[tuple[Session, str]] = set()
         for row, (session, topic_filter, options) in left.items():
             if (session, topic_filter.text) not in seen:
                 seen.add((session, topic_filter.text))
                 now[row] = session, topic_filter, options
-        _subscribe_once(context, now, start, outcome, partial=partial)
+        _subscribe_once(registry, now, start, outcome, partial=partial)
         left = {row: one for row, one in left.items() if row not in now}
     return outcome
 
 
 def _subscribe_once(
-    context: SessionContext,
+    registry: SessionRegistry,
     asked: Mapping[int, _Asked],
     start: Start,
     outcome: dict[int, SubscribeResult | TopicstoreError],
@@ -141,21 +149,21 @@ def _subscribe_once(
 ) -> None:
     """Make or change subscriptions that all differ, with one commit for each shard."""
     changes: dict[int, _Change] = {}
-    any_retained = len(asked) == 1 or context.entrance.released(context.retained.any)  # one check for all rows
-    asked = _stored_members(context, asked, outcome, partial=partial)
+    any_retained = len(asked) == 1 or registry.mutex.released(registry.retained.any)  # one check for all rows
+    asked = _stored_members(registry, asked, outcome, partial=partial)
     try:
         for row, (session, topic_filter, options) in asked.items():
             try:
-                changes[row] = _prepare(context, session, topic_filter, options, start, any_retained=any_retained)
+                changes[row] = _prepare(registry, session, topic_filter, options, start, any_retained=any_retained)
             except TopicstoreError as error:
                 if not partial:
                     raise
                 outcome[row] = error
-        writes: dict[LiveSession, list[StateWrite]] = {}
+        writes: dict[Session, list[StateWrite]] = {}
         for row, change in changes.items():
             session = asked[row][0]
             writes.setdefault(session, [session.guard]).extend(change.writes)
-        errors = context.commits.together(writes)
+        errors = registry.commits.together(writes)
     except BaseException:
         do_all([change.undo for change in changes.values()], "could not be undone")
         raise
@@ -172,7 +180,7 @@ def _subscribe_once(
 
 
 def _stored_members(
-    context: SessionContext,
+    registry: SessionRegistry,
     asked: Mapping[int, _Asked],
     outcome: dict[int, SubscribeResult | TopicstoreError],
     *,
@@ -186,7 +194,7 @@ def _stored_members(
     for row, (session, topic_filter, _) in asked.items():
         if not session.stored and is_shared(topic_filter.text):
             try:
-                store(context, session)
+                store(registry, session)
             except TopicstoreError as failure:
                 if not partial:
                     raise
@@ -196,8 +204,8 @@ def _stored_members(
 
 
 def _prepare(
-    context: SessionContext,
-    session: LiveSession,
+    registry: SessionRegistry,
+    session: Session,
     topic_filter: TopicFilter,
     options: SubscribeOptions,
     start: Start,
@@ -206,15 +214,15 @@ def _prepare(
 ) -> _Change:
     known = session.sources.get(topic_filter.text)
     if is_shared(topic_filter.text):
-        return _share(context, session, topic_filter.text, options, start)
+        return _share(registry, session, topic_filter.text, options, start)
     if isinstance(known, FeedSource):
-        return _change(context, session, known, options, start, retained=any_retained and options.retain_handling == 0)
+        return _change(registry, session, known, options, start, retained=any_retained and options.retain_handling == 0)
     retained = any_retained and options.retain_handling < 2
-    return _add(context, session, topic_filter, options, start, retained=retained)
+    return _add(registry, session, topic_filter, options, start, retained=retained)
 
 
 def unsubscribe_rows(
-    context: SessionContext, lives: Sequence[LiveSession], filters: Sequence[str], *, partial: bool
+    registry: SessionRegistry, sessions: Sequence[Session], filters: Sequence[str], *, partial: bool
 ) -> list[bool | TopicstoreError]:
     """End subscriptions with one commit for each shard; return by row whether there was one. Takes the lock.
 
@@ -222,32 +230,32 @@ def unsubscribe_rows(
     """
     refused: Refused = {}
 
-    def claimed() -> list[bool | TopicstoreError]:
-        check_sessions(context, lives, refused, partial=partial)
+    def locked() -> list[bool | TopicstoreError]:
+        check_sessions(registry, sessions, refused, partial=partial)
         outcome: dict[int, bool | TopicstoreError] = {**refused}
-        ending: dict[LiveSession, dict[str, FeedSource | SharedSource]] = {}
-        for row, (session, topic_filter) in enumerate(zip(lives, filters, strict=True)):
+        ending: dict[Session, dict[str, FeedSource | SharedSource]] = {}
+        for row, (session, topic_filter) in enumerate(zip(sessions, filters, strict=True)):
             if row not in refused:
                 resume(session)
                 source = session.sources.get(topic_filter)
                 outcome[row] = source is not None and topic_filter not in ending.get(session, ())
                 if source is not None:
                     ending.setdefault(session, {})[topic_filter] = source
-        errors = _end(context, ending)
+        errors = _end(registry, ending)
         for failure in () if partial else errors.values():
             raise failure
-        there = [outcome[row] for row in range(len(lives))]
-        return [errors.get(live, one) if one is True else one for live, one in zip(lives, there, strict=True)]
+        there = [outcome[row] for row in range(len(sessions))]
+        return [errors.get(session, one) if one is True else one for session, one in zip(sessions, there, strict=True)]
 
-    return context.dispatcher.claims.of(dict.fromkeys(lives), claimed)
+    return registry.locks.hold(dict.fromkeys(sessions), locked)
 
 
 def _end(
-    context: SessionContext, ending: Mapping[LiveSession, Mapping[str, FeedSource | SharedSource]]
-) -> dict[LiveSession, TopicstoreError]:
+    registry: SessionRegistry, ending: Mapping[Session, Mapping[str, FeedSource | SharedSource]]
+) -> dict[Session, TopicstoreError]:
     """End subscriptions, by session and filter; return the errors of the sessions whose subscriptions all remain."""
-    writes: dict[LiveSession, list[StateWrite]] = {}
-    errors: dict[LiveSession, TopicstoreError] = {}
+    writes: dict[Session, list[StateWrite]] = {}
+    errors: dict[Session, TopicstoreError] = {}
     for session, sources in ending.items():
         keys = session.keys
         try:
@@ -260,16 +268,14 @@ def _end(
             kinds = (keys.subscription, keys.place, keys.retained, keys.leases)
             gone = [FrameworkWrite(key(source.number), None) for source in sources.values() for key in kinds]
             writes[session] = [session.guard, *gone]
-    errors |= context.commits.together(writes)
+    errors |= registry.commits.together(writes)
     for session, sources in ending.items():
         for topic_filter, source in () if session in errors else sources.items():
-            _forget(context, session, topic_filter, source)
+            _forget(registry, session, topic_filter, source)
     return errors
 
 
-def _forget(
-    context: SessionContext, session: LiveSession, topic_filter: str, source: FeedSource | SharedSource
-) -> None:
+def _forget(registry: SessionRegistry, session: Session, topic_filter: str, source: FeedSource | SharedSource) -> None:
     """Stop reading a subscription, after its end was committed."""
     session.sources.pop(topic_filter)
     for gone in (source, session.retained.pop(source.number, None)):
@@ -277,22 +283,23 @@ def _forget(
             session.forget(gone)
             gone.close()
     if isinstance(source, SharedSource):
-        context.groups.leave(source.group, session.client_id)
-    if source.limited or isinstance(source, SharedSource):
-        context.filters.remove_locked(topic_filter)
+        registry.groups.leave(source.group, session.client_id)
+        registry.filters.remove(source.group.filter.topic_filter)
+    elif source.limited:
+        registry.filters.remove(source.topic_filter)
 
 
 def _add(
-    context: SessionContext,
-    session: LiveSession,
+    registry: SessionRegistry,
+    session: Session,
     topic_filter: TopicFilter,
     options: SubscribeOptions,
     start: Start,
     *,
     retained: bool,
 ) -> _Change:
-    places = _places(context, start)
-    source = _source(context, session, session.numbers, topic_filter, (Era(options),))
+    places = _places(registry, start)
+    source = _source(registry, session, session.numbers, topic_filter, (Era(options),))
     session.numbers += 1
 
     def undo() -> None:
@@ -303,20 +310,20 @@ def _add(
         session.sources[topic_filter.text] = source
         session.merge_overlapping(source)
         if source.limited:
-            context.filters.add_locked(topic_filter.text)
+            registry.filters.add(topic_filter)
 
     try:
         source.start(places)
         replays = start is not None
-        return _stored(context, session, source, added, undo, created=True, retained=retained, replays=replays)
+        return _stored(registry, session, source, added, undo, created=True, retained=retained, replays=replays)
     except BaseException:
         undo()
         raise
 
 
 def _change(
-    context: SessionContext,
-    session: LiveSession,
+    registry: SessionRegistry,
+    session: Session,
     source: FeedSource,
     options: SubscribeOptions,
     start: Start,
@@ -324,9 +331,9 @@ def _change(
     retained: bool,
 ) -> _Change:
     eras, was_limited = source.eras, source.limited
-    marks = context.dispatcher.hub.watermarks()
+    marks = registry.dispatcher.hub.watermarks()
     if start is not None:
-        source.restart(options, places_of(start, marks, context.dispatcher.hub, context.instant))
+        source.restart(options, places_of(start, marks, registry.dispatcher.hub, registry.instant))
     elif options != source.options:
         source.change(options, marks)
 
@@ -336,21 +343,19 @@ def _change(
 
     def changed() -> None:
         if source.limited and not was_limited:
-            context.filters.add_locked(source.topic_filter.text)
+            registry.filters.add(source.topic_filter)
         elif was_limited and not source.limited:
-            context.filters.remove_locked(source.topic_filter.text)
+            registry.filters.remove(source.topic_filter)
 
     try:
         replays = start is not None
-        return _stored(context, session, source, changed, undo, created=False, retained=retained, replays=replays)
+        return _stored(registry, session, source, changed, undo, created=False, retained=retained, replays=replays)
     except BaseException:
         undo()
         raise
 
 
-def _share(
-    context: SessionContext, session: LiveSession, text: str, options: SubscribeOptions, start: Start
-) -> _Change:
+def _share(registry: SessionRegistry, session: Session, text: str, options: SubscribeOptions, start: Start) -> _Change:
     """Join a shared subscription, or change this member's options."""
     if options.no_local:
         raise InvalidArgumentError("a shared subscription can't have no_local [MQTT-3.8.3-4]")
@@ -359,13 +364,13 @@ def _share(
         before = known.options
         known.change(options)
         return _Change(False, known.everything(), _nothing, partial(known.change, before))
-    groups, places = context.groups, _places(context, start)
+    groups, places = registry.groups, _places(registry, start)
     source = groups.join(session.keys, session.numbers, text, options, places, session.wake)
     session.numbers += 1
 
     def joined() -> None:
         session.sources[text] = source
-        context.filters.add_locked(text)
+        registry.filters.add(source.group.filter.topic_filter)
         source.group.attach(source)
 
     return _Change(True, source.everything(), joined, partial(groups.leave, source.group, session.client_id))
@@ -375,14 +380,14 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-def _places(context: SessionContext, start: Start) -> list[int]:
-    hub = context.dispatcher.hub
-    return places_of(start, hub.watermarks(), hub, context.instant)
+def _places(registry: SessionRegistry, start: Start) -> list[int]:
+    hub = registry.dispatcher.hub
+    return places_of(start, hub.watermarks(), hub, registry.instant)
 
 
 def _stored(
-    context: SessionContext,
-    session: LiveSession,
+    registry: SessionRegistry,
+    session: Session,
     source: FeedSource,
     done: Callable[[], object],
     undo: Callable[[], object],
@@ -396,8 +401,8 @@ def _stored(
     ``replays``: whether the subscription begins in the past.
     """
     sending = None
-    if retained and context.entrance.released(lambda: context.retained.may_match(source.topic_filter)):
-        sending = RetainedSource(session.keys, source, context.retained, replays=replays)
+    if retained and registry.mutex.released(lambda: registry.retained.may_match(source.topic_filter)):
+        sending = RetainedSource(session.keys, source, registry.retained, replays=replays)
 
     def stored() -> None:
         source.settled()
@@ -409,7 +414,7 @@ def _stored(
     return _Change(created, writes, stored, undo)
 
 
-def _send(session: LiveSession, sending: RetainedSource) -> None:
+def _send(session: Session, sending: RetainedSource) -> None:
     """Start sending retained messages, replacing an unfinished sending of the same subscription."""
     session.forget(session.retained.get(sending.number, sending))
     session.retained[sending.number] = sending
@@ -417,12 +422,12 @@ def _send(session: LiveSession, sending: RetainedSource) -> None:
     session.wake(sending)
 
 
-def begin_resuming(context: SessionContext, session: LiveSession) -> None:
+def begin_resuming(registry: SessionRegistry, session: Session) -> None:
     """Prepare a session for `resume`, which loads its stored subscriptions. Until then it delivers nothing."""
-    session.resuming = _resuming(context, session)
+    session.resuming = _resuming(registry, session)
 
 
-def resume(session: LiveSession, limit: int | None = None) -> int:
+def resume(session: Session, limit: int | None = None) -> int:
     """Load about ``limit`` of the remaining stored subscriptions, None: all of them; return the number loaded.
 
     After an error, the session can't be resumed any more.
@@ -433,68 +438,80 @@ def resume(session: LiveSession, limit: int | None = None) -> int:
     return done
 
 
-def resume_rows(context: SessionContext, lives: Sequence[LiveSession], limit: int) -> list[bool | TopicstoreError]:
+def resume_rows(registry: SessionRegistry, sessions: Sequence[Session], limit: int) -> list[bool | TopicstoreError]:
     """Load about ``limit`` more stored subscriptions of sessions; see `Sessions.resume`. Takes the lock."""
     refused: Refused = {}
 
-    def claimed() -> list[bool | TopicstoreError]:
-        check_sessions(context, lives, refused, partial=True)
+    def locked() -> list[bool | TopicstoreError]:
+        check_sessions(registry, sessions, refused, partial=True)
         outcome: list[bool | TopicstoreError] = []
-        left, share = limit, max(limit // max(len(lives), 1), 1)
-        for row, live in enumerate(lives):
+        left, share = limit, max(limit // max(len(sessions), 1), 1)
+        for row, session in enumerate(sessions):
             try:
                 if row not in refused and left > 0:
-                    left -= resume(live, min(share, left))
-                outcome.append(refused.get(row) or live.resuming is None)
+                    left -= resume(session, min(share, left))
+                outcome.append(refused.get(row) or session.resuming is None)
             except TopicstoreError as failure:
                 outcome.append(failure)
         return outcome
 
-    return context.dispatcher.claims.of(dict.fromkeys(lives), claimed)
+    return registry.locks.hold(dict.fromkeys(sessions), locked)
 
 
-def _resuming(context: SessionContext, session: LiveSession) -> Iterator[int]:
+def _resuming(registry: SessionRegistry, session: Session) -> Iterator[int]:
     """Load the stored subscriptions, and yield after each step its cost, in loaded subscriptions."""
-    states, marks = context.states, context.dispatcher.hub.watermarks()
-    ends = context.dispatcher.hub.last_positions()
+    states, marks = registry.states, registry.dispatcher.hub.watermarks()
+    ends = registry.dispatcher.hub.last_positions()
     stored = states.followed(session.client_id)
     for number in stored:
         session.numbers = number + 1
     yield len(stored) // _READ + 1
     for number, following in stored.items():
         record, place, sent = following()
-        text, options = record.topic_filter, record.eras[-1].options
-        if is_shared(text):
-            shared = context.groups.join(session.keys, number, text, options, marks, session.wake)
-            session.sources[text] = shared
-            shared.group.attach(shared)
-        else:
-            source = _source(context, session, number, TopicFilter(text), record.eras)
-            begun = marks if place is None or not source.limited else place
-            source.start(reached(begun, ends))
-            source.settled()
-            session.sources[text] = source
-            session.merge_overlapping(source)
-            if sent is not None:
-                context.retained.may_match(source.topic_filter)  # raises if retained messages can't be read
-                _send(session, RetainedSource(session.keys, source, context.retained, replays=True, behind=sent))
+        text = record.topic_filter
+        followed = registry.mutex.released(partial(registry.dispatcher.follow, read_filter(text)))
+        try:
+            _load(registry, session, number, record, place, sent, marks, ends)
+        finally:
+            registry.dispatcher.unfollow(followed)
         yield 1
     session.resuming = None
     session.ask()
     yield 0
 
 
+def _load(
+    registry: SessionRegistry,
+    session: Session,
+    number: int,
+    record: SubscriptionRecord,
+    place: list[int] | None,
+    sent: str | None,
+    marks: list[int],
+    ends: list[int],
+) -> None:
+    """Load a stored subscription: its record, its place, and the last topic whose retained message was sent.
+
+    marks, ends: by shard, the watermark and the last position when loading began.
+    """
+    text, options = record.topic_filter, record.eras[-1].options
+    if is_shared(text):
+        shared = registry.groups.join(session.keys, number, text, options, marks, session.wake)
+        session.sources[text] = shared
+        shared.group.attach(shared)
+    else:
+        source = _source(registry, session, number, TopicFilter(text), record.eras)
+        begun = marks if place is None or not source.limited else place
+        source.start(reached(begun, ends))
+        source.settled()
+        session.sources[text] = source
+        session.merge_overlapping(source)
+        if sent is not None:
+            registry.retained.may_match(source.topic_filter)  # raises if retained messages can't be read
+            _send(session, RetainedSource(session.keys, source, registry.retained, replays=True, behind=sent))
+
+
 def _source(
-    context: SessionContext, session: LiveSession, number: int, topic_filter: TopicFilter, eras: tuple[Era, ...]
+    registry: SessionRegistry, session: Session, number: int, topic_filter: TopicFilter, eras: tuple[Era, ...]
 ) -> FeedSource:
-    return FeedSource(context.dispatcher, session.keys, number, topic_filter, eras, session.wake)
-
-
-def status_of(source: FeedSource | SharedSource) -> SessionSubscription:
-    """Return the description of a subscription."""
-    return SessionSubscription(
-        topic_filter=source.topic_filter.text,
-        options=source.options,
-        places=tuple(source.places),
-        dropped=source.dropped,
-    )
+    return FeedSource(registry.dispatcher, session.keys, number, topic_filter, eras, session.wake)

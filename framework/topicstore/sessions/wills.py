@@ -6,30 +6,28 @@ the delay and, after the connection has ended, the time of publication (MQTT 5, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
+from topicstore.contract.batch import MessageBatch
 from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.keyed_messages import message_under, store_under
-from topicstore.storage.storage import Storage
 
-from .database_parts import Publish
 from .records import NEVER, Keys, SessionRecord
-from .session_store import Found, SessionState, encode_session, will_key
+from .registry import SessionRegistry
+from .session_store import Found, encode_session, will_key
 
 __all__ = ["Wills", "disconnected"]
 
 
 class Wills:
-    """The wills of one open database's sessions. Used under the dispatcher's lock."""
+    """The wills of one open database's sessions. Used under the sessions' mutex."""
 
-    def __init__(self, states: SessionState, storage: Callable[[], Storage], publish: Publish) -> None:
-        self._states = states
-        self._storage = storage
-        self._publish = publish
+    def __init__(self, registry: SessionRegistry) -> None:
+        self._registry = registry
 
     def store(self, shard: int, wills: Sequence[tuple[str, Message]], writes: list[StateWrite]) -> None:
         """Commit writes of sessions of one shard together with wills, given as pairs of client id and message.
@@ -38,16 +36,22 @@ class Wills:
         """
         keys = [Keys(client_id).will for client_id, _ in wills]
         messages = [message for _, message in wills]
-        store_under(self._storage(), messages, keys, shards=[shard] * len(wills), state={shard: writes})
+        store_under(
+            self._registry.publisher.storage(), messages, keys, shards=[shard] * len(wills), state={shard: writes}
+        )
 
     def publish(self, found: Found) -> Found:
         """Publish the will of a session, and update its record in the same write; return the changed session."""
-        client_id, shard = found.client_id, self._states.shard_of(found.client_id)
+        client_id, shard = found.client_id, self._registry.states.shard_of(found.client_id)
         after = encode_session(client_id, msgspec.structs.replace(found.record, will_due=NEVER, will_delay=NEVER))
-        writes = [*self._states.change(client_id, found, after), FrameworkWrite(will_key(Keys(client_id)), None)]
-        will = message_under(self._storage(), shard, Keys(client_id).will)
-        messages: list[Message] = [] if will is None else [msgspec.structs.replace(will, timestamp=None)]
-        self._publish(messages, state={shard: writes})
+        writes = [
+            *self._registry.states.change(client_id, found, after),
+            FrameworkWrite(will_key(Keys(client_id)), None),
+        ]
+        will = message_under(self._registry.publisher.storage(), shard, Keys(client_id).will)
+        batch = MessageBatch.from_messages([] if will is None else [msgspec.structs.replace(will, timestamp=None)])
+        self._registry.load_filters()
+        self._registry.mutex.released(lambda: self._registry.publisher.publish(batch, {shard: writes}))
         return after
 
 

@@ -2,7 +2,7 @@
 
 A process has one object for each group. The group leases slices to the connected members, and revokes them when a
 member disconnects or is slow. For members that have read all messages, it reads new messages itself, so that a message
-wakes only the member that it is for. Used under the dispatcher's lock.
+wakes only the member that it is for. Used under the sessions' mutex.
 
 The slice of a topic is the xxh64 hash of its UTF-8 bytes, modulo 64; this function is part of the stored format.
 """
@@ -22,10 +22,10 @@ from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
+from topicstore.pubsub.durable_filters import DurableFilters
 from topicstore.pubsub.read_cache import ReadBatch, ReadSlice
 from topicstore.sessions.delivery_batch import Traits
 from topicstore.sessions.dispatcher import Channel, Channels
-from topicstore.sessions.durable_filters import DurableFilters
 from topicstore.sessions.records import VERSION, decode, put
 from topicstore.sessions.shared_filters import SharedFilter
 from topicstore.shard.state import FrameworkWrite, ShardState
@@ -287,8 +287,8 @@ class Group:
         before = self.members.get(member.client_id)
         self.members[member.client_id] = Membership(member.number, None, told=before.told if before else 0)
         if self._channel is None:
-            self._channel = self._channels.channel_locked(self.filter.topic_filter)
-            self._filters.present_locked(self.filter.text)
+            self._channel = self._channels.follow(self.filter.topic_filter)
+            self._filters.add_shared(self.filter.topic_filter, self.filter.text)
         self.connected[member] = None
         self._changed(self)
 
@@ -313,7 +313,7 @@ class Group:
         if not self.connected and self._channel is not None:
             self._channels.leave_locked(self._channel, self)
             self._channel = None
-            self._filters.absent_locked(self.filter.text)
+            self._filters.remove_shared(self.filter.topic_filter, self.filter.text)
         self._changed(self)
 
     # --- assignment ---

@@ -11,9 +11,9 @@ import numpy as np
 from topicstore.contract.arguments import check_length
 from topicstore.contract.errors import StateConflictError, TopicstoreError
 from topicstore.contract.state import StateWrite
+from topicstore.pubsub.durable_filters import DurableFilters
 from topicstore.sessions.cursors import Source
 from topicstore.sessions.dispatcher import Channels
-from topicstore.sessions.durable_filters import DurableFilters
 from topicstore.sessions.in_flight import InflightWindow
 from topicstore.sessions.locks import Around
 from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions, reached
@@ -38,7 +38,7 @@ _SAVE_INTERVAL = 15_000_000
 
 
 class Groups:
-    """The groups (shared subscriptions) of one open database, loaded on demand. Used under the dispatcher's lock."""
+    """The groups (shared subscriptions) of one open database, loaded on demand. Used under the sessions' mutex."""
 
     def __init__(self, states: SessionState, channels: Channels, filters: DurableFilters) -> None:
         self.slow_after = 5.0
@@ -309,7 +309,7 @@ class SharedSubscriptions:
     def __init__(self, groups: Groups, entered: Around) -> None:
         self._groups = groups
         self._entered = entered
-        """Calls a function under the sessions' lock; raises if the database is closed."""
+        """Calls a function under the sessions' mutex; raises if the database is closed."""
 
     def __iter__(self) -> Iterator[GroupInfo]:
         """Iterate over a snapshot of all shared subscriptions, with their members, connected or not."""
