@@ -36,7 +36,7 @@ PATHS = {
     "open": (270, 76, 147),
 }
 """For each path: numbers of named functions, of their files, and of those functions between `Database` and layout."""
-MQTT = (402, 81)
+MQTT = (396, 80)
 """Named functions and their files, from an MQTT PUBLISH at QoS 1 to its PUBACK and to the socket of one subscriber.
 
 Whether three functions of `server/mqtt/store_thread.py` are among them depends on the timing of the threads.
