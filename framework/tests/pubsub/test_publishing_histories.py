@@ -72,7 +72,7 @@ class Ear:
     def __init__(self) -> None:
         self.heard: list[ts.Message] = []
 
-    def woken(self, feed: Feed, shard: int) -> None: ...
+    def on_stored(self, feed: Feed, shard: int) -> None: ...
 
     def routed(self, feed: Feed, messages: list[ts.Message]) -> None:
         self.heard += messages

@@ -17,7 +17,7 @@ from topicstore.pubsub import feed as feeds
 from topicstore.pubsub import recent_commits
 from topicstore.pubsub.feed import Feed
 from topicstore.pubsub.hub import Hub
-from topicstore.pubsub.notifier import Bell
+from topicstore.pubsub.notifier import Notifier
 from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.threads import PATIENCE
 
@@ -40,9 +40,9 @@ class Listener:
     """A listener that makes its feed active and ignores notifications; the test reads the feed itself."""
 
     def __init__(self) -> None:
-        self.bell = Bell()
+        self.notifier = Notifier()
 
-    def woken(self, feed: Feed, shard: int) -> None: ...
+    def on_stored(self, feed: Feed, shard: int) -> None: ...
 
     def routed(self, feed: Feed, messages: list[ts.Message]) -> None: ...
 
@@ -305,12 +305,12 @@ def test_what_was_announced_and_never_committed_is_not_there(tmp_path: Path, hea
         for feed in followed:
             db._publisher.hub.listen(feed, Listener())
         db.store([ts.Message("a/b", b"x")])
-        announce, told = Feed.announce, []
+        announce, announced = Feed.announce, []
 
         def interrupted(feed: Feed, *arguments: object) -> None:
-            if len(told) == heard:
+            if len(announced) == heard:
                 raise KeyboardInterrupt
-            told.append(feed)
+            announced.append(feed)
             announce(feed, *arguments)  # type: ignore[arg-type]
 
         with patch.object(Feed, "announce", interrupted), pytest.raises(KeyboardInterrupt):

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import topicstore as ts
-from topicstore.pubsub.notifier import Bell, ListeningThread
+from topicstore.pubsub.notifier import Notifier, ThreadWaiter
 from topicstore.pubsub.subscription import Subscription, _Inbox
 from topicstore.runtime.locks import owned
 from topicstore_conformance.faults.threads import PATIENCE, begin, running, together, wait_until
@@ -59,15 +59,15 @@ def take(subscription: Subscription, count: int, limit: int | None = None) -> li
     return taken
 
 
-def blocked(bell: Bell) -> int:
-    """Return the number of threads that are waiting for a notification by this bell."""
-    return sum(one._bell is bell for one in running(ListeningThread.wait))
+def blocked(notifier: Notifier) -> int:
+    """Return the number of threads that are waiting for a notification by this notifier."""
+    return sum(one._notifier is notifier for one in running(ThreadWaiter.wait))
 
 
 def waiting(subscription: Subscription, work: Callable[[], object]) -> Future[Any]:
     """Call a function in a thread; return its future once the thread waits for the subscription."""
-    before, future = blocked(subscription._inbox.bell), begin(work)
-    wait_until(lambda: blocked(subscription._inbox.bell) > before, "a thread to wait for the subscription")
+    before, future = blocked(subscription._inbox.notifier), begin(work)
+    wait_until(lambda: blocked(subscription._inbox.notifier) > before, "a thread to wait for the subscription")
     return future
 
 

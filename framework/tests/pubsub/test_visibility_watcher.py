@@ -64,29 +64,29 @@ def test_who_waits_is_woken_though_waiting_failed(
 
     Waiters of other shards are woken meanwhile.
     """
-    shard, woken = db.storage.shards[0], []
+    shard, on_stored = db.storage.shards[0], []
     fails = Fails(watcher, error, shard.reader.await_visible)
     monkeypatch.setattr(shard.reader, "await_visible", fails)
     with together(watcher):
-        watcher.add(woken.append, 0, 1)
-        watcher.add(lambda number: woken.append(number) or fails.shown.append("woken meanwhile"), 1, 1)
-    wait_until(lambda: len(woken) == 2 and watcher.failure is None, "all to be woken, and the failure to be over")
-    assert [1, 0] == woken
+        watcher.add(on_stored.append, 0, 1)
+        watcher.add(lambda number: on_stored.append(number) or fails.shown.append("woken meanwhile"), 1, 1)
+    wait_until(lambda: len(on_stored) == 2 and watcher.failure is None, "all to be woken, and the failure to be over")
+    assert [1, 0] == on_stored
     assert [None, "woken meanwhile", "a bug"] == fails.shown
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
 def test_who_waits_is_woken_though_waking_another_failed(watcher: VisibilityWatcher, error: BaseException) -> None:
     """If waking one waiter fails, other waiters are woken without delay, once each, and the first is woken later."""
-    woken: list[str] = []
-    fails = Fails(watcher, error, lambda _: woken.append("fails"))
+    on_stored: list[str] = []
+    fails = Fails(watcher, error, lambda _: on_stored.append("fails"))
     names = [str(number) for number in range(8)]
     with together(watcher):
         watcher.add(fails, 0, 1)
         for name in names:
-            watcher.add(lambda _, name=name: woken.append(name), 0, 1)  # type: ignore[misc]
-    wait_until(lambda: "fails" in woken and watcher.failure is None, "all to be woken, and the failure to be over")
-    assert [*names, "fails"] == [*sorted(woken[:-1]), woken[-1]]
+            watcher.add(lambda _, name=name: on_stored.append(name), 0, 1)  # type: ignore[misc]
+    wait_until(lambda: "fails" in on_stored and watcher.failure is None, "all to be woken, and the failure to be over")
+    assert [*names, "fails"] == [*sorted(on_stored[:-1]), on_stored[-1]]
     assert [None, "a bug"] == fails.shown
 
 
@@ -97,11 +97,11 @@ def test_nobody_waits_for_a_shard_that_takes_no_writes_any_more(
 
     Other shards are still watched.
     """
-    shard, woken = db.storage.shards[0], []
+    shard, on_stored = db.storage.shards[0], []
     shard.writer.fail(OSError("no disk"))
     monkeypatch.setattr(shard.reader, "await_visible", lambda _: shard.writer.check_writable())
     with together(watcher):
-        watcher.add(woken.append, 0, 1)
-        watcher.add(woken.append, 1, 1)
-    wait_until(lambda: woken, "the other to be woken")
-    assert ([1], {}, None) == (woken, watcher._waiting, watcher.failure)
+        watcher.add(on_stored.append, 0, 1)
+        watcher.add(on_stored.append, 1, 1)
+    wait_until(lambda: on_stored, "the other to be woken")
+    assert ([1], {}, None) == (on_stored, watcher._waiting, watcher.failure)

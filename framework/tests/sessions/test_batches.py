@@ -222,10 +222,10 @@ def test_a_session_that_was_overtaken_is_found_and_ended(
     db: ts.Database, sessions: Sessions, crash: Callable[[], Sessions]
 ) -> None:
     """If some sessions were taken over, only their rows are refused, although each shard commits all rows together."""
-    told: list[tuple[str, Ended]] = []
+    notified: list[tuple[str, Ended]] = []
     clients = sessions.open_many(
         [Connect(client_id=client, expiry_interval=None) for client in CLIENTS],
-        on_end=lambda session, why: told.append((session.client_id, why)),
+        on_end=lambda session, why: notified.append((session.client_id, why)),
     )
     crash().open_many([Connect(client_id=CLIENTS[row], expiry_interval=None) for row in (2, 5)])
     rows = [(c, message(c.client_id, c.client_id), 3) for c in clients if isinstance(c, Session)]
@@ -233,7 +233,7 @@ def test_a_session_that_was_overtaken_is_found_and_ended(
     assert [2, 5] == sorted(found.refused)
     assert all(isinstance(error, SessionTakenOverError) for error in found.refused.values())
     assert set(CLIENTS) - {CLIENTS[2], CLIENTS[5]} == stored(db)
-    assert {(CLIENTS[2], Ended.TAKEN_OVER), (CLIENTS[5], Ended.TAKEN_OVER)} == set(told)
+    assert {(CLIENTS[2], Ended.TAKEN_OVER), (CLIENTS[5], Ended.TAKEN_OVER)} == set(notified)
     freed = sessions.pubrel([(session, 3) for session, _, _ in rows], partial=True)
     assert [row not in (2, 5) for row in range(8)] == freed.known
     assert [2, 5] == sorted(freed.refused)
@@ -441,9 +441,9 @@ def test_those_that_are_present_are_taken_over_together(db: ts.Database, session
 
     If a client id occurs twice in the call, the later row takes over the session of the earlier row.
     """
-    told: list[tuple[str, Ended]] = []
+    notified: list[tuple[str, Ended]] = []
     connects = [Connect(client_id=client, expiry_interval=None) for client in CLIENTS]
-    first = sessions.open_many(connects, on_end=lambda session, why: told.append((session.client_id, why)))
+    first = sessions.open_many(connects, on_end=lambda session, why: notified.append((session.client_id, why)))
     older = [session for session in first if isinstance(session, Session)]
     sessions.subscribe([(session, "a/b", SubscribeOptions(1)) for session in older])
     db.publish([message("publisher", "1", 1)])
@@ -451,7 +451,7 @@ def test_those_that_are_present_are_taken_over_together(db: ts.Database, session
     for session in older[:4]:
         session.puback(1)
     newer = sessions.open_many([*connects, connects[0]])
-    assert [(client, Ended.TAKEN_OVER) for client in CLIENTS] == told
+    assert [(client, Ended.TAKEN_OVER) for client in CLIENTS] == notified
     assert all(session.ended is Ended.TAKEN_OVER for session in older)
     for act in (older[0].deliver, older[0].checkpoint, older[0].lost, lambda: older[0].puback(1)):
         with pytest.raises(SessionTakenOverError):

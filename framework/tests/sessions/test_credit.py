@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import topicstore as ts
-from topicstore.pubsub.nonpersistent import LIVE, LIVE_BYTES
+from topicstore.pubsub.nonpersistent import MOST, MOST_BYTES
 from topicstore.sessions import Overlapping, Publish, PubRel, Session, Sessions
 from topicstore_conformance.faults.clock import Clock
 
@@ -89,15 +89,15 @@ def test_what_is_stored_nowhere_waits_within_bounds(sessions: Sessions, db: ts.D
     """Unstored messages wait for a paused session up to a limit; then the oldest are dropped and counted as missed."""
     session = subscribed(sessions, qos=0)
     session.pause()
-    for start in range(0, LIVE + 10, 1_000):
-        numbers = range(start, min(start + 1_000, LIVE + 10))
+    for start in range(0, MOST + 10, 1_000):
+        numbers = range(start, min(start + 1_000, MOST + 10))
         db.publish([ts.Message("a", b"%d" % number, "publisher") for number in numbers])
         assert [] == sessions.deliver()
     session.resume()
     found = []
     while sessions.wait(0):
         found += [payload for _, items in sessions.deliver() for payload in payloads(items)]
-    assert list(map(str, range(10, LIVE + 10))) == found
+    assert list(map(str, range(10, MOST + 10))) == found
     assert 10 == session.status().missed
 
 
@@ -132,7 +132,7 @@ def test_large_ones_wait_within_bounds_too(sessions: Sessions, db: ts.Database, 
     if overlapping == "once":
         session.subscribe("a/+", 0)
     session.pause()
-    size = LIVE_BYTES // 4
+    size = MOST_BYTES // 4
     for number in range(10):
         db.publish([ts.Message("a/b", b"%d" % number + bytes(size - 1), "publisher")])
         assert [] == sessions.deliver()
@@ -141,12 +141,12 @@ def test_large_ones_wait_within_bounds_too(sessions: Sessions, db: ts.Database, 
     assert [b"6", b"7", b"8", b"9"] == found
     assert 6 == session.status().missed
     session.pause()
-    db.publish([ts.Message("a/b", bytes(size), "publisher"), ts.Message("a/b", bytes(LIVE_BYTES + 1), "publisher")])
+    db.publish([ts.Message("a/b", bytes(size), "publisher"), ts.Message("a/b", bytes(MOST_BYTES + 1), "publisher")])
     assert [] == sessions.deliver()
     session.resume()
     [packet] = session.deliver()
     assert isinstance(packet, Publish)
-    assert LIVE_BYTES + 1 == len(packet.message.payload)
+    assert MOST_BYTES + 1 == len(packet.message.payload)
 
 
 def test_others_get_the_share_of_a_member_that_is_paused(sessions: Sessions, publish: Publishing, clock: Clock) -> None:

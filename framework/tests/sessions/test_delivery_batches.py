@@ -9,7 +9,7 @@ import topicstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.sessions import DeliveryBatch, Publish, PubRel, Session, Sessions, SubscribeOptions
-from topicstore.sessions.delivery_batch import Packet, Portion, count_of, cut, single
+from topicstore.sessions.delivery_batch import Packet, SelectedMessages, count_of, cut, single
 
 Publishing = Callable[..., None]
 
@@ -119,5 +119,5 @@ def _packet(size: int | list[int]) -> Packet:
     if isinstance(size, int):
         return PubRel(1) if size < 0 else Publish(1, ts.Message("a", bytes(size)), 1)
     messages = [ts.Message("a", bytes(one)) for one in size]
-    body = Portion("a", 0, SubscribeOptions(1), messages, 1, None)
+    body = SelectedMessages("a", 0, SubscribeOptions(1), messages, 1, None)
     return DeliveryBatch(range(1, len(size) + 1), body)

@@ -54,17 +54,17 @@ def test_who_is_told_of_an_end_may_call_and_wait(sessions: Sessions, clock: Cloc
 
     Meanwhile other threads can use the sessions.
     """
-    told: list[tuple[Ended, threading.Thread]] = []
+    notified: list[tuple[Ended, threading.Thread]] = []
 
     def on_end(session: Session, why: Ended) -> None:
         assert session.ended is why
         elsewhere = begin(lambda: sessions.open("other") if end is not close else sessions.connected("client"))
         assert elsewhere.exception(PATIENCE) is None or end is close
-        told.append((why, threading.current_thread()))
+        notified.append((why, threading.current_thread()))
 
     sessions.open("client", keep_alive=10, on_end=on_end)
     end(sessions, clock)
-    assert [(ENDS[end], threading.current_thread())] == told
+    assert [(ENDS[end], threading.current_thread())] == notified
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -73,10 +73,10 @@ def test_an_error_of_who_is_told_harms_nobody_else(sessions: Sessions, clock: Cl
 
     The call that ended the session completes.
     """
-    told = []
+    notified = []
 
     def on_end(session: Session, _: Ended) -> None:
-        told.append(session.client_id)
+        notified.append(session.client_id)
         raise ValueError("no such socket")
 
     for client_id in ("client", "another"):
@@ -84,14 +84,14 @@ def test_an_error_of_who_is_told_harms_nobody_else(sessions: Sessions, clock: Cl
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         end(sessions, clock)
-    assert (told, RuntimeWarning) == (
+    assert (notified, RuntimeWarning) == (
         ["client", "another"] if end in (fall_silent, close) else ["client"],
         warned[0].category,
     )
-    assert [f"on_end of session {one!r} raised ValueError: no such socket" for one in told] == [
+    assert [f"on_end of session {one!r} raised ValueError: no such socket" for one in notified] == [
         str(one.message) for one in warned
     ]
-    if len(told) == 1:
+    if len(notified) == 1:
         another = sessions.connected("another")
         assert another is not None
         another.disconnect()
@@ -114,10 +114,10 @@ def test_where_warnings_are_errors_such_an_error_is_reported_all_the_same(
 
 def test_an_interruption_of_who_is_told_is_raised_and_the_others_are_told(sessions: Sessions, clock: Clock) -> None:
     """A KeyboardInterrupt in ``on_end`` is raised by the call that ended the sessions, after all ``on_end`` calls."""
-    told = []
+    notified = []
 
     def on_end(session: Session, _: Ended) -> None:
-        told.append(session.client_id)
+        notified.append(session.client_id)
         raise KeyboardInterrupt
 
     for client_id in ("client", "another"):
@@ -125,7 +125,7 @@ def test_an_interruption_of_who_is_told_is_raised_and_the_others_are_told(sessio
     clock.now += 60 * SECOND
     with pytest.raises(KeyboardInterrupt):
         sessions.tick()
-    assert ["another", "client"] == sorted(told)
+    assert ["another", "client"] == sorted(notified)
     assert sessions.connected("client") is None
 
 
@@ -154,10 +154,10 @@ def test_sessions_with_a_keep_alive_leave_nothing_behind(sessions: Sessions, clo
     gc.collect()
     connected = sessions.counts().connected
     assert connected <= 11
-    assert connected == len(sessions._registry.silences)
+    assert connected == len(sessions._registry.keep_alive)
     there = [one.client_id for one in gc.get_objects() if isinstance(one, Session)]
     assert connected - 1 == sum(client_id.startswith("reconnecting") for client_id in there)
-    assert len(sessions._registry.silences._times) <= 3 * 11 + 64
+    assert len(sessions._registry.keep_alive._times) <= 3 * 11 + 64
     clock.now += 5_399 * SECOND
     kept.alive()
     clock.now += 2 * SECOND

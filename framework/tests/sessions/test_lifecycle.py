@@ -118,15 +118,15 @@ def test_an_older_owner_elsewhere_commits_nothing(sessions: Sessions, publish: P
 
     Other sessions in the same commit are unaffected.
     """
-    told: list[Ended] = []
-    older = sessions.open("client", expiry_interval=None, on_end=lambda _, why: told.append(why))
+    notified: list[Ended] = []
+    older = sessions.open("client", expiry_interval=None, on_end=lambda _, why: notified.append(why))
     older.subscribe("a/#")
     other = sessions.open("other", expiry_interval=None)
     other.subscribe("a/#")
     newer = crash().open("client", expiry_interval=None)
     publish("1")
     assert [other] == [session for session, _ in sessions.deliver()]
-    assert [Ended.TAKEN_OVER] == told
+    assert [Ended.TAKEN_OVER] == notified
     with pytest.raises(SessionTakenOverError):
         older.deliver()
     assert [1] == [item.packet_id for item in newer.deliver()]
@@ -229,18 +229,18 @@ def test_a_removal_that_was_interrupted_is_finished(
 
 def test_a_silent_client_is_lost(db: ts.Database, sessions: Sessions, clock: Clock, will: Will) -> None:
     """A client is disconnected after one and a half keep alives without a packet; every kind of packet counts."""
-    told: list[Ended] = []
-    session = sessions.open("client", keep_alive=10, will=will, on_end=lambda _, why: told.append(why))
+    notified: list[Ended] = []
+    session = sessions.open("client", keep_alive=10, will=will, on_end=lambda _, why: notified.append(why))
     for act in (session.alive, lambda: session.puback(1), lambda: session.subscribe("x")):
         clock.now += 15 * SECOND - 1
         sessions.tick()
         act()
     clock.now += 15 * SECOND - 1
     sessions.tick()
-    assert [] == told
+    assert [] == notified
     clock.now += 1
     sessions.tick()
-    assert [Ended.KEEP_ALIVE] == told
+    assert [Ended.KEEP_ALIVE] == notified
     assert ["gone"] == wills(db)
     with pytest.raises(SessionEndedError, match="silent"):
         session.deliver()
@@ -275,9 +275,9 @@ def test_connected_clients_mind_no_clock_that_is_set(
 
 def test_sessions_are_looked_at_kicked_and_expired(db: ts.Database, sessions: Sessions, publish: Publishing) -> None:
     """Stored sessions can be listed, disconnected by `kick`, and removed by `expire`."""
-    told: list[Ended] = []
+    notified: list[Ended] = []
     sessions.open("b", expiry_interval=60).disconnect()
-    session = sessions.open("a", expiry_interval=None, on_end=lambda _, why: told.append(why))
+    session = sessions.open("a", expiry_interval=None, on_end=lambda _, why: notified.append(why))
     session.subscribe("a/#", 2)
     publish("1", qos=2)
     session.deliver()
@@ -288,11 +288,11 @@ def test_sessions_are_looked_at_kicked_and_expired(db: ts.Database, sessions: Se
     assert ([("a/#", 2)], 1) == ([(name, options.qos) for name, options in info.subscriptions], info.in_flight)
     assert sessions.kick("a")
     assert not sessions.kick("a")
-    assert [Ended.KICKED] == told
-    session = sessions.open("a", on_end=lambda _, why: told.append(why))
+    assert [Ended.KICKED] == notified
+    session = sessions.open("a", on_end=lambda _, why: notified.append(why))
     sessions.expire("a")
     sessions.expire("b")
-    assert [Ended.KICKED, Ended.EXPIRED] == told
+    assert [Ended.KICKED, Ended.EXPIRED] == notified
     assert [] == session_keys(db)
     for act in (sessions.__getitem__, sessions.lag, sessions.kick, sessions.expire):
         with pytest.raises(SessionNotFoundError):

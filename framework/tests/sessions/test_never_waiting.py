@@ -18,7 +18,7 @@ import topicstore as ts
 from topicstore.pubsub.feed import Feed
 from topicstore.pubsub.hub import Hub
 from topicstore.sessions import Publish, PubRel, Session, Sessions, SubscribeOptions
-from topicstore.sessions.in_flight import InflightWindow
+from topicstore.sessions.in_flight import InFlight
 from topicstore.sessions.session_store import SessionState
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import PATIENCE, Beside, begin, held_elsewhere, wait_until
@@ -258,7 +258,7 @@ def test_looking_at_stored_sessions_holds_up_nobody(sessions: Sessions, session:
 
 
 def test_long_deliveries_let_others_in_between(db: ts.Database, sessions: Sessions) -> None:
-    """A long delivery lets waiting calls run between two portions, although the locks aren't fair."""
+    """A long delivery lets waiting calls run between two steps, although the locks aren't fair."""
     receivers = [sessions.open(f"client-{number}", expiry_interval=None) for number in range(30)]
     for session in receivers:
         session.subscribe("a", 1)
@@ -297,20 +297,20 @@ def test_a_delivery_is_bounded_in_all(db: ts.Database, sessions: Sessions) -> No
 
 
 def test_an_interruption_between_pieces_loses_nothing(db: ts.Database, sessions: Sessions) -> None:
-    """After an interruption between two portions, the next call hands out the same messages and packet ids."""
+    """After an interruption between two steps, the next call hands out the same messages and packet ids."""
     receivers = [sessions.open(f"client-{number}", expiry_interval=None) for number in range(15)]
     for session in receivers:
         session.subscribe("a", 1)
     db.publish([ts.Message("a", b"%d" % number, "publisher", 1) for number in range(1_000)])
-    stage, staged = InflightWindow.stage, []
+    stage, staged = InFlight.stage, []
 
-    def interrupted(self: InflightWindow, *args: Any, **kwargs: Any) -> Any:
+    def interrupted(self: InFlight, *args: Any, **kwargs: Any) -> Any:
         staged.append(self)
         if len(staged) == 13:
             raise KeyboardInterrupt
         return stage(self, *args, **kwargs)
 
-    with patch.object(InflightWindow, "stage", interrupted), pytest.raises(KeyboardInterrupt):
+    with patch.object(InFlight, "stage", interrupted), pytest.raises(KeyboardInterrupt):
         sessions.deliver(limit=100_000)
     found: dict[Session, list[int]] = {session: [] for session in receivers}
     while sessions.wait(0):

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from topicstore.contract.errors import NewerFormatError
 from topicstore.pubsub.feed import Feed
-from topicstore.pubsub.nonpersistent import LIVE_BYTES
+from topicstore.pubsub.nonpersistent import MOST_BYTES
 from topicstore.sessions import Publish, PubRel, Session, Sessions, SubscribeOptions
 from topicstore.sessions.overlapping_cursor import FilterOverlaps, _Node
-from topicstore.sessions.records import FlightRecord, Keys, Matched, MergedFlightRecord, StoredFlight, decode, put
+from topicstore.sessions.records import InFlightRecord, Keys, Matched, MergedInFlightRecord, StoredInFlight, decode, put
 from topicstore_conformance.faults.clock import Clock
 
 Publishing = Callable[..., None]
@@ -31,7 +31,7 @@ def opened(sessions: Sessions, *filters: tuple[str, int], **options: Any) -> Ses
     return session
 
 
-def told(packets: list[Publish | PubRel]) -> list[tuple[str, int, tuple[int, ...]]]:
+def summary(packets: list[Publish | PubRel]) -> list[tuple[str, int, tuple[int, ...]]]:
     found = [packet for packet in packets if isinstance(packet, Publish)]
     return [(packet.message.payload.decode(), packet.qos, packet.subscription_identifiers) for packet in found]
 
@@ -49,7 +49,7 @@ def test_retained_messages_come_for_each_subscription(db: ts.Database, sessions:
     """
     db.publish([ts.Message("a/b", b"kept", "publisher", 1, True)])
     session = opened(sessions, ("a/#", 1), ("a/b", 1))
-    assert [("kept", 1, (1,)), ("kept", 1, (2,))] == sorted(told(session.deliver()))
+    assert [("kept", 1, (1,)), ("kept", 1, (2,))] == sorted(summary(session.deliver()))
 
 
 @contextmanager
@@ -80,12 +80,12 @@ def test_it_comes_once_though_only_one_filter_was_told_of_it_yet(
     """
     session = opened(sessions, ("a/#", qos), ("a/b", qos), ("+/b", qos))
     publish("before")
-    assert [("before", qos, (1, 2, 3))] == told(session.deliver())
+    assert [("before", qos, (1, 2, 3))] == summary(session.deliver())
     packets: list[Publish | PubRel] = []
     with during(monkeypatch, name, lambda: packets.extend(session.deliver())):
         publish("1")
     packets += session.deliver()
-    assert [("1", qos, (1, 2, 3))] == told(packets)
+    assert [("1", qos, (1, 2, 3))] == summary(packets)
 
 
 def test_messages_expire_and_say_what_is_left(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
@@ -103,9 +103,9 @@ def test_messages_wait_together_while_the_window_is_full(sessions: Sessions, pub
     session = opened(sessions, ("a/#", 1), ("a/b", 0), ("z", 0), receive_maximum=1)
     publish("1", "2")
     publish("3", topic="z")
-    assert [("1", 1, (1, 2)), ("3", 0, (3,))] == sorted(told(session.deliver()) + told(session.deliver()))
+    assert [("1", 1, (1, 2)), ("3", 0, (3,))] == sorted(summary(session.deliver()) + summary(session.deliver()))
     session.puback(1)
-    assert [("2", 1, (1, 2))] == told(session.deliver())
+    assert [("2", 1, (1, 2))] == summary(session.deliver())
 
 
 def test_a_shard_that_can_not_be_read_is_read_later(
@@ -126,11 +126,11 @@ def test_a_shard_that_can_not_be_read_is_read_later(
         assert [] == session.deliver()
         assert session.failure is not None
     sessions.tick()
-    assert [("1", 1, (1, 2))] == told(session.deliver())
+    assert [("1", 1, (1, 2))] == summary(session.deliver())
     assert session.failure is None
 
 
-FLIGHT = MergedFlightRecord(
+FLIGHT = MergedInFlightRecord(
     2, "a/+", 0, SubscribeOptions(2), 7, 1, 1_234, b"\0\1", 1, (), (Matched("a/+", (1, 2), True),), b"\0\0\0\0"
 )
 STORED = "dc90ded29c02a3612f2b009502c2c200000701cd04d2c402000101909193a3612f2b920102c3c40400000000"
@@ -142,14 +142,14 @@ def test_what_is_stored_of_them_stays_readable_and_older_versions_refuse_it() ->
     Older releases know only records with one filter, and wouldn't find all messages. The format of records with one
     filter is unchanged.
     """
-    key = Keys("c").flight(3)
+    key = Keys("c").batch(3)
     assert STORED == put(key, FLIGHT).value.hex()  # type: ignore[union-attr]
-    assert StoredFlight(*msgspec.structs.astuple(FLIGHT)) == decode(key, bytes.fromhex(STORED), StoredFlight)
+    assert StoredInFlight(*msgspec.structs.astuple(FLIGHT)) == decode(key, bytes.fromhex(STORED), StoredInFlight)
     with pytest.raises(NewerFormatError, match="version 2"):
-        decode(key, bytes.fromhex(STORED), FlightRecord)
-    alone = FlightRecord(1, "a/+", 0, SubscribeOptions(2), 7, 1, 1_234, b"\0\1", 1)
-    found = decode(key, put(key, alone).value, StoredFlight)  # type: ignore[arg-type]
-    assert StoredFlight(*msgspec.structs.astuple(alone)) == found
+        decode(key, bytes.fromhex(STORED), InFlightRecord)
+    alone = InFlightRecord(1, "a/+", 0, SubscribeOptions(2), 7, 1, 1_234, b"\0\1", 1)
+    found = decode(key, put(key, alone).value, StoredInFlight)  # type: ignore[arg-type]
+    assert StoredInFlight(*msgspec.structs.astuple(alone)) == found
 
 
 def test_copies_that_never_come_take_bounded_memory(sessions: Sessions) -> None:
@@ -157,12 +157,12 @@ def test_copies_that_never_come_take_bounded_memory(sessions: Sessions) -> None:
     session = sessions.open("client", overlapping="once")
     for text in ("a/#", "a/+"):
         session.subscribe(text, 0)
-    union, source = session.overlapping, session.sources["a/#"]
+    union, cursor = session.overlapping, session.cursors["a/#"]
     assert union is not None
     for _ in range(100):
-        message = ts.Message("a/b", bytes(LIVE_BYTES // 8), "publisher")
-        source.take_live([message], [0, 0], 0)  # type: ignore[union-attr]
-        assert sum(len(one.payload) for one, _ in union._copies.values()) == union._copied <= 2 * LIVE_BYTES
+        message = ts.Message("a/b", bytes(MOST_BYTES // 8), "publisher")
+        cursor.take_nonpersistent([message], [0, 0], 0)  # type: ignore[union-attr]
+        assert sum(len(one.payload) for one, _ in union._copies.values()) == union._copied <= 2 * MOST_BYTES
 
 
 LEVELS = st.sampled_from(["a", "b", "+", "$s", ""])
@@ -245,7 +245,7 @@ def test_many_subscriptions_overlap_as_few_do(sessions: Sessions, publish: Publi
     for topic in ("t/5", "t/95", "t/250", "t/x"):
         publish(topic, topic=topic, qos=2)
     expected = [("t/250", 2, (250, 500)), ("t/5", 2, (500, 501)), ("t/95", 2, (96, 500)), ("t/x", 2, (500,))]
-    assert expected == sorted(told(session.deliver()))
+    assert expected == sorted(summary(session.deliver()))
 
 
 def _topics() -> Iterator[str]:
@@ -262,4 +262,4 @@ def test_there_may_be_many_of_them(sessions: Sessions, publish: Publishing) -> N
     session = opened(sessions, *((text, 1) for text in filters))
     publish("1", topic="a/a/a/a/a/a/a")
     publish("2", topic="a/a/a/a/a/a/b")
-    assert [("1", 1, tuple(range(1, 129))), ("2", 1, tuple(range(65, 129)))] == told(session.deliver())
+    assert [("1", 1, tuple(range(1, 129))), ("2", 1, tuple(range(65, 129)))] == summary(session.deliver())

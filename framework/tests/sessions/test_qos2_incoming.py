@@ -76,7 +76,7 @@ def test_an_owner_that_another_call_finds_overtaken_during_a_commit(
         client.deliver() if call == "deliver" else client.subscribe("b/#", 2)
     assert [SessionTakenOverError] == [type(failure) for failure in found]
     assert not sessions.wait(0)
-    assert not sessions._dispatcher._channels
+    assert not sessions._dispatcher._listeners
 
 
 @pytest.fixture(params=["memory", pytest.param("rocksdb", marks=pytest.mark.slow)])

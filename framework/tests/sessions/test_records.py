@@ -12,9 +12,9 @@ from topicstore.contract.checksums import add_checksum
 from topicstore.sessions import SubscribeOptions
 from topicstore.sessions.records import (
     VERSION,
-    Era,
-    FlightRecord,
+    InFlightRecord,
     Keys,
+    OptionsPeriod,
     SessionRecord,
     SubscriptionRecord,
     decode,
@@ -67,14 +67,14 @@ def test_a_record_of_a_newer_version_is_refused() -> None:
 
 STORED = [
     (
-        Keys("c").flight(3),
+        Keys("c").batch(3),
         "cb9024239a01a3612f2b009502c3c2010907c4020102cd04d2c40200010190",
-        FlightRecord(1, "a/+", 0, SubscribeOptions(2, True, False, 1, 9), 7, b"\1\2", 1_234, b"\0\1", 1),
+        InFlightRecord(1, "a/+", 0, SubscribeOptions(2, True, False, 1, 9), 7, b"\1\2", 1_234, b"\0\1", 1),
     ),
     (
         Keys("c").subscription(0),
         "3e5645fe9301a3612f2b92929501c2c200009105929502c2c20000c0",
-        SubscriptionRecord(1, "a/+", (Era(SubscribeOptions(1), (5,)), Era(SubscribeOptions(2)))),
+        SubscriptionRecord(1, "a/+", (OptionsPeriod(SubscribeOptions(1), (5,)), OptionsPeriod(SubscribeOptions(2)))),
     ),
     (Keys("c").session, "f3c2b43099010506c3ff070809c2", SessionRecord(1, 5, 6, True, -1, 7, 8, 9)),
 ]
@@ -89,7 +89,7 @@ def test_what_is_stored_stays_readable(key: bytes, stored: str, record: msgspec.
 def test_keys_of_the_longest_client_id_are_short() -> None:
     """Keys are short even for the longest client id, because an engine reads index blocks with whole keys."""
     keys = Keys("c" * 65_535)
-    longest = [keys.flight(1), keys.released(1), keys.timer(1, b"e"), keys.incoming(1), keys.session, keys.name or b""]
+    longest = [keys.batch(1), keys.released(1), keys.timer(1, b"e"), keys.incoming(1), keys.session, keys.name or b""]
     assert max(map(len, longest)) <= 80
 
 
@@ -98,6 +98,6 @@ def test_keys_tell_whose_they_are(client_id: str) -> None:
     """Each key identifies its session, and no key begins with the prefix of another session."""
     keys = Keys(client_id)
     owner = owner_of(client_id).decode()
-    assert owner == owner_in(keys.flight(5), b"\1sf")
+    assert owner == owner_in(keys.batch(5), b"\1sf")
     assert (12, b"e", owner) == timer_of(keys.timer(12, b"e"))
-    assert not Keys(client_id + "x").flight(1).startswith(keys.prefixes()["flights"])
+    assert not Keys(client_id + "x").batch(1).startswith(keys.prefixes()["batches"])

@@ -274,9 +274,9 @@ def test_a_session_ahead_of_a_shard_that_lost_its_end_is_told(tmp_path: Path) ->
         warnings.simplefilter("always")
         db = ts.open(path, recovery="point_in_time", allow_ancient=True)
     with db:
-        with warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("default")
             session = db.sessions.open(subscriber, expiry_interval=None)
-        assert ["sessions stood after the end of shards 0"] == [str(each.message).split(":")[0] for each in told]
+        assert ["sessions stood after the end of shards 0"] == [str(each.message).split(":")[0] for each in warned]
         db.store([ts.Message("a", b"new", publisher, timestamp=5_000_000)])
         assert [b"new"] * 2 == [item.message.payload for item in session.deliver()]  # type: ignore[union-attr]

@@ -10,7 +10,7 @@ import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.sessions import Overlapping, Publish, PubRel, Session, Sessions
-from topicstore.sessions.records import FlightRecord, StoredFlight, decode, put
+from topicstore.sessions.records import InFlightRecord, StoredInFlight, decode, put
 from topicstore.shard.state import OWN, FrameworkWrite
 from topicstore.storage.keyed_messages import state_key
 from topicstore_conformance.conditions.profiles import COSTLY, tries
@@ -194,8 +194,8 @@ def test_retained_messages_in_flight_of_an_older_topicstore_are_looked_up(
     opened(sessions, 1).deliver()
     state = db.state(db.storage.shard_of("subscriber"))
     ((key, stored),) = state.scan(OWN + b"sf")
-    flight = decode(key, stored, StoredFlight)
-    state.write([put(key, FlightRecord(*(getattr(flight, name) for name in FlightRecord.__struct_fields__)))])
+    batch = decode(key, stored, StoredInFlight)
+    state.write([put(key, InFlightRecord(*(getattr(batch, name) for name in InFlightRecord.__struct_fields__)))])
     session = crash().open("subscriber", expiry_interval=None)
     assert [b"1"] == payloads(session.deliver())
 

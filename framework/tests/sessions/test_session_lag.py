@@ -94,12 +94,12 @@ def test_a_shared_subscription_has_one_as_a_whole(
     for number in range(8):
         published(publish, clock, 1, topic=f"a/{number}")
     assert [{text: behind(8, 7)}] * 2 == list(sessions.lag().values()) == list(crash().lag().values())
-    handed = len(members[0].deliver())
-    assert 8 - handed == sessions.lag()["two"][text].messages
-    assert 8 - handed - len(members[1].deliver()) == sessions.lag("one")["one"][text].messages == 0
+    revoked = len(members[0].deliver())
+    assert 8 - revoked == sessions.lag()["two"][text].messages
+    assert 8 - revoked - len(members[1].deliver()) == sessions.lag("one")["one"][text].messages == 0
     sessions.expire("one")
-    assert handed == sessions.lag("two")["two"][text].messages
-    assert [handed] == [group.returned for group in sessions.groups]
+    assert revoked == sessions.lag("two")["two"][text].messages
+    assert [revoked] == [group.returned for group in sessions.groups]
 
 
 def test_a_failure_to_read_is_told(

@@ -1,6 +1,6 @@
 """Shared subscriptions: assignment to members, returned messages, and the state after failing engine writes.
 
-The messages of each shard are divided by a hash of their topic into 64 slices, each assigned to one member.
+The messages of each shard are divided by a hash of their topic into 64 partitions, each assigned to one member.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 import topicstore as ts
 from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError
 from topicstore.sessions import Publish, Session, Sessions
-from topicstore.sessions.shared.group import SLICES, moves
+from topicstore.sessions.shared.group import PARTITIONS, moves
 from topicstore.sessions.shared_filters import is_shared, parse_shared, read_filter
 from topicstore.shard.state import OWN, ShardState
 from topicstore_conformance.faults.clock import Clock
@@ -94,17 +94,17 @@ def test_no_local_is_refused(sessions: Sessions) -> None:
 
 @pytest.mark.parametrize("members", [1, 2, 3, 5, 64, 65])
 def test_shares_are_even_and_few_slices_move(members: int) -> None:
-    """Slices are assigned evenly: members' numbers of slices differ by at most one, and a new member takes few."""
-    owners: list[int | None] = [None] * SLICES
+    """Partitions are assigned evenly: the members' numbers differ by at most one, and a new member takes few."""
+    owners: list[int | None] = [None] * PARTITIONS
     for count in range(1, members + 1):
         total = dict.fromkeys(range(count), 0)
         found = moves(owners, total, total)
         held = Counter(owner for owner in owners if owner is not None)
-        assert (SLICES if count == 1 else SLICES // count) == len(found) or sum(held.values()) < SLICES
+        assert (PARTITIONS if count == 1 else PARTITIONS // count) == len(found) or sum(held.values()) < PARTITIONS
         for number, owner in found:
             owners[number] = owner
         shares = Counter(owners)
-        assert {SLICES // count, -(-SLICES // count)} >= {shares[member] for member in range(count)}
+        assert {PARTITIONS // count, -(-PARTITIONS // count)} >= {shares[member] for member in range(count)}
 
 
 def test_the_first_member_sets_the_start(sessions: Sessions, db: ts.Database) -> None:
@@ -170,7 +170,7 @@ def test_a_message_wakes_only_the_member_it_is_for(sessions: Sessions, spread: C
 def test_a_slow_member_s_slices_go_to_others(
     sessions: Sessions, clock: Clock, spread: Callable[..., list[bytes]]
 ) -> None:
-    """A member whose window is full for `slow_after` seconds loses its slices until it has room."""
+    """A member whose window is full for `slow_after` seconds loses its partitions until it has room."""
     sessions.groups.slow_after = 5
     slow = member(sessions, "a", receive_maximum=10)
     member(sessions, "b")

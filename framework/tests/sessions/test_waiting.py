@@ -15,7 +15,7 @@ import topicstore as ts
 from topicstore.contract.requests import ReadRequest, ReadResult
 from topicstore.plugins import registry
 from topicstore.pubsub.feed import Feed
-from topicstore.pubsub.notifier import Bell, ListeningThread
+from topicstore.pubsub.notifier import Notifier, ThreadWaiter
 from topicstore.sessions import Publish, Session, Sessions
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin, running, wait_until
@@ -50,15 +50,15 @@ def test_waiting_ends_with_a_message_and_only_for_whom_it_is(sessions: Sessions,
     assert other.ended is None
 
 
-def blocked(bell: Bell) -> bool:
-    """Return whether a thread is waiting for a notification by this bell."""
-    return any(one._bell is bell for one in running(ListeningThread.wait))
+def blocked(notifier: Notifier) -> bool:
+    """Return whether a thread is waiting for a notification by this notifier."""
+    return any(one._notifier is notifier for one in running(ThreadWaiter.wait))
 
 
 def waiting(sessions: Sessions) -> Future[bool]:
     """Call `Sessions.wait` in a thread; return its future once the thread waits."""
     future = begin(sessions.wait)
-    wait_until(lambda: blocked(sessions._dispatcher.bell), "a thread to wait for the sessions")
+    wait_until(lambda: blocked(sessions._dispatcher.notifier), "a thread to wait for the sessions")
     return future
 
 

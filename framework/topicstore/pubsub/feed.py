@@ -17,7 +17,6 @@ import numpy as np
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import GenerationDroppedError, TopicstoreError
-from topicstore.contract.forking import ProcessLock
 from topicstore.contract.model import Message
 from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore.contract.topics import TopicFilter
@@ -41,7 +40,7 @@ _FOREVER = 1 << 64
 class Listener(Protocol):
     """A follower of a feed. The storing or closing thread calls its methods, which must not block, store or raise."""
 
-    def woken(self, feed: Feed, shard: int) -> None:
+    def on_stored(self, feed: Feed, shard: int) -> None:
         """Handle the event that a shard has new messages, or that a generation of it was dropped."""
 
     def routed(self, feed: Feed, messages: list[Message]) -> None:
@@ -120,10 +119,8 @@ class Feed:
         self.topic_filter = topic_filter
         self.listeners: dict[Listener, None] = {}
         """The listeners. Guarded by the hub's lock; notification uses an atomic copy."""
-        self.listening = ProcessLock()
-        """Held while a listener is added, which waits for the shards' locks."""
         self.announced = False
-        """Whether the hub announces the batches of all shards to this feed. Guarded by the hub's lock."""
+        """Whether the hub announces the batches of all shards to this feed. Set and cleared by the hub."""
         self._reads = reads
         self._shards = [_ShardView() for _ in range(len(reads))]
 
@@ -148,7 +145,7 @@ class Feed:
     def wake(self, shard: int) -> None:
         """Notify the listeners that a shard has new messages."""
         for listener in list(self.listeners):
-            listener.woken(self, shard)
+            listener.on_stored(self, shard)
 
     def route(self, messages: list[Message]) -> None:
         """Pass messages that are not stored to the listeners."""

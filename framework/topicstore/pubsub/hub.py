@@ -46,6 +46,8 @@ class Hub:
         """By shard, the last batch that was announced and can be read from memory. Guarded by the shard's lock."""
         self._routes: FilterIndex[Feed] = FilterIndex()
         """The index of the feeds' filters, which has its own lock."""
+        self._joining = ProcessLock()
+        """Held while new feeds are announced to the shards, which waits for their locks. `_lock` is free meanwhile."""
         self._lock = ProcessLock()
         """Guards the attributes below except `_abandoned`, and each feed's listeners."""
         self._feeds: weakref.WeakValueDictionary[str, Feed] = weakref.WeakValueDictionary()
@@ -66,22 +68,24 @@ class Hub:
     def listen(self, feed: Feed, listener: Listener) -> None:
         """Add a listener to a feed. Waits for the locks of all shards if it is the first."""
         self._leave_abandoned()
-        with feed.listening:  # not the hub's lock: calls for other filters don't wait for the shards
-            with self._lock:
-                if self._closed:
-                    raise DatabaseClosedError("the database is closed")
-                if not feed.listeners:
-                    self._routes.add(feed.topic_filter, feed)
-                feed.listeners[listener] = None
-            if not feed.announced:
-                try:
+        with self._lock:
+            if self._closed:
+                raise DatabaseClosedError("the database is closed")
+            if not feed.listeners:
+                self._routes.add(feed.topic_filter, feed)
+            feed.listeners[listener] = None
+            if feed.announced:
+                return
+        try:
+            with self._joining:
+                if not feed.announced:
                     for number, shard in enumerate(self._shards):
                         with shard.writer.lock:  # a store under way may have searched for feeds before this was added
                             feed.listen(number, shard.writer.tail.last_position)
-                except BaseException:
-                    self.leave(feed, listener)
-                    raise
-                feed.announced = True
+                    feed.announced = True
+        except BaseException:
+            self.leave(feed, listener)
+            raise
 
     def leave(self, feed: Feed, listener: Listener) -> None:
         """Remove a listener from a feed."""

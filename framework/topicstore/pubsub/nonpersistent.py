@@ -9,17 +9,17 @@ import collections
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["LIVE", "LIVE_BYTES", "LiveMessages"]
+__all__ = ["MOST", "MOST_BYTES", "NonPersistentMessages"]
 
-LIVE = 10_000
+MOST = 10_000
 """The largest number of queued messages."""
-LIVE_BYTES = 4 << 20
+MOST_BYTES = 4 << 20
 """The most bytes of queued payloads; a single message may be larger."""
 
 T = TypeVar("T")
 
 
-class LiveMessages(Generic[T]):
+class NonPersistentMessages(Generic[T]):
     """A queue of messages. ``size`` returns the size of an item's payload in bytes."""
 
     __slots__ = ("_bytes", "_drawn", "_items", "_size")
@@ -89,7 +89,7 @@ class LiveMessages(Generic[T]):
 
     def drop(self) -> Iterator[T]:
         """Remove and yield the oldest messages above the limits."""
-        while len(self) > LIVE or (self._bytes > LIVE_BYTES and len(self) > 1):
+        while len(self) > MOST or (self._bytes > MOST_BYTES and len(self) > 1):
             yield self.take()
 
     def clear(self) -> None:

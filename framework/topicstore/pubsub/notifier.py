@@ -1,7 +1,7 @@
-"""`Bell`: a condition that wakes waiting threads and asyncio tasks, and calls registered functions.
+"""`Notifier`: a condition that wakes waiting threads and asyncio tasks, and calls registered functions.
 
-A listener checks its condition, waits, and checks again, all while it is registered. A `Bell.ring` after a check ends
-the wait that follows, so no event between check and wait is missed, with any number of listeners.
+A waiter checks its condition, waits, and checks again, all while it is registered. A `Notifier.notify` after a check
+ends the wait that follows, so no event between check and wait is missed, with any number of waiters.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from typing import Self
 
 from topicstore.runtime.wake_event import AutoResetEvent
 
-__all__ = ["Bell", "ListeningCall", "ListeningTask", "ListeningThread"]
+__all__ = ["CallWaiter", "Notifier", "TaskWaiter", "ThreadWaiter"]
 
 
-class Bell:
-    """Wakes all its listeners. `ring` is thread-safe, and takes no lock that its callers hold."""
+class Notifier:
+    """Wakes all its waiters. `notify` is thread-safe, and takes no lock that its callers hold."""
 
-    __slots__ = ("listening",)
+    __slots__ = ("waiters",)
 
     def __init__(self) -> None:
-        self.listening: list[_Listening] = []
+        self.waiters: list[_Waiter] = []
         """Needs no lock: appending to, copying, and removing from a list are atomic."""
 
-    def ring(self) -> None:
-        """Wake all listeners. Without listeners, the cost is negligible."""
-        if self.listening:
-            for waiter in list(self.listening):
+    def notify(self) -> None:
+        """Wake all waiters. Without waiters, the cost is negligible."""
+        if self.waiters:
+            for waiter in list(self.waiters):
                 waiter.wake()
 
 
-class _Listening(ABC):
-    """A listener of a bell, registered within a ``with`` block. Its waits together last at most ``timeout`` seconds."""
+class _Waiter(ABC):
+    """A waiter, registered within a ``with`` block. Its waits together last at most ``timeout`` seconds."""
 
-    __slots__ = ("_bell", "_end")
+    __slots__ = ("_end", "_notifier")
 
-    def __init__(self, bell: Bell, timeout: float | None) -> None:
-        self._bell = bell
+    def __init__(self, notifier: Notifier, timeout: float | None) -> None:
+        self._notifier = notifier
         self._end = None if timeout is None else time.monotonic() + timeout
 
     @abstractmethod
@@ -51,69 +51,69 @@ class _Listening(ABC):
         return None if self._end is None else max(0.0, self._end - time.monotonic())
 
     def __enter__(self) -> Self:
-        self._bell.listening.append(self)
+        self._notifier.waiters.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bell.listening.remove(self)
+        self._notifier.waiters.remove(self)
 
 
-class ListeningThread(_Listening):
-    """A thread that waits for a bell."""
+class ThreadWaiter(_Waiter):
+    """A thread that waits for a notifier."""
 
     __slots__ = ("_woken",)
 
-    def __init__(self, bell: Bell, timeout: float | None) -> None:
-        super().__init__(bell, timeout)
+    def __init__(self, notifier: Notifier, timeout: float | None) -> None:
+        super().__init__(notifier, timeout)
         self._woken = AutoResetEvent()
 
     def wait(self) -> bool:
-        """Wait until the bell rings, unless it rang since the last call; return False if the time is over."""
-        return self._woken.wait(self._left())  # a ring after this, before the caller's check, ends the next wait
+        """Wait for a notification, unless one came since the last call; return False if the time is over."""
+        return self._woken.wait(self._left())  # one after this, before the caller's check, ends the next wait
 
     def wake(self) -> None:
         """End the current wait, or the next one."""
         self._woken.set()
 
 
-class ListeningTask(_Listening):
-    """An asyncio task that waits for a bell without blocking its event loop."""
+class TaskWaiter(_Waiter):
+    """An asyncio task that waits for a notifier without blocking its event loop."""
 
-    __slots__ = ("_loop", "_told", "_woken")
+    __slots__ = ("_loop", "_waking", "_woken")
 
-    def __init__(self, bell: Bell, timeout: float | None) -> None:
-        super().__init__(bell, timeout)
+    def __init__(self, notifier: Notifier, timeout: float | None) -> None:
+        super().__init__(notifier, timeout)
         self._loop = asyncio.get_running_loop()
         self._woken = asyncio.Event()
-        self._told = False
+        self._waking = False
         """Whether the loop was asked to wake the task, and the task has not run since."""
 
     async def wait(self) -> bool:
-        """Wait until the bell rings, unless it rang since the last call; return False if the time is over."""
-        if not self._woken.is_set():  # a ring before this counts, even if the time is over
+        """Wait for a notification, unless one came since the last call; return False if the time is over."""
+        if not self._woken.is_set():  # a notification before this counts, even if the time is over
             try:
                 await asyncio.wait_for(self._woken.wait(), self._left())
             except TimeoutError:
                 return False
         self._woken.clear()
-        self._told = False  # before the caller's check, so that a later ring wakes the task again
+        self._waking = False  # before the caller's check, so that a later notification wakes the task again
         return True
 
     def wake(self) -> None:
         """End the current wait, or the next one."""
-        if not self._told:
-            self._told = True
+        if not self._waking:
+            self._waking = True
             with contextlib.suppress(RuntimeError):  # its loop was closed
                 self._loop.call_soon_threadsafe(self._woken.set)
 
 
-class ListeningCall(_Listening):
-    """A function that every `Bell.ring` calls in its own thread. The function must return quickly and not raise."""
+class CallWaiter(_Waiter):
+    """A function that every `Notifier.notify` calls in its own thread. It must return quickly and not raise."""
 
     __slots__ = ("_call",)
 
-    def __init__(self, bell: Bell, call: Callable[[], object]) -> None:
-        super().__init__(bell, None)
+    def __init__(self, notifier: Notifier, call: Callable[[], object]) -> None:
+        super().__init__(notifier, None)
         self._call = call
 
     def wake(self) -> None:

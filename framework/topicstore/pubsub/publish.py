@@ -135,8 +135,8 @@ class Publisher:
         result = _store(storage, batch, stored, keyed, writes)
         hub = self._hub
         if hub is not None and stored is not True:
-            live = np.ones(len(batch), np.bool_) if stored is False else ~stored
-            _route(hub, batch, live, storage.clock())
+            others = np.ones(len(batch), np.bool_) if stored is False else ~stored
+            _route(hub, batch, others, storage.clock())
         return PublishResult(
             count=len(batch),
             stored=result.count,
@@ -241,11 +241,11 @@ def _asks(properties: Properties | None) -> bool:
     return properties is not None and not _ASKING.isdisjoint(properties.user_properties)
 
 
-def _route(hub: Hub, batch: MessageBatch, live: npt.NDArray[np.bool_], now: int) -> None:
+def _route(hub: Hub, batch: MessageBatch, others: npt.NDArray[np.bool_], now: int) -> None:
     """Pass the messages that are ``live`` to the current followers; messages without a timestamp get ``now``."""
-    if not live.any():
+    if not others.any():
         return
-    rows = np.flatnonzero(live & _of_topics(batch, hub.matching))
+    rows = np.flatnonzero(others & _of_topics(batch, hub.matching))
     if len(rows):
         messages = (batch if len(rows) == len(batch) else batch.take(rows)).to_messages()
         hub.route([m if m.timestamp is not None else msgspec.structs.replace(m, timestamp=now) for m in messages])

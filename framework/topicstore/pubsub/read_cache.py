@@ -38,14 +38,14 @@ _BATCHES = 1_024
 class ReadBatch:
     """All matching messages of a shard after ``after``, up to ``position``: the result of one scan, for example."""
 
-    __slots__ = ("__weakref__", "_messages", "after", "batch", "position", "positions", "traits")
+    __slots__ = ("__weakref__", "_messages", "after", "batch", "columns", "position", "positions")
 
     def __init__(self, after: int, position: int, batch: MessageBatch) -> None:
         self.after = after
         self.position = position
         self.positions: Positions = batch.positions
         """The positions of the messages."""
-        self.traits: object = None
+        self.columns: object = None
         """Properties of the messages that one consumer has computed for the others, in `topicstore.sessions`."""
         self.batch = batch
         """The messages as columns."""

@@ -150,7 +150,7 @@ class _CommittedBatch(ReadBatch):
     def __init__(self, after: int, position: int, parts: Sequence[_Part]) -> None:
         self.after = after
         self.position = position
-        self.traits = None
+        self.columns = None
         self._messages = None
         self._columns: MessageBatch | None = None
         self.positions = parts[0].positions() if len(parts) == 1 else np.concatenate([p.positions() for p in parts])

@@ -39,8 +39,8 @@ from topicstore.storage.storage import Storage
 
 from .feed import Feed
 from .hub import Hub
-from .nonpersistent import LiveMessages
-from .notifier import Bell, ListeningTask, ListeningThread
+from .nonpersistent import NonPersistentMessages
+from .notifier import Notifier, TaskWaiter, ThreadWaiter
 from .read_cache import ReadSlice
 
 __all__ = ["OnDropped", "Subscription", "SubscriptionBatch", "SubscriptionStatus", "report_dropped"]
@@ -107,24 +107,24 @@ class _Inbox:
         """Guards the attributes below and the subscription's place. Held briefly, never while messages are read."""
         self.ready: dict[int, None] = dict.fromkeys(range(shards))
         """The shards that may have unread messages, in the order of their turns."""
-        self.live: LiveMessages[Message] = LiveMessages(lambda message: len(message.payload))
+        self.nonpersistent: NonPersistentMessages[Message] = NonPersistentMessages(lambda message: len(message.payload))
         """The queue of messages that are not stored; above its limits, the oldest are dropped."""
         self.missed = 0
         self.ended: Exception | None = None
-        self.bell = Bell()
+        self.notifier = Notifier()
         """Wakes the waiters when any of the attributes changes."""
 
-    def woken(self, feed: Feed, shard: int) -> None:
+    def on_stored(self, feed: Feed, shard: int) -> None:
         with self.lock:
             self.ready[shard] = None
-        self.bell.ring()
+        self.notifier.notify()
 
     def routed(self, feed: Feed, messages: list[Message]) -> None:
         with self.lock:
             for message in messages:
-                self.live.append(message)
-            self.missed += sum(1 for _ in self.live.drop())
-        self.bell.ring()
+                self.nonpersistent.append(message)
+            self.missed += sum(1 for _ in self.nonpersistent.drop())
+        self.notifier.notify()
 
     def closed(self) -> None:
         self.end(DatabaseClosedError("the database was closed"))
@@ -132,7 +132,7 @@ class _Inbox:
     def end(self, why: Exception) -> None:
         with self.lock:
             self.ended = self.ended or why
-        self.bell.ring()
+        self.notifier.notify()
 
 
 class Subscription:
@@ -183,7 +183,7 @@ class Subscription:
         """The number of messages that were delivered."""
         self._acknowledged = 0
         """The number of messages that were acknowledged."""
-        self._live_last = False
+        self._nonpersistent_last = False
         """Whether the last batch had messages that are not stored."""
         self._iterated: collections.deque[Message] = collections.deque()
         """The rest of the batch that is iterated over. Needs no lock, because the operations of a deque are atomic."""
@@ -245,24 +245,24 @@ class Subscription:
         found = self._take(limit)
         if found is not None:  # first without registering as a listener, which costs as much as a short read
             return found
-        with ListeningThread(self._inbox.bell, seconds(timeout)) as listening:
+        with ThreadWaiter(self._inbox.notifier, seconds(timeout)) as waiter:
             while True:
                 found = self._take(limit)
                 if found is not None:
                     return found
-                if not self._worth_a_look() and not listening.wait():
+                if not self._worth_a_look() and not waiter.wait():
                     return self._nothing()
 
     async def fetch_async(
         self, limit: int | None = None, timeout: timedelta | float | None = None, *, executor: Executor | None = None
     ) -> SubscriptionBatch:
         """Fetch as `fetch` does, without blocking the event loop. Messages are read in a thread of ``executor``."""
-        with ListeningTask(self._inbox.bell, seconds(timeout)) as listening:
+        with TaskWaiter(self._inbox.notifier, seconds(timeout)) as waiter:
             while True:
                 found = await self._take_async(limit, executor) if self._worth_a_look() else None
                 if found is not None:
                     return found
-                if not self._worth_a_look() and not await listening.wait():
+                if not self._worth_a_look() and not await waiter.wait():
                     return self._nothing()
 
     async def _take_async(self, limit: int | None, executor: Executor | None) -> SubscriptionBatch | None:
@@ -288,12 +288,12 @@ class Subscription:
     def _leave(self, taking: asyncio.Future[SubscriptionBatch | None]) -> None:
         """Leave a batch that was taken for a cancelled task to the next fetch."""
         if not taking.cancelled() and taking.exception() is None:
-            self._inbox.bell.ring()
+            self._inbox.notifier.notify()
 
     def _worth_a_look(self) -> bool:
         inbox = self._inbox
         with self._lock:
-            unread = inbox.live or inbox.ready  # can't be fetched while the window is full
+            unread = inbox.nonpersistent or inbox.ready  # can't be fetched while the window is full
             return bool(self._held) or inbox.ended is not None or bool(unread and self._room_locked())
 
     def _room_locked(self) -> int:
@@ -324,15 +324,15 @@ class Subscription:
                 if self._held:
                     first = next(iter(self._held))
                     return self._held[first] if self._holding else self._held.pop(first)
-            sources = [self._take_live, self._take_stored]
-            if self._live_last:  # the two sources alternate, so that neither starves
+            sources = [self._take_nonpersistent, self._take_stored]
+            if self._nonpersistent_last:  # the two sources alternate, so that neither starves
                 sources.reverse()
             return sources[0](most) or sources[1](most)
 
-    def _take_live(self, most: int) -> SubscriptionBatch | None:
-        live = self._inbox.live
+    def _take_nonpersistent(self, most: int) -> SubscriptionBatch | None:
+        nonpersistent = self._inbox.nonpersistent
         with self._lock:
-            messages = [live.take() for _ in range(min(most, len(live), self._room_locked()))]
+            messages = [nonpersistent.take() for _ in range(min(most, len(nonpersistent), self._room_locked()))]
             return self._deliver_locked(messages, None, None) if messages else None
 
     def _take_stored(self, most: int) -> SubscriptionBatch | None:
@@ -349,10 +349,10 @@ class Subscription:
                 read_slice = self._feed.read(shard, place, min(most, room))
                 messages = read_slice.messages
             except BaseException:
-                inbox.woken(self._feed, shard)
+                inbox.on_stored(self._feed, shard)
                 raise
             if not read_slice.caught_up:
-                inbox.woken(self._feed, shard)
+                inbox.on_stored(self._feed, shard)
             with self._lock:
                 self._place[shard] = read_slice.position
                 if len(read_slice) or not self._gone.issuperset(read_slice.dropped):
@@ -364,7 +364,7 @@ class Subscription:
         self, messages: list[Message], shard: int | None, read_slice: ReadSlice | None, after: int = 0
     ) -> SubscriptionBatch:
         self._sequence += len(messages)
-        self._live_last = read_slice is None
+        self._nonpersistent_last = read_slice is None
         if self._window is None:
             self._acknowledged = self._sequence
         if read_slice is not None and shard is not None:
@@ -400,7 +400,7 @@ class Subscription:
                 self._acknowledged = sequence
                 self._full_since = None
                 self._advance_locked()
-                self._inbox.bell.ring()
+                self._inbox.notifier.notify()
 
     def _advance_locked(self) -> None:
         while self._delivered and self._delivered[0][0] <= self._acknowledged:

@@ -57,7 +57,7 @@ class Commits:
     def taken_over(self, sessions: Iterable[Session]) -> _Errors:
         """End the sessions whose stored record was replaced by another opening; return their errors."""
         checked = [session for session in sessions if session.stored]
-        current = self._states.all_current([session.found for session in checked])
+        current = self._states.all_current([session.stored_session for session in checked])
         return {session: self.overtaken(session) for session, same in zip(checked, current, strict=True) if not same}
 
     def commit(self, drafts: list[Draft]) -> list[TopicstoreError]:

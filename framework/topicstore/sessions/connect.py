@@ -11,12 +11,7 @@ import attrs
 
 from topicstore.contract.arguments import check_count, check_length, check_within
 from topicstore.contract.batch import MessageBatch
-from topicstore.contract.errors import (
-    InvalidArgumentError,
-    InvalidMessageError,
-    StateConflictError,
-    TopicstoreError,
-)
+from topicstore.contract.errors import InvalidArgumentError, InvalidMessageError, StateConflictError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import check_utf8
 from topicstore.runtime.closing import do_all
@@ -25,13 +20,13 @@ from topicstore.shard.state import FrameworkWrite
 from .batches import Connect
 from .clock import microseconds
 from .disconnect import Leaving, check_four_bytes, interval_of
-from .in_flight import MAX_PACKET_ID, InflightWindow
+from .in_flight import MAX_PACKET_ID, InFlight
 from .model import Ended
 from .records import NEVER, VERSION, Keys, SessionRecord
 from .registry import SessionRegistry
 from .session import Session, SessionCalls
 from .session_expiry import Timers
-from .session_store import Found, encode_session, will_key
+from .session_store import StoredSession, encode_session, will_key
 from .subscribe import begin_resuming, resume
 from .wills import Wills
 
@@ -51,9 +46,9 @@ class _Row:
 
     number: int
     how: Connect
-    before: Found | None
+    before: StoredSession | None
     """The session to resume; None for a new session."""
-    after: Found
+    after: StoredSession
     """The opened session; one that is kept in memory has no stored bytes."""
 
 
@@ -119,7 +114,7 @@ class Opening:
                 [partial(over, session, why, notify=True) for session in sessions], "could not be notified of their end"
             )
 
-    def expire(self, found: Found) -> None:
+    def expire(self, found: StoredSession) -> None:
         """End a session now, and its connection if it has one."""
         session = self._registry.connected.get(found.client_id)
         if session is not None:
@@ -168,7 +163,7 @@ class Opening:
                     self._states.counts.add(row.how.user, -1)
         return written
 
-    def _find(self, client_ids: Sequence[str]) -> dict[str, Callable[[], Found | None]]:
+    def _find(self, client_ids: Sequence[str]) -> dict[str, Callable[[], StoredSession | None]]:
         """Return, by client id, a function that returns the stored session or raises the error of reading it."""
         try:
             found = self._registry.mutex.released(lambda: self._states.find_all(client_ids))
@@ -176,7 +171,7 @@ class Opening:
             return {client_id: partial(self._states.find, client_id) for client_id in client_ids}
         return {client_id: partial(_same, there) for client_id, there in zip(client_ids, found, strict=True)}
 
-    def _prepare(self, number: int, how: Connect, there: Found | None) -> _Row:
+    def _prepare(self, number: int, how: Connect, there: StoredSession | None) -> _Row:
         """Find the session to resume: remove it if it has ended, publish its will if that is due."""
         before, guard = (None, 0) if there is None else (there, there.record.guard)
         if there is not None:
@@ -194,10 +189,10 @@ class Opening:
             will_delay=NEVER if how.will is None else _delay(how),
             user=how.user if before is None else before.record.user,
         )
-        after = Found(how.client_id, b"", record) if how.in_memory else encode_session(how.client_id, record)
+        after = StoredSession(how.client_id, b"", record) if how.in_memory else encode_session(how.client_id, record)
         return _Row(number, how, before, after)
 
-    def _resumed(self, found: Found, *, clean_start: bool) -> Found | None:
+    def _resumed(self, found: StoredSession, *, clean_start: bool) -> StoredSession | None:
         record, now = found.record, self._registry.clock()
         expired = NEVER < record.expires <= now or (record.connected and record.expiry_interval == 0)
         if clean_start or expired or record.ending:
@@ -251,11 +246,11 @@ class Opening:
     def _begin(self, row: _Row, on_end: OnEnd, *, whole: bool) -> Session:
         """Create the object of a session that is stored as open. Only a resumed session reads its state."""
         client_id, present = row.how.client_id, row.before is not None
-        new = InflightWindow(Keys(client_id), stored=not row.how.in_memory)
+        new = InFlight(Keys(client_id), stored=not row.how.in_memory)
         session = Session(
             self._calls,
             row.after,
-            self._states.window(client_id) if present else new,
+            self._states.in_flight(client_id) if present else new,
             self._states.incoming(client_id) if present else (),
             self._registry.dispatcher,
             self._registry.filters,
@@ -279,7 +274,7 @@ class Opening:
                 raise
         self._registry.connected[session.client_id] = session
         if session.keep_alive:
-            self._registry.silences.watch(session)
+            self._registry.keep_alive.watch(session)
         return session
 
 
@@ -308,7 +303,7 @@ def _check(how: Connect) -> None:
             raise InvalidMessageError(f"the payload of a will has at most {_TWO_BYTES:,} bytes", 0)
 
 
-def _same(found: Found | None) -> Found | None:
+def _same(found: StoredSession | None) -> StoredSession | None:
     return found
 
 

@@ -1,8 +1,8 @@
-"""The sources of a subscription's messages.
+"""The cursors of a subscription's messages.
 
-A `Source` is a cursor: it reads messages after its place, and returns the writes that store the place. Reading moves
-the place. The caller calls `Source.settled` after the place was stored, or `Source.rewind` if storing it failed; then
-the messages are read again.
+A `SessionCursor` reads messages after its place, and returns the writes that store the place. Reading moves the place.
+The caller calls `SessionCursor.settled` after the place was stored, or `SessionCursor.rewind` if storing it failed;
+then the messages are read again.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.message_expiry import left_of
-from topicstore.pubsub.nonpersistent import LiveMessages
+from topicstore.pubsub.nonpersistent import NonPersistentMessages
 from topicstore.pubsub.read_cache import ReadSlice
 
-from .delivery_batch import Portion, only, portion_of, rows_until
-from .dispatcher import Channel, Channels
+from .delivery_batch import SelectedMessages, only, rows_until, selected_of
+from .dispatcher import FilterListener, FilterListeners
 from .model import SubscribeOptions
-from .records import VERSION, Era, Keys, SubscriptionRecord, put
+from .records import VERSION, Keys, OptionsPeriod, SubscriptionRecord, put
 
-__all__ = ["FeedSource", "Live", "Source", "Union", "closing"]
+__all__ = ["FilterCursor", "NonPersistent", "SessionCursor", "Union", "closing"]
 
-Live = tuple[int, list[int], int, Message, SubscribeOptions]
+NonPersistent = tuple[int, list[int], int, Message, SubscribeOptions]
 """A message that is not stored: its publisher's shard; the watermarks, by shard, when it was published; its time; the
 message; the options at that time. Stored messages of its publisher's shard up to the watermark are delivered first."""
 
 
-class Source(ABC):
+class SessionCursor(ABC):
     """The messages of one subscription of a session. Used under the sessions' mutex.
 
-    A source calls ``ready``, an argument of its constructor, when it may have messages to read after it had none.
+    A cursor calls ``ready``, an argument of its constructor, when it may have messages to read after it had none.
     """
 
     __slots__ = ()
 
     topic_filter: TopicFilter
-    limited: bool
+    needs_packet_id: bool
     """Whether some of its messages need a packet id, so that it is read only while the window has room."""
     cost = 1
     """The number of reads for which one `read` counts in a session's turn."""
 
     @abstractmethod
-    def read(self, limit: int, now: int) -> Portion | None:
+    def read(self, limit: int, now: int) -> SelectedMessages | None:
         """Return at most ``limit`` of the next messages; None if there are none now.
 
-        A portion may be empty though more messages follow. ``now`` is in microseconds since the epoch. After an error,
-        the shard that failed is not read until `try_again`, so that its session doesn't retry in a loop.
+        The result may be empty though more messages follow. ``now`` is in microseconds since the epoch. After
+        an error, the shard that failed is not read until `try_again`, so that its session doesn't retry in a loop.
         """
 
-    def permitted(self, portion: Portion, answers: Sequence[bool]) -> Portion:
-        """Return the portion that was read last, with only the messages that ``answers`` allows.
+    def permitted(self, selected: SelectedMessages, answers: Sequence[bool]) -> SelectedMessages:
+        """Return the messages that were read last, with only those that ``answers`` allows.
 
         The others count as delivered.
         """
-        return only(portion, answers)
+        return only(selected, answers)
 
     @abstractmethod
     def writes(self) -> list[StateWrite]:
@@ -77,11 +77,11 @@ class Source(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop reading. The source must not be used afterwards."""
+        """Stop reading. The cursor must not be used afterwards."""
 
     @property
     def exhausted(self) -> bool:
-        """Whether `read` is known to return None now; the source calls ``ready`` when that changes."""
+        """Whether `read` is known to return None now; the cursor calls ``ready`` when that changes."""
         return False
 
     @property
@@ -93,93 +93,93 @@ class Source(ABC):
     def try_again(self) -> None:
         """Read again the shards whose `read` raised an error."""
 
-    def parts(self) -> list[Source]:
-        """Return the sources whose places `read` moves, including this one."""
+    def parts(self) -> list[SessionCursor]:
+        """Return the cursors whose places `read` moves, including this one."""
         return [self]
 
 
 class Union(Protocol):
     """Subscriptions of one session that overlap and are read together (`topicstore.sessions.overlapping_cursor`)."""
 
-    def wake(self, source: FeedSource) -> None:
+    def wake(self, cursor: FilterCursor) -> None:
         """Record that one of the subscriptions has messages to read."""
 
-    def take_live(self, source: FeedSource, messages: list[Message], marks: list[int], now: int) -> None:
+    def take_nonpersistent(self, cursor: FilterCursor, messages: list[Message], marks: list[int], now: int) -> None:
         """Queue messages that are not stored and match one of the subscriptions."""
 
-    def counts_for(self, source: FeedSource, message: Message) -> bool:
+    def counts_for(self, cursor: FilterCursor, message: Message) -> bool:
         """Return whether a dropped message counts as missed by this one of the subscriptions. Needs no lock."""
 
-    def forget_live(self, source: FeedSource) -> None:
+    def forget_nonpersistent(self, cursor: FilterCursor) -> None:
         """Don't deliver the queued messages, which are not stored, for this subscription."""
 
-    def leave(self, source: FeedSource) -> None:
+    def leave(self, cursor: FilterCursor) -> None:
         """Remove a subscription."""
 
 
-class FeedSource(Source):
+class FilterCursor(SessionCursor):
     """The stored messages of a filter, shard by shard in the order of positions, and matching messages not stored.
 
-    An era is the range of positions for which the same options hold: after a change of options, messages up to the
-    watermarks at that time are delivered by the earlier options. Messages that are not stored are delivered only if
-    they, or the options, are of QoS 0, and after the messages that were stored before their publication.
+    An options period is the range of positions for which the same options hold: after a change of options, messages up
+    to the watermarks at that time are delivered by the earlier options. Messages that are not stored are delivered only
+    if they, or the options, are of QoS 0, and after the messages that were stored before their publication.
     """
 
     __slots__ = (
         "_behind",
-        "_channel",
-        "_channels",
         "_ended",
-        "_eras",
         "_failing",
         "_keys",
-        "_live",
+        "_listener",
+        "_listeners",
         "_moved",
+        "_nonpersistent",
+        "_periods",
         "_places",
         "_ready",
         "_settled",
         "_union",
         "dropped",
         "held",
-        "limited",
         "missed",
+        "needs_packet_id",
         "number",
         "topic_filter",
     )
 
     def __init__(
         self,
-        channels: Channels,
+        listeners: FilterListeners,
         keys: Keys,
         number: int,
         topic_filter: TopicFilter,
-        eras: tuple[Era, ...],
-        ready: Callable[[FeedSource], None],
+        periods: tuple[OptionsPeriod, ...],
+        ready: Callable[[FilterCursor], None],
     ) -> None:
         self.number = number
         self.topic_filter = topic_filter
         self.dropped: tuple[int, ...] = ()
         self.missed = 0
-        self._channels = channels
+        self._listeners = listeners
         self._keys = keys
         self._ready = ready
         self._union: Union | None = None
         """The overlapping subscriptions with which it is read, each message once; None if it is read alone."""
-        self._channel: Channel = channels.follow(topic_filter)
+        self._listener: FilterListener = listeners.follow(topic_filter)
         self._places: list[int] = []
         self._settled: list[int] = []
         self._moved = False
         self._ended = False
-        """Whether the place in a shard has reached the end of an era."""
+        """Whether the place in a shard has reached the end of an options period."""
         self._behind: dict[int, None] = {}
         """The shards that may have messages to read."""
         self._failing: dict[int, None] = {}
         """The shards that could not be read."""
-        self._live: LiveMessages[Live] | None = None
+        self._nonpersistent: NonPersistentMessages[NonPersistent] | None = None
         """The queued messages that are not stored; None if there were none yet."""
         self.held = False
         """Whether reading waits until the subscription's retained messages are handed out."""
-        self.eras = eras
+        self.periods = periods
 
     # --- its place ---
 
@@ -193,9 +193,9 @@ class FeedSource(Source):
         self._places = list(places)
         self._settled = self._settled or list(places)
         self._moved = True
-        self._live = None
+        self._nonpersistent = None
         if self._union is not None:
-            self._union.forget_live(self)
+            self._union.forget_nonpersistent(self)
         self._wake_all()
 
     @property
@@ -206,37 +206,37 @@ class FeedSource(Source):
     @property
     def options(self) -> SubscribeOptions:
         """The current options."""
-        return self.eras[-1].options
+        return self.periods[-1].options
 
     @property
-    def eras(self) -> tuple[Era, ...]:
+    def periods(self) -> tuple[OptionsPeriod, ...]:
         """The options that still apply to unread messages, oldest first; the last are the current ones."""
-        return self._eras
+        return self._periods
 
-    @eras.setter
-    def eras(self, eras: tuple[Era, ...]) -> None:
-        self._eras = eras
-        self.limited = any(era.options.qos for era in eras)
-        self._channel.live[self] = None
+    @periods.setter
+    def periods(self, periods: tuple[OptionsPeriod, ...]) -> None:
+        self._periods = periods
+        self.needs_packet_id = any(period.options.qos for period in periods)
+        self._listener.nonpersistent[self] = None
 
     def change(self, options: SubscribeOptions, marks: list[int]) -> None:
         """Change the options for messages after these positions, by shard."""
-        self._eras = (*self.eras[:-1], Era(self.options, tuple(marks)), Era(options))
-        self.eras = self._held()
+        self._periods = (*self.periods[:-1], OptionsPeriod(self.options, tuple(marks)), OptionsPeriod(options))
+        self.periods = self._held()
 
     def restart(self, options: SubscribeOptions, places: list[int]) -> None:
         """Read on after these positions, by shard, and replace all options."""
-        self.eras = (Era(options),)
+        self.periods = (OptionsPeriod(options),)
         self.start(places)
 
-    def undo(self, eras: tuple[Era, ...]) -> None:
-        """Go back to these eras and the stored place."""
-        self.eras = eras
+    def undo(self, periods: tuple[OptionsPeriod, ...]) -> None:
+        """Go back to these options periods and the stored place."""
+        self.periods = periods
         self.rewind()
 
-    def record(self, eras: tuple[Era, ...] | None = None) -> SubscriptionRecord:
-        """Return the record of the subscription, without its place. ``eras``: by default the current ones."""
-        return SubscriptionRecord(VERSION, self.topic_filter.text, self.eras if eras is None else eras)
+    def record(self, periods: tuple[OptionsPeriod, ...] | None = None) -> SubscriptionRecord:
+        """Return the record of the subscription, without its place. ``periods``: by default the current ones."""
+        return SubscriptionRecord(VERSION, self.topic_filter.text, self.periods if periods is None else periods)
 
     def unread(self) -> list[int]:
         """Return the shards that may have messages to read, including those whose read failed."""
@@ -244,11 +244,11 @@ class FeedSource(Source):
 
     # --- overlapping subscriptions ---
 
-    def join(self, union: Union) -> list[Live]:
+    def join(self, union: Union) -> list[NonPersistent]:
         """Leave reading to the union; return the queued messages that are not stored."""
         self._union, self._ready = union, union.wake
-        live, self._live = list(self._live or ()), None
-        return live
+        nonpersistent, self._nonpersistent = list(self._nonpersistent or ()), None
+        return nonpersistent
 
     @property
     def moved(self) -> bool:
@@ -262,42 +262,42 @@ class FeedSource(Source):
     def will_read(self, shard: int, positions: Sequence[int]) -> dict[int, Message]:
         """Return, of the messages at some positions of a shard, those that the subscription has still to deliver."""
         after = self._places[shard]
-        found = self._channel.feed.fetch(shard, [position for position in positions if position > after])
+        found = self._listener.feed.fetch(shard, [position for position in positions if position > after])
         return {position: message for position, message in found.items() if not self._is_own(message)}
 
     @property
     def exhausted(self) -> bool:
         """Whether no shard may have messages to read, and no message that is not stored waits."""
-        return not (self._behind or self._live)
+        return not (self._behind or self._nonpersistent)
 
     def quiet(self, shard: int) -> bool:
         """Return whether no matching message after its place was announced, so that no visible one exists either."""
-        return shard not in self._behind and self._channel.feed.quiet_after(shard, self._places[shard])
+        return shard not in self._behind and self._listener.feed.quiet_after(shard, self._places[shard])
 
-    # --- as `Follower` ---
+    # --- as `WaitingCursor` ---
 
     def wake(self, shard: int) -> None:
         """Record that a shard may have messages to read."""
         self._behind[shard] = None
         self._ready(self)
 
-    def take_live(self, messages: list[Message], marks: list[int], now: int) -> None:
+    def take_nonpersistent(self, messages: list[Message], marks: list[int], now: int) -> None:
         """Queue messages that are not stored and were published at ``now``."""
         if self._union is not None:
-            self._union.take_live(self, messages, marks, now)
+            self._union.take_nonpersistent(self, messages, marks, now)
             return
-        if self._live is None:
-            self._live = LiveMessages(_payload_size)
-        shard_of, options = self._channels.shard_of, self.options
+        if self._nonpersistent is None:
+            self._nonpersistent = NonPersistentMessages(_payload_size)
+        shard_of, options = self._listeners.shard_of, self.options
         every, own = options.qos == 0, self._keys.client_id if options.no_local else None
         for message in messages:  # the condition of `gets`, inlined
             if (every or message.qos == 0) and message.client_id != own:
-                self._live.append((shard_of(message.client_id), marks, now, message, options))
-        self.count_missed(sum(1 for _ in self._live.drop()))
+                self._nonpersistent.append((shard_of(message.client_id), marks, now, message, options))
+        self.count_missed(sum(1 for _ in self._nonpersistent.drop()))
         self._ready(self)
 
-    def miss_live(self, messages: list[Message]) -> None:
-        """Count the messages, not stored and dropped, that `take_live` would have queued. Needs no lock.
+    def miss_nonpersistent(self, messages: list[Message]) -> None:
+        """Count the messages, not stored and dropped, that `take_nonpersistent` would have queued. Needs no lock.
 
         A message that overlapping subscriptions would have delivered once counts for one of them.
         """
@@ -306,9 +306,9 @@ class FeedSource(Source):
 
     def count_missed(self, count: int) -> None:
         """Count dropped messages. Needs no lock."""
-        with self._channels.counting:
+        with self._listeners.counting:
             self.missed += count
-            self._channels.missed += count
+            self._listeners.missed += count
 
     def takes(self, message: Message) -> bool:
         """Return whether a message that is not stored is delivered at QoS 0, leaving ``no_local`` aside."""
@@ -337,85 +337,87 @@ class FeedSource(Source):
         self.held = False
         self._ready(self)
 
-    def read(self, limit: int, now: int) -> Portion | None:
+    def read(self, limit: int, now: int) -> SelectedMessages | None:
         """Return at most ``limit`` of the next messages; None if there are none now, or while it is held."""
         if self.held:
             return None
-        if self._live:
-            shard, marks = self._live.first[:2]
+        if self._nonpersistent:
+            shard, marks = self._nonpersistent.first[:2]
             if self._places[shard] < marks[shard] and shard in self._behind:
                 return self._read(shard, limit, now, marks[shard])
-            return self._read_live(self._live, limit, now)
+            return self._read_nonpersistent(self._nonpersistent, limit, now)
         if not self._behind:
             return None
         return self._read(next(iter(self._behind)), limit, now, None)
 
-    def _read(self, shard: int, limit: int, now: int, bound: int | None) -> Portion:
-        """Read the next messages of a shard, to the end of its era or ``bound``. Scans without the sessions' mutex."""
-        era = self.era(shard)
-        if self._channel.feed.in_memory(shard, self._places[shard]):
+    def _read(self, shard: int, limit: int, now: int, bound: int | None) -> SelectedMessages:
+        """Read a shard's next messages, to the end of the options period or ``bound``. Scans without the mutex."""
+        period = self.period(shard)
+        if self._listener.feed.in_memory(shard, self._places[shard]):
             read_slice = self.run(shard, limit)
         else:
-            passed = self._channel.passed
-            read_slice = self._channels.mutex.released(lambda: self.run(shard, limit))
-            if passed != self._channel.passed:  # waiting followers were woken meanwhile, and this one was not waiting
+            passed = self._listener.passed
+            read_slice = self._listeners.mutex.released(lambda: self.run(shard, limit))
+            if passed != self._listener.passed:  # waiting followers were woken meanwhile, and this one was not waiting
                 read_slice = attrs.evolve(read_slice, caught_up=False)
         end, stop = read_slice.position, read_slice.rows.stop
-        if bound is not None or era.until is not None:
-            end = min(end for end in (bound, None if era.until is None else era.until[shard]) if end is not None)
+        if bound is not None or period.until is not None:
+            end = min(end for end in (bound, None if period.until is None else period.until[shard]) if end is not None)
             stop = rows_until(read_slice, end)
-        self.advance(shard, read_slice, era, end)
-        return portion_of(read_slice, stop, self.topic_filter.text, shard, era.options, self._keys.client_id, now)
+        self.advance(shard, read_slice, period, end)
+        return selected_of(read_slice, stop, self.topic_filter.text, shard, period.options, self._keys.client_id, now)
 
-    def era(self, shard: int) -> Era:
-        """Return the era to which the next messages of a shard belong."""
-        if len(self._eras) == 1:
-            return self._eras[0]
+    def period(self, shard: int) -> OptionsPeriod:
+        """Return the options period to which the next messages of a shard belong."""
+        if len(self._periods) == 1:
+            return self._periods[0]
         after = self._places[shard]
-        return next(era for era in self._eras if era.until is None or after < era.until[shard])
+        return next(period for period in self._periods if period.until is None or after < period.until[shard])
 
     def run(self, shard: int, limit: int) -> ReadSlice:
         """Return at most ``limit`` of a shard's next messages, for `advance`. Raises the errors of reading."""
         try:
-            return self._channel.feed.read(shard, self._places[shard], limit)
+            return self._listener.feed.read(shard, self._places[shard], limit)
         except TopicstoreError:
             self._behind.pop(shard, None)
             self._failing[shard] = None  # other shards are not affected
             raise
 
-    def advance(self, shard: int, read_slice: ReadSlice, era: Era, end: int) -> None:
-        """Move the place past the messages that `run` returned, at most to ``end``, which is within the era."""
+    def advance(self, shard: int, read_slice: ReadSlice, period: OptionsPeriod, end: int) -> None:
+        """Move the place past the messages that `run` returned, at most to ``end``, within the options period."""
         end = max(end, self._places[shard])
         if read_slice.dropped:  # perhaps reported before: a slice may be read again from the same place
             self.dropped += tuple(number for number in read_slice.dropped if number not in self.dropped)
         self._places[shard] = min(read_slice.position, end)
         self._moved = True
-        self._ended |= era.until is not None and self._places[shard] >= era.until[shard]
+        self._ended |= period.until is not None and self._places[shard] >= period.until[shard]
         self._behind.pop(shard, None)
         if read_slice.caught_up and read_slice.position <= end:
-            self._channel.wait_locked(self, shard)
+            self._listener.wait_locked(self, shard)
         else:
             self._behind[shard] = None  # after the other shards
 
-    def _read_live(self, live: LiveMessages[Live], limit: int, now: int) -> Portion:
+    def _read_nonpersistent(
+        self, nonpersistent: NonPersistentMessages[NonPersistent], limit: int, now: int
+    ) -> SelectedMessages:
         """Take queued messages with the same options, as far as all messages stored before them were read."""
         messages: list[Message] = []
         expiry: list[int | None] = []
-        options = live.first[4]
-        while live and len(messages) < limit:
-            shard, marks, came, message, then = live.first
+        options = nonpersistent.first[4]
+        while nonpersistent and len(messages) < limit:
+            shard, marks, came, message, then = nonpersistent.first
             if then is not options or (self._places[shard] < marks[shard] and shard in self._behind):
                 break
             left = left_of(message, came, now)
             if left == 0:
-                live.take()
+                nonpersistent.take()
                 continue
-            live.draw()
+            nonpersistent.draw()
             messages.append(message)
             expiry.append(left)
         retain = [message.retain for message in messages] if options.retain_as_published else False
         some = expiry if any(left is not None for left in expiry) else None
-        return Portion(self.topic_filter.text, 0, options, messages, 0, None, None, retain, some)
+        return SelectedMessages(self.topic_filter.text, 0, options, messages, 0, None, None, retain, some)
 
     def try_again(self) -> None:
         """Read again the shards that failed."""
@@ -428,39 +430,39 @@ class FeedSource(Source):
         """Return the writes that store the subscription and its place."""
         record = put(self._keys.subscription(self.number), self.record())
         place = put(self._keys.place(self.number), (VERSION, self._places))
-        return [record, place] if self.limited else [record]
+        return [record, place] if self.needs_packet_id else [record]
 
     def writes(self) -> list[StateWrite]:
         """Return the writes that store the place, if it has moved; none at QoS 0, whose place is not stored."""
-        if not (self._moved and self.limited):
+        if not (self._moved and self.needs_packet_id):
             return []
         writes = [put(self._keys.place(self.number), (VERSION, self._places))]
-        if self._ended and self._held() != self._eras:
+        if self._ended and self._held() != self._periods:
             writes.append(put(self._keys.subscription(self.number), self.record(self._held())))
         return writes
 
-    def _held(self) -> tuple[Era, ...]:
-        """Return the eras whose end the place has not reached in every shard."""
+    def _held(self) -> tuple[OptionsPeriod, ...]:
+        """Return the options periods whose end the place has not reached in every shard."""
         return tuple(
-            era
-            for era in self.eras
-            if era.until is None or any(place < end for place, end in zip(self._places, era.until, strict=True))
+            period
+            for period in self.periods
+            if period.until is None or any(place < end for place, end in zip(self._places, period.until, strict=True))
         )
 
     def settled(self) -> None:
-        """Make the place final, and drop the eras that ended before it."""
-        if self._live is not None:
-            self._live.settled()
+        """Make the place final, and drop the options periods that ended before it."""
+        if self._nonpersistent is not None:
+            self._nonpersistent.settled()
         if self._moved:
             self._settled[:] = self._places
             self._moved = False
             if self._ended:
-                self.eras = self._held()
+                self.periods = self._held()
                 self._ended = False
 
     def rewind(self) -> None:
         """Return to the place of the last `settled`, so that the messages read since are read again."""
-        if self._live is not None and self._live.rewind():
+        if self._nonpersistent is not None and self._nonpersistent.rewind():
             self._ready(self)
         if self._moved:
             self._places[:] = self._settled
@@ -468,23 +470,23 @@ class FeedSource(Source):
             self._wake_all()
 
     def close(self) -> None:
-        """Leave the filter's channel."""
+        """Leave the filter's listener."""
         if self._union is not None:
             self._union.leave(self)
-        self._channels.leave_locked(self._channel, self)
+        self._listeners.leave_locked(self._listener, self)
 
 
-def _payload_size(live: Live) -> int:
-    return len(live[3].payload)
+def _payload_size(nonpersistent: NonPersistent) -> int:
+    return len(nonpersistent[3].payload)
 
 
-def closing(sources: Sequence[Source], uncount: Callable[[TopicFilter], object] | None) -> Iterator[None]:
-    """Close sources of an ended session, and yield after each.
+def closing(cursors: Sequence[SessionCursor], uncount: Callable[[TopicFilter], object] | None) -> Iterator[None]:
+    """Close cursors of an ended session, and yield after each.
 
     ``uncount``: called with the filter of each subscription of QoS 1 or 2.
     """
-    for source in sources:
-        if uncount is not None and source.limited and isinstance(source, FeedSource):
-            uncount(source.topic_filter)
-        source.close()
+    for cursor in cursors:
+        if uncount is not None and cursor.needs_packet_id and isinstance(cursor, FilterCursor):
+            uncount(cursor.topic_filter)
+        cursor.close()
         yield

@@ -1,9 +1,9 @@
 """The messages for one session's client: as read, as the subscription delivers them, and as packets to send.
 
 A read batch is a range of messages that was read once for all followers of a filter (`topicstore.pubsub.read_cache`).
-The traits of its messages that decide on delivery (QoS, expiry, publisher) are computed once for all sessions. A
-`Portion` is the part of it that one subscription delivers. A `DeliveryBatch` has messages as columns, which sessions
-with the same messages share. The packets of a session wait in sending order, as batches and as single packets.
+The columns of its messages that decide on delivery (QoS, expiry, publisher) are computed once for all sessions. A
+`SelectedMessages` is the part of it that one subscription delivers. A `DeliveryBatch` has messages as columns, which
+sessions with the same messages share. The packets of a session wait in sending order, as batches and as single packets.
 
 Messages expire by the wall clock (`topicstore.pubsub.message_expiry`), because their expiry continues across a restart.
 While the clock is ahead, messages are left out too early; while it is behind, expired messages are delivered.
@@ -31,7 +31,7 @@ from topicstore.contract.positions import Positions
 from topicstore.pubsub.message_expiry import Expiry
 from topicstore.pubsub.read_cache import ReadBatch, ReadSlice
 
-from .in_flight import Flight
+from .in_flight import InFlightBatch
 from .model import Publish, PubRel, SubscribeOptions
 from .records import PackedPositions, pack_positions
 
@@ -39,33 +39,33 @@ __all__ = [
     "ASKED",
     "Allow",
     "DeliveryBatch",
+    "MessageColumns",
     "Packet",
     "Permit",
-    "Portion",
-    "Traits",
+    "SelectedMessages",
     "check_max_bytes",
     "count_of",
     "cut",
     "fitting",
     "likely",
     "only",
-    "portion_at",
-    "portion_of",
     "rows_in",
     "rows_until",
+    "selected_at",
+    "selected_of",
     "single",
 ]
 
 _FEW = 64
-"""Number of messages up to which traits are read from the message objects, and not from columns."""
+"""Number of messages up to which the columns are made from message objects, and not from those of the read batch."""
 _SHARED = 256
-"""Number of portions of a read batch that are cached for other sessions."""
+"""Number of selected messages of a read batch that are cached for other sessions."""
 
 Rows = npt.NDArray[np.intp]
 
 
 @attrs.define
-class Portion:
+class SelectedMessages:
     """Messages in order of their positions, to be delivered by the options of one subscription. May be empty.
 
     Not changed after its creation, because sessions share it.
@@ -108,8 +108,8 @@ class Portion:
         following = iter(ids)
         return [next(following) if qos else 0 for qos in self.qos]
 
-    def flight(self, ids: Sequence[int]) -> Flight:
-        """Return the messages that need a packet id as a flight with these ids, which has no number yet."""
+    def batch(self, ids: Sequence[int]) -> InFlightBatch:
+        """Return the messages that need a packet id as an in-flight batch with these ids, which has no number yet."""
         qos, positions, packed = self.qos, self.positions, self.packed
         retained = self.messages if positions is None else ()
         if not isinstance(qos, int):
@@ -119,7 +119,7 @@ class Portion:
             positions, packed = None if positions is None else positions[rows], None
         places = np.empty(0, np.uint64) if positions is None else positions
         topics = [message.topic for message in retained]
-        return Flight(
+        return InFlightBatch(
             0,
             self.topic_filter,
             self.shard,
@@ -134,10 +134,10 @@ class Portion:
         )
 
 
-class Traits:
-    """The traits of a read batch's messages on which their delivery depends, computed once."""
+class MessageColumns:
+    """The columns of a read batch's messages on which their delivery depends, computed once."""
 
-    __slots__ = ("_clients", "_packed", "expiry", "portions", "positions", "qos", "retain", "slices")
+    __slots__ = ("_clients", "_packed", "expiry", "partitions", "positions", "qos", "retain", "selections")
 
     def __init__(self, whole: ReadBatch) -> None:
         self.positions: Positions = whole.positions
@@ -160,19 +160,19 @@ class Traits:
         self.expiry = Expiry.of(properties, self.positions)
         """The times at which the messages expire; None if no message expires."""
         self._clients: npt.NDArray[np.object_] | None = None
-        self.portions: dict[tuple[int, int, str, SubscribeOptions], Portion] = {}
-        """The portions that are the same for all sessions, by rows, filter and options."""
+        self.selections: dict[tuple[int, int, str, SubscribeOptions], SelectedMessages] = {}
+        """The selected messages that are the same for all sessions, by rows, filter and options."""
         self._packed: dict[tuple[int, int], PackedPositions] = {}
-        self.slices: npt.NDArray[np.uint8] | None = None
-        """By row, the slice of its topic (`topicstore.sessions.shared.group`), once a group has needed it."""
+        self.partitions: npt.NDArray[np.uint8] | None = None
+        """By row, the partition of its topic (`topicstore.sessions.shared.group`), once a group has needed it."""
 
     @classmethod
-    def of(cls, whole: ReadBatch) -> Traits:
-        """Return the traits of a read batch."""
-        traits = whole.traits
-        if not isinstance(traits, cls):
-            traits = whole.traits = cls(whole)
-        return traits
+    def of(cls, whole: ReadBatch) -> MessageColumns:
+        """Return the columns of a read batch."""
+        columns = whole.columns
+        if not isinstance(columns, cls):
+            columns = whole.columns = cls(whole)
+        return columns
 
     def packed(self, start: int, stop: int) -> PackedPositions:
         """Return the positions of these rows, packed."""
@@ -191,31 +191,31 @@ class Traits:
         return others
 
 
-def portion_of(
+def selected_of(
     read_slice: ReadSlice, stop: int, topic_filter: str, shard: int, options: SubscribeOptions, client_id: str, now: int
-) -> Portion:
-    """Return the portion of a slice, up to row ``stop`` of its read batch, for a subscription of a client."""
+) -> SelectedMessages:
+    """Return the selected messages of a slice, up to row ``stop`` of its read batch, for a subscription of a client."""
     start = read_slice.rows.start
     if start >= stop:
-        return Portion(topic_filter, shard, options, (), 0, None)
-    traits = Traits.of(read_slice.whole)
-    shared = None if options.no_local or traits.expiry is not None else (start, stop, topic_filter, options)
-    if shared is not None and shared in traits.portions:
-        return traits.portions[shared]
-    rows = _wanted(read_slice.whole, traits, start, stop, options, client_id, now)
+        return SelectedMessages(topic_filter, shard, options, (), 0, None)
+    columns = MessageColumns.of(read_slice.whole)
+    shared = None if options.no_local or columns.expiry is not None else (start, stop, topic_filter, options)
+    if shared is not None and shared in columns.selections:
+        return columns.selections[shared]
+    rows = _wanted(read_slice.whole, columns, start, stop, options, client_id, now)
     if rows is not None:
-        return portion_at(read_slice.whole, rows, topic_filter, shard, options, now)
+        return selected_at(read_slice.whole, rows, topic_filter, shard, options, now)
     messages = read_slice.messages if stop == read_slice.rows.stop else read_slice.messages[: stop - start]
-    qos = _at_most(_rows_of(traits.qos, start, stop), options.qos)
+    qos = _at_most(_rows_of(columns.qos, start, stop), options.qos)
     positions, packed = None, None
     if qos:
-        positions, packed = traits.positions[start:stop], traits.packed(start, stop)
-    retain = _rows_of(traits.retain, start, stop) if options.retain_as_published else False
-    expiry = None if traits.expiry is None else traits.expiry.left(slice(start, stop), now)
-    portion = Portion(topic_filter, shard, options, messages, qos, positions, packed, retain, expiry)
-    if shared is not None and len(traits.portions) < _SHARED:
-        traits.portions[shared] = portion
-    return portion
+        positions, packed = columns.positions[start:stop], columns.packed(start, stop)
+    retain = _rows_of(columns.retain, start, stop) if options.retain_as_published else False
+    expiry = None if columns.expiry is None else columns.expiry.left(slice(start, stop), now)
+    selected = SelectedMessages(topic_filter, shard, options, messages, qos, positions, packed, retain, expiry)
+    if shared is not None and len(columns.selections) < _SHARED:
+        columns.selections[shared] = selected
+    return selected
 
 
 def rows_in(read_slice: ReadSlice, stop: int, options: SubscribeOptions, client_id: str, now: int) -> Rows:
@@ -223,36 +223,42 @@ def rows_in(read_slice: ReadSlice, stop: int, options: SubscribeOptions, client_
     start = int(read_slice.rows.start)
     if start >= stop:
         return np.empty(0, np.intp)
-    rows = _wanted(read_slice.whole, Traits.of(read_slice.whole), start, stop, options, client_id, now)
+    rows = _wanted(read_slice.whole, MessageColumns.of(read_slice.whole), start, stop, options, client_id, now)
     return np.arange(start, stop) if rows is None else rows
 
 
-def portion_at(
+def selected_at(
     whole: ReadBatch, rows: Rows, topic_filter: str, shard: int, options: SubscribeOptions, now: int
-) -> Portion:
-    """Return the portion of these rows of a read batch, without expired messages."""
+) -> SelectedMessages:
+    """Return the selected messages of these rows of a read batch, without expired messages."""
     if not len(rows):
-        return Portion(topic_filter, shard, options, (), 0, None)
-    traits = Traits.of(whole)
+        return SelectedMessages(topic_filter, shard, options, (), 0, None)
+    columns = MessageColumns.of(whole)
     expiry = None
-    if traits.expiry is not None:
-        rows = rows[traits.expiry.ends[rows] > now]
-        expiry = traits.expiry.left(rows, now)
+    if columns.expiry is not None:
+        rows = rows[columns.expiry.ends[rows] > now]
+        expiry = columns.expiry.left(rows, now)
     messages = list(map(whole.messages.__getitem__, rows.tolist()))
-    qos = _at_most(_rows_at(traits.qos, rows), options.qos)
-    retain = _rows_at(traits.retain, rows) if options.retain_as_published else False
-    return Portion(topic_filter, shard, options, messages, qos, traits.positions[rows], None, retain, expiry)
+    qos = _at_most(_rows_at(columns.qos, rows), options.qos)
+    retain = _rows_at(columns.retain, rows) if options.retain_as_published else False
+    return SelectedMessages(topic_filter, shard, options, messages, qos, columns.positions[rows], None, retain, expiry)
 
 
 def _wanted(
-    whole: ReadBatch, traits: Traits, start: int, stop: int, options: SubscribeOptions, client_id: str, now: int
+    whole: ReadBatch,
+    columns: MessageColumns,
+    start: int,
+    stop: int,
+    options: SubscribeOptions,
+    client_id: str,
+    now: int,
 ) -> Rows | None:
     """Return the rows to deliver in the half-open range from ``start`` to ``stop``; None means all of them."""
     wanted = None
-    if traits.expiry is not None:
-        wanted = traits.expiry.ends[start:stop] > now
+    if columns.expiry is not None:
+        wanted = columns.expiry.ends[start:stop] > now
     if options.no_local:
-        others = traits.of_others(whole, client_id)[start:stop]
+        others = columns.of_others(whole, client_id)[start:stop]
         wanted = others if wanted is None else wanted & others
     if wanted is None or wanted.all():
         return None
@@ -367,23 +373,23 @@ class Permit:
         return answers
 
 
-def only(portion: Portion, answers: Sequence[bool]) -> Portion:
-    """Return a portion with only the messages that may be sent."""
+def only(selected: SelectedMessages, answers: Sequence[bool]) -> SelectedMessages:
+    """Return the selected messages with only those that may be sent."""
     if all(answers):
-        return portion
+        return selected
     rows = [row for row, answer in enumerate(answers) if answer]
 
     def at(values: Any) -> Any:
         return [values[row] for row in rows] if isinstance(values, list) else values
 
     return attrs.evolve(
-        portion,
-        messages=[portion.messages[row] for row in rows],
-        qos=at(portion.qos),
-        positions=None if portion.positions is None else portion.positions[np.array(rows, np.intp)],
+        selected,
+        messages=[selected.messages[row] for row in rows],
+        qos=at(selected.qos),
+        positions=None if selected.positions is None else selected.positions[np.array(rows, np.intp)],
         packed=None,
-        retain=at(portion.retain),
-        expiry=at(portion.expiry),
+        retain=at(selected.retain),
+        expiry=at(selected.expiry),
     )
 
 
@@ -411,7 +417,7 @@ class DeliveryBatch(msgspec.Struct, frozen=True, eq=False):
 
     packet_ids: Sequence[int]
     """The packet ids, 1 to 65,535; 0 for messages of QoS 0."""
-    body: Portion
+    body: SelectedMessages
     """The columns other than the packet ids. Sessions that receive the same messages with the same options at the same
     time share one object, unless the messages can expire. A server can cache encoded packets by this object, as long as
     it holds the batch. The attributes of the object are not public."""

@@ -20,7 +20,7 @@ from .records import NEVER
 from .registry import SessionRegistry
 from .session import Session
 from .session_expiry import AGAIN, Timers
-from .session_store import Found, encode_session, will_key
+from .session_store import StoredSession, encode_session, will_key
 from .wills import disconnected
 
 __all__ = ["Leaving", "check_four_bytes", "interval_of"]
@@ -47,15 +47,15 @@ class Leaving:
         """End connections with one commit for each shard; return the errors of the sessions that could not be ended."""
         now = self._registry.clock()
         errors: dict[Session, TopicstoreError] = {}
-        after: dict[Session, Found] = {}
+        after: dict[Session, StoredSession] = {}
         changes: dict[Session, list[StateWrite]] = {}
         for session in sessions:
             try:
                 interval = _interval(session, expiry_interval)
                 if not session.stored:
-                    after[session] = session.found
+                    after[session] = session.stored_session
                     continue
-                record = disconnected(session.found.record, now, interval, will=send_will)
+                record = disconnected(session.stored_session.record, now, interval, will=send_will)
                 after[session] = encode_session(session.client_id, record)
                 changes[session] = self._writes(session, after[session], send_will=send_will)
             except TopicstoreError as error:
@@ -79,15 +79,15 @@ class Leaving:
 
     def end_silent(self, now: int, until: float) -> None:
         """End the connections of silent clients (`topicstore.sessions.keep_alive`), until time ``until``."""
-        silences = self._registry.silences
-        while time.monotonic() < until and (session := silences.silent(now)) is not None:
+        keep_alive = self._registry.keep_alive
+        while time.monotonic() < until and (session := keep_alive.silent(now)) is not None:
             try:
                 for failure in self.end([session], Ended.KEEP_ALIVE, send_will=True).values():
                     raise failure
             except TopicstoreError as failure:
                 session.failed(failure)
                 if session.ended is None:
-                    silences.watch(session, now + AGAIN)
+                    keep_alive.watch(session, now + AGAIN)
 
     def end_rows(
         self,
@@ -125,19 +125,19 @@ class Leaving:
         self._timers.run(states.shard_of(client_id), now, self._timers.deadline())
         return True
 
-    def _writes(self, session: Session, after: Found, *, send_will: bool) -> list[StateWrite]:
+    def _writes(self, session: Session, after: StoredSession, *, send_will: bool) -> list[StateWrite]:
         draft = session.last_draft()
-        writes = self._registry.states.change(session.client_id, session.found, after)
+        writes = self._registry.states.change(session.client_id, session.stored_session, after)
         if draft is not None:
             writes += draft.writes[1:]  # without the guard, as `change` compares the same record
-        if not send_will and session.found.record.will_delay != NEVER:
+        if not send_will and session.stored_session.record.will_delay != NEVER:
             writes.append(FrameworkWrite(will_key(session.keys), None))
         return writes
 
 
 def _interval(session: Session, expiry_interval: timedelta | float | Keep | None) -> int:
     """Return the time in microseconds after which a session ends, or `NEVER`. Raises `InvalidArgumentError`."""
-    opened = session.found.record.expiry_interval
+    opened = session.stored_session.record.expiry_interval
     if isinstance(expiry_interval, Keep):
         return opened
     interval = interval_of(expiry_interval)

@@ -1,12 +1,12 @@
 """`Dispatcher`: the queue of sessions that have packets to deliver or events to handle, filled by events, not polling.
 
-A subscription that has read all its messages waits in the `Channel` of its filter. All sessions in this process with
-the same filter share one channel. A commit notifies the channel; the subscriptions that wait there for the commit's
-shard become ready, and their sessions with them. So a session without traffic costs nothing.
+A subscription that has read all its messages waits in the `FilterListener` of its filter. All sessions in this process
+with the same filter share one listener. A commit notifies the listener; the subscriptions that wait there for the
+commit's shard become ready, and their sessions with them. So a session without traffic costs nothing.
 
-All code of sessions runs under the sessions' mutex, `Channels.mutex`. Exceptions are methods that the storing thread
-calls, and methods that a server calls in its event loop, such as acknowledgements: they take no lock and only record an
-event. While an engine writes, the mutex is released, and the sessions that are written are locked
+All code of sessions runs under the sessions' mutex, `FilterListeners.mutex`. Exceptions are methods that the storing
+thread calls, and methods that a server calls in its event loop, such as acknowledgements: they take no lock and only
+record an event. While an engine writes, the mutex is released, and the sessions that are written are locked
 (`topicstore.sessions.locks`).
 
 A filter is registered with the hub before the mutex is acquired, because that waits for the locks of all shards.
@@ -30,14 +30,14 @@ from topicstore.contract.model import Message
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.feed import Feed
 from topicstore.pubsub.hub import Hub
-from topicstore.pubsub.nonpersistent import LIVE, LIVE_BYTES
-from topicstore.pubsub.notifier import Bell, ListeningTask, ListeningThread
+from topicstore.pubsub.nonpersistent import MOST, MOST_BYTES
+from topicstore.pubsub.notifier import Notifier, TaskWaiter, ThreadWaiter
 from topicstore.runtime.closing import guarded
 
 from .clock import SessionClock
 from .locks import SessionMutex
 
-__all__ = ["Channel", "Channels", "Dispatcher", "Follower"]
+__all__ = ["Dispatcher", "FilterListener", "FilterListeners", "WaitingCursor"]
 
 
 class Attentive(Protocol):
@@ -54,22 +54,22 @@ R = TypeVar("R", bound=Attentive)
 T = TypeVar("T")
 
 _FEW = 16
-"""Largest number of sources that are closed at once when their session ends."""
+"""Largest number of cursors that are closed at once when their session ends."""
 _CLOSED = 500
-"""Number of sources that are closed in one batch, which takes a few milliseconds."""
+"""Number of cursors that are closed in one batch, which takes a few milliseconds."""
 
 
-class Follower(Protocol):
-    """A subscription that waits in a channel for new messages."""
+class WaitingCursor(Protocol):
+    """A subscription that waits in a listener for new messages."""
 
     def wake(self, shard: int) -> None:
         """Handle the event that a shard may have new messages."""
 
-    def take_live(self, messages: list[Message], marks: list[int], now: int) -> None:
+    def take_nonpersistent(self, messages: list[Message], marks: list[int], now: int) -> None:
         """Queue messages that are not stored, published at ``now``; ``marks``: the shards' watermarks."""
 
-    def miss_live(self, messages: list[Message]) -> None:
-        """Count the messages, not stored and dropped, that `take_live` would have queued. Needs no lock."""
+    def miss_nonpersistent(self, messages: list[Message]) -> None:
+        """Count the messages, not stored and dropped, that `take_nonpersistent` would have queued. Needs no lock."""
 
 
 @attrs.frozen
@@ -84,39 +84,39 @@ class _Routed:
     """The size of the payloads in bytes."""
 
 
-class Channel:
+class FilterListener:
     """A topic filter, and the subscriptions in this process that follow it."""
 
     __slots__ = (
         "_bytes",
-        "_channels",
         "_count",
+        "_listeners",
         "_noted",
         "_routed",
         "_waiting",
         "feed",
         "listening",
-        "live",
+        "nonpersistent",
         "passed",
         "users",
     )
 
-    def __init__(self, channels: Channels, feed: Feed, shards: int) -> None:
+    def __init__(self, listeners: FilterListeners, feed: Feed, shards: int) -> None:
         self.feed = feed
         self.users = 0
-        """The number of calls of `Channels.follow` that `Channels.unfollow` has not undone yet."""
+        """The number of calls of `FilterListeners.follow` that `FilterListeners.unfollow` has not undone yet."""
         self.listening = False
         """Whether the hub announces batches to it. Set once, without a lock."""
-        self.live: dict[Follower, None] = {}
+        self.nonpersistent: dict[WaitingCursor, None] = {}
         """The followers that also receive messages that are not stored."""
-        self._channels = channels
-        self._waiting: list[dict[Follower, None]] = [{} for _ in range(shards)]
-        """By shard, the followers that wait for new messages. The sessions' mutex guards `live` and this;
-        the storing thread reads `live` without the lock."""
+        self._listeners = listeners
+        self._waiting: list[dict[WaitingCursor, None]] = [{} for _ in range(shards)]
+        """By shard, the followers that wait for new messages. The sessions' mutex guards `nonpersistent` and this;
+        the storing thread reads `nonpersistent` without the lock."""
         self._noted: dict[int, None] = {}
         """The shards with new messages. The storing thread adds to it without a lock."""
         self._routed: collections.deque[_Routed] = collections.deque()
-        """The published messages that are not stored. `Channels.counting` guards it, and the next two."""
+        """The published messages that are not stored. `FilterListeners.counting` guards it, and the next two."""
         self._count = 0
         """The number of messages in `_routed`."""
         self._bytes = 0
@@ -124,46 +124,46 @@ class Channel:
         self.passed = 0
         """The number of times that waiting followers were woken. Guarded by the sessions' mutex."""
 
-    def wait_locked(self, follower: Follower, shard: int) -> None:
-        """Make a follower wait; `Follower.wake` is called once the shard has new messages."""
-        self._waiting[shard][follower] = None
+    def wait_locked(self, cursor: WaitingCursor, shard: int) -> None:
+        """Make a follower wait; `WaitingCursor.wake` is called once the shard has new messages."""
+        self._waiting[shard][cursor] = None
 
-    def leave_locked(self, follower: Follower) -> None:
+    def leave_locked(self, cursor: WaitingCursor) -> None:
         """Remove a follower."""
-        self.live.pop(follower, None)
+        self.nonpersistent.pop(cursor, None)
         for waiting in self._waiting:
-            waiting.pop(follower, None)
+            waiting.pop(cursor, None)
 
     # --- methods of `topicstore.pubsub.hub.Listener`, called by the storing thread ---
 
-    def woken(self, feed: Feed, shard: int) -> None:
+    def on_stored(self, feed: Feed, shard: int) -> None:
         """Record that a shard has new messages."""
         if shard not in self._noted:
             self._noted[shard] = None
-            self._channels.note(self)
+            self._listeners.note(self)
 
     def routed(self, feed: Feed, messages: list[Message]) -> None:
         """Queue messages that are not stored, if a follower receives them; drop the oldest ones above the limits."""
-        if self.live:
-            routed = self._channels.routed(messages)
+        if self.nonpersistent:
+            routed = self._listeners.routed(messages)
             dropped = []
-            with self._channels.counting:
+            with self._listeners.counting:
                 self._routed.append(routed)
                 self._count += len(messages)
                 self._bytes += routed.size
                 while self._follow_enough(self._routed[0]):
                     dropped.append(self._take())
             for gone in dropped:
-                for follower in list(self.live):
-                    follower.miss_live(gone.messages)
-            self._channels.note(self)
+                for cursor in list(self.nonpersistent):
+                    cursor.miss_nonpersistent(gone.messages)
+            self._listeners.note(self)
 
     def _follow_enough(self, oldest: _Routed) -> bool:
         """Return whether the messages after ``oldest`` alone fill the limits, so that every follower would drop it."""
-        return self._count - len(oldest.messages) >= LIVE or self._bytes - oldest.size >= LIVE_BYTES
+        return self._count - len(oldest.messages) >= MOST or self._bytes - oldest.size >= MOST_BYTES
 
     def _take(self) -> _Routed:
-        """Remove and return the oldest entry of `_routed`. The caller holds `Channels.counting`."""
+        """Remove and return the oldest entry of `_routed`. The caller holds `FilterListeners.counting`."""
         routed = self._routed.popleft()
         self._count -= len(routed.messages)
         self._bytes -= routed.size
@@ -171,7 +171,7 @@ class Channel:
 
     def closed(self) -> None:
         """Mark the database as closed, and wake the waiting threads and tasks."""
-        self._channels.close()
+        self._listeners.close()
 
     # --- under the sessions' mutex ---
 
@@ -181,19 +181,19 @@ class Channel:
             shard, _ = self._noted.popitem()  # before the followers wake, so that a later event is recorded again
             self.passed += 1
             waiting, self._waiting[shard] = self._waiting[shard], {}
-            for follower in waiting:
-                follower.wake(shard)
+            for cursor in waiting:
+                cursor.wake(shard)
         while True:
-            with self._channels.counting:
+            with self._listeners.counting:
                 if not self._routed:
                     break
                 routed = self._take()
-            for follower in list(self.live):
-                follower.take_live(routed.messages, routed.marks, routed.time)
+            for cursor in list(self.nonpersistent):
+                cursor.take_nonpersistent(routed.messages, routed.marks, routed.time)
 
 
-class Channels:
-    """The channels of one open database, and the mutex that guards its sessions."""
+class FilterListeners:
+    """The listeners of one open database, and the mutex that guards its sessions."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class Channels:
         self.steady = steady
         """The clock for all other times, which never jumps."""
         self.mutex = SessionMutex()
-        self.bell = Bell()
+        self.notifier = Notifier()
         """Wakes the waiting threads and tasks when a session may have packets to deliver."""
         self.counting = ProcessLock()
         """Guards the counts and queues of messages that are not stored. Held for microseconds, with or without `mutex`.
@@ -223,46 +223,48 @@ class Channels:
         self._inherited = False
         """Whether this is a forked child, in which every call is refused. Set before `closed`."""
         self._shards = shards
-        self._channels: dict[str, Channel] = {}
-        """The channels by filter. Guarded by `_registering`, as are their numbers of users."""
+        self._listeners: dict[str, FilterListener] = {}
+        """The listeners by filter. Guarded by `_registering`, as are their numbers of users."""
         self._registering = ProcessLock()
         """Held for microseconds, with or without `mutex`. Its holder takes no other lock but the hub's."""
         self._routed: _Routed | None = None
         """The entry that `routed` returned last. Replaced as a whole, without a lock."""
-        self._noted: collections.deque[Channel] = collections.deque()
-        """The channels with new events. Any thread appends to it, without a lock."""
+        self._noted: collections.deque[FilterListener] = collections.deque()
+        """The listeners with new events. Any thread appends to it, without a lock."""
 
-    def follow(self, topic_filter: TopicFilter) -> Channel:
-        """Return the channel of a filter, registered with the hub, and increment its number of users.
+    def follow(self, topic_filter: TopicFilter) -> FilterListener:
+        """Return the listener of a filter, registered with the hub, and increment its number of users.
 
         A new filter waits for the locks of all shards, and so perhaps for the engine. Under the mutex this may be
         called only for a filter that has a user already.
         """
         with self._registering:
-            channel = self._channels.get(topic_filter.text)
-            if channel is None:
-                channel = self._channels[topic_filter.text] = Channel(self, self.hub.feed(topic_filter), self._shards)
-            channel.users += 1
-        if not channel.listening:
+            listener = self._listeners.get(topic_filter.text)
+            if listener is None:
+                listener = self._listeners[topic_filter.text] = FilterListener(
+                    self, self.hub.feed(topic_filter), self._shards
+                )
+            listener.users += 1
+        if not listener.listening:
             try:
-                self.hub.listen(channel.feed, channel)
+                self.hub.listen(listener.feed, listener)
             except BaseException:
-                self.unfollow(channel)
+                self.unfollow(listener)
                 raise
-            channel.listening = True
-        return channel
+            listener.listening = True
+        return listener
 
-    def unfollow(self, channel: Channel) -> None:
-        """Decrement a channel's number of users, and remove it from the hub if it has none left. Thread-safe."""
+    def unfollow(self, listener: FilterListener) -> None:
+        """Decrement a listener's number of users, and remove it from the hub if it has none left. Thread-safe."""
         with self._registering:
-            channel.users -= 1
-            if not channel.users:
-                del self._channels[channel.feed.topic_filter.text]
-                self.hub.leave(channel.feed, channel)
+            listener.users -= 1
+            if not listener.users:
+                del self._listeners[listener.feed.topic_filter.text]
+                self.hub.leave(listener.feed, listener)
 
     def following(self, topic_filters: Iterable[TopicFilter], work: Callable[[], T]) -> T:
         """Call ``work``, during which `follow` doesn't wait for these filters; return its result."""
-        followed: list[Channel] = []
+        followed: list[FilterListener] = []
 
         def follow() -> T:
             for topic_filter in topic_filters:
@@ -275,10 +277,10 @@ class Channels:
 
         return guarded(follow, unfollow)
 
-    def leave_locked(self, channel: Channel, follower: Follower) -> None:
-        """Remove a follower from its channel, and decrement the channel's number of users."""
-        channel.leave_locked(follower)
-        self.unfollow(channel)
+    def leave_locked(self, listener: FilterListener, cursor: WaitingCursor) -> None:
+        """Remove a follower from its listener, and decrement the listener's number of users."""
+        listener.leave_locked(cursor)
+        self.unfollow(listener)
 
     def routed(self, messages: list[Message]) -> _Routed:
         """Return the entry of published messages that are not stored. Consecutive calls with one list share an entry.
@@ -291,10 +293,10 @@ class Channels:
             routed = self._routed = _Routed(messages, self.hub.watermarks(), self.clock(), size)
         return routed
 
-    def note(self, channel: Channel) -> None:
-        """Record that a channel has new events. May be called in any thread, without the lock."""
-        self._noted.append(channel)
-        self.bell.ring()
+    def note(self, listener: FilterListener) -> None:
+        """Record that a listener has new events. May be called in any thread, without the lock."""
+        self._noted.append(listener)
+        self.notifier.notify()
 
     def listen_locked(self) -> None:
         """Handle the events recorded so far."""
@@ -304,7 +306,7 @@ class Channels:
     def close(self) -> None:
         """Mark the database as closed, and wake all waiters. May be called in any thread, without the lock."""
         self.closed = True
-        self.bell.ring()
+        self.notifier.notify()
 
     def leave_to_parent(self) -> None:
         """Refuse every call in a forked child (`topicstore.contract.forking`)."""
@@ -322,8 +324,8 @@ class Channels:
             raise DatabaseClosedError("the database was opened by another process; a fork can't use it")
 
 
-class Dispatcher(Channels, Generic[R]):
-    """The channels, and the ready queue: the sessions that have packets to deliver."""
+class Dispatcher(FilterListeners, Generic[R]):
+    """The listeners, and the ready queue: the sessions that have packets to deliver."""
 
     def __init__(
         self,
@@ -343,7 +345,7 @@ class Dispatcher(Channels, Generic[R]):
         self._hidden: dict[R, bool] = {}
         """The sessions that are locked, and whether each is ready. Guarded by the lock."""
         self._closing: collections.deque[Iterator[None]] = collections.deque()
-        """Iterators that close the sources of ended sessions, one a step. Guarded by the lock."""
+        """Iterators that close the cursors of ended sessions, one a step. Guarded by the lock."""
         self._heard: collections.deque[R] = collections.deque()
         """The sessions with new events, such as acknowledgements. Any thread appends to it, without a lock."""
         remember(self)
@@ -361,7 +363,7 @@ class Dispatcher(Channels, Generic[R]):
             self._heard.popleft().noticed()
 
     def listen_locked(self) -> None:
-        """Handle the events of sessions and channels that were recorded so far."""
+        """Handle the events of sessions and listeners that were recorded so far."""
         self.hear_locked()
         super().listen_locked()
 
@@ -376,7 +378,7 @@ class Dispatcher(Channels, Generic[R]):
         for one in sessions:
             if self._hidden.get(one):
                 self._ready[one] = None
-                self.bell.ring()
+                self.notifier.notify()
             self._hidden.pop(one, None)  # last, because an interrupted release is repeated
 
     def ready_locked(self, one: R) -> None:
@@ -385,7 +387,7 @@ class Dispatcher(Channels, Generic[R]):
             self._hidden[one] = True
             return
         self._ready[one] = None
-        self.bell.ring()
+        self.notifier.notify()
 
     def again_locked(self, one: R) -> None:
         """Move a session to the end of the ready queue."""
@@ -407,16 +409,16 @@ class Dispatcher(Channels, Generic[R]):
         """Return whether a session is in the ready queue."""
         return one in self._ready
 
-    def close_locked(self, closing: Iterator[None], sources: int) -> None:
-        """Close the sources of an ended session, ``sources`` in number: a few at once, many in batches at ticks."""
-        if sources > _FEW:
+    def close_locked(self, closing: Iterator[None], cursors: int) -> None:
+        """Close the cursors of an ended session, ``cursors`` in number: a few at once, many in batches at ticks."""
+        if cursors > _FEW:
             self._closing.append(closing)
         else:
             for _ in closing:
                 pass
 
     def close_piece_locked(self) -> bool:
-        """Close one batch of the sources of ended sessions; return whether more are left."""
+        """Close one batch of the cursors of ended sessions; return whether more are left."""
         left = _CLOSED
         while self._closing and left:
             left -= sum(1 for _ in islice(self._closing[0], left))
@@ -435,11 +437,11 @@ class Dispatcher(Channels, Generic[R]):
     def wait(self, timeout: float | None) -> bool:
         """Block until a session is ready, then return True; return False after ``timeout`` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
-        with ListeningThread(self.bell, timeout) as listening:
+        with ThreadWaiter(self.notifier, timeout) as waiter:
             while not self._ready or self.closed:
                 if self._must_listen() and self._listen(end):
                     break
-                if not listening.wait():
+                if not waiter.wait():
                     return False
         return True
 
@@ -450,11 +452,11 @@ class Dispatcher(Channels, Generic[R]):
         """
         loop = asyncio.get_running_loop()
         end = None if timeout is None else time.monotonic() + timeout
-        with ListeningTask(self.bell, timeout) as listening:
+        with TaskWaiter(self.notifier, timeout) as waiter:
             while not self._ready or self.closed:
                 if self._must_listen() and await loop.run_in_executor(executor, self._listen, end):
                     break
-                if not await listening.wait():
+                if not await waiter.wait():
                     return False
         return True
 

@@ -1,14 +1,14 @@
 """The messages that a session has in flight: their packet ids, the packet that each waits for, and their records.
 
-Messages that are delivered together are a *flight*, stored as one record. The record is written when the messages are
-sent, and removed by the next write after all of them were acknowledged. So the cost of a commit depends on the number
-of deliveries since the last commit, not on the number of messages in flight. PUBRECs are stored likewise, as a record
-of the packet ids whose PUBREL is sent next.
+Messages that are delivered together are an *in-flight batch*, stored as one record. The record is written when the
+messages are sent, and removed by the next write after all of them were acknowledged. So the cost of a commit depends on
+the number of deliveries since the last commit, not on the number of messages in flight. PUBRECs are stored likewise, as
+a record of the packet ids whose PUBREL is sent next.
 
 An id is in use while it waits for a PUBACK, a PUBREC, the commit of its PUBREC, or a PUBCOMP (MQTT 5, sections 2.2.1
-and 4.3). `InflightWindow` has a dictionary for each of these four states; an id is in at most one dictionary.
+and 4.3). `InFlight` has a dictionary for each of these four states; an id is in at most one dictionary.
 
-Acknowledgements may come in any thread, at any time, also between `InflightWindow.stage` and `settle`, while the staged
+Acknowledgements may come in any thread, at any time, also between `InFlight.stage` and `settle`, while the staged
 changes are being committed. So a window has a lock of its own, which is held for a few microseconds and never while
 anything is read or written.
 """
@@ -32,12 +32,12 @@ from .model import SubscribeOptions
 from .records import (
     MERGED,
     VERSION,
-    FlightRecord,
+    InFlightRecord,
     Keys,
     Matched,
-    MergedFlightRecord,
+    MergedInFlightRecord,
     PackedPositions,
-    StoredFlight,
+    StoredInFlight,
     copy_of,
     decode,
     pack_ids,
@@ -47,14 +47,14 @@ from .records import (
     unpack_positions,
 )
 
-__all__ = ["MAX_PACKET_ID", "Flight", "InflightWindow", "Released", "Staged"]
+__all__ = ["MAX_PACKET_ID", "InFlight", "InFlightBatch", "Released", "Staged"]
 
 MAX_PACKET_ID = 65_535
 _FEW = 8
 """Number of acknowledgements up to which handling them one by one is faster than together."""
 
 
-class Flight:
+class InFlightBatch:
     """Messages that were delivered together, from one shard, in the order of their packet ids.
 
     They belong to one subscription or, if the session delivers each message once, to several that overlap.
@@ -105,7 +105,8 @@ class Flight:
         self.topics = topics
         """The topics of retained messages, in place of positions."""
         self.copies = copies
-        """Copies of the retained messages, which may be replaced while in flight; empty in flights of old releases."""
+        """Copies of the retained messages, which may be replaced while in flight; empty in in-flight batches
+        of old releases."""
         self.since = since
         """The time at which the remaining expiry intervals of `copies` were computed."""
         self.packed = packed
@@ -126,7 +127,7 @@ class Flight:
         return self.qos if isinstance(self.qos, int) else self.qos[row]
 
     def matched_of(self, row: int) -> Matched | None:
-        """Return the overlapping subscriptions that a row matched; None if the flight is of one subscription."""
+        """Return the overlapping subscriptions that a row matched; None if its batch is of one subscription."""
         return self.matched[self.which[row]] if self.matched else None
 
     def sent(self, packet_id: int) -> None:
@@ -134,8 +135,8 @@ class Flight:
         if self.unsent:
             self.unsent.pop(packet_id, None)
 
-    def rows(self, rows: Sequence[int]) -> Flight:
-        """Return a flight with only these rows, under the same number."""
+    def rows(self, rows: Sequence[int]) -> InFlightBatch:
+        """Return an in-flight batch with only these rows, under the same number."""
         qos = self.qos if isinstance(self.qos, int) else [self.qos[row] for row in rows]
         ids = [self.ids[row] for row in rows]
         positions, topics, copies = self.positions, self.topics, self.copies
@@ -145,7 +146,7 @@ class Flight:
         else:
             positions = positions[np.fromiter(rows, np.intp, len(rows))]
         which = [self.which[row] for row in rows] if self.matched else ()
-        return Flight(
+        return InFlightBatch(
             self.number,
             self.topic_filter,
             self.shard,
@@ -160,15 +161,15 @@ class Flight:
             since=self.since,
         )
 
-    def record(self) -> FlightRecord:
-        """Return the record by which the flight is stored."""
+    def record(self) -> InFlightRecord:
+        """Return the record by which the in-flight batch is stored."""
         first, steps, width = self.packed or pack_positions(self.positions)
         qos = self.qos if isinstance(self.qos, int) else bytes(self.qos)
         ids = pack_ids(self.ids)
         shard, options, topics = self.shard, self.options, tuple(self.topics)
         if self.copies:
             copies = tuple(map(copy_of, self.copies))
-            return StoredFlight(
+            return StoredInFlight(
                 VERSION,
                 self.topic_filter,
                 shard,
@@ -183,15 +184,15 @@ class Flight:
                 since=self.since,
             )
         if not self.matched:
-            return FlightRecord(VERSION, self.topic_filter, shard, options, ids, qos, first, steps, width, topics)
+            return InFlightRecord(VERSION, self.topic_filter, shard, options, ids, qos, first, steps, width, topics)
         which = np.fromiter(self.which, "<u2", len(self.which)).tobytes()
-        return MergedFlightRecord(
+        return MergedInFlightRecord(
             MERGED, self.topic_filter, shard, options, ids, qos, first, steps, width, topics, self.matched, which
         )
 
     @classmethod
-    def of(cls, number: int, record: StoredFlight) -> Flight:
-        """Return the flight of a record."""
+    def of(cls, number: int, record: StoredInFlight) -> InFlightBatch:
+        """Return the in-flight batch of a record."""
         positions = unpack_positions(record.first, record.steps, record.width)
         ids = unpack_ids(record.ids, len(record.topics) or len(positions))
         qos = record.qos if isinstance(record.qos, int) else list(record.qos)
@@ -228,10 +229,10 @@ class Staged:
     """Changes of a window that are to be committed together."""
 
     writes: list[StateWrite]
-    flights: list[Flight]
-    """The new flights."""
+    batches: list[InFlightBatch]
+    """The new in-flight batches."""
     released: Released | None
-    rewritten: list[Flight | Released]
+    rewritten: list[InFlightBatch | Released]
     left: list[int]
     """By record of `rewritten`, the number of ids that were left when it was staged."""
     finished: int
@@ -240,7 +241,7 @@ class Staged:
     """The number of PUBRELs to send again."""
 
 
-class InflightWindow:
+class InFlight:
     """The packet ids of one session.
 
     Acknowledgements are thread-safe. All other methods are for one thread at a time.
@@ -268,22 +269,22 @@ class InflightWindow:
         self.stored = stored
         """Whether changes are stored; a session that is kept in memory has nothing to write."""
         self.lock = threading.RLock()  # a signal handler may acknowledge, too
-        """Guards the attributes below, and the flights. Its holder takes no other lock."""
+        """Guards the attributes below, and the in-flight batches. Its holder takes no other lock."""
         self.next_id = 1
         self.next_number = 1
-        self.awaiting_puback: dict[int, Flight] = {}
-        self.awaiting_pubrec: dict[int, Flight] = {}
-        self._received: dict[int, Flight] = {}
+        self.awaiting_puback: dict[int, InFlightBatch] = {}
+        self.awaiting_pubrec: dict[int, InFlightBatch] = {}
+        self._received: dict[int, InFlightBatch] = {}
         """The PUBRECs that are not committed, in the order they were received."""
         self.awaiting_pubcomp: dict[int, Released] = {}
-        self._stored: dict[int, Flight | Released] = {}
-        """By number, the flights and released ids that have records."""
-        self._finished: list[Flight | Released] = []
-        """The flights and released ids with no id left, whose records can be removed."""
+        self._stored: dict[int, InFlightBatch | Released] = {}
+        """By number, the in-flight batches and released ids that have records."""
+        self._finished: list[InFlightBatch | Released] = []
+        """The in-flight batches and released ids with no id left, whose records can be removed."""
         self._again: list[int] = []
         """The ids whose PUBREL is to be sent again."""
-        self.resend: list[Flight] = []  # a deque takes 760 bytes, also in an idle session
-        """The flights of earlier connections with ids that were not sent again yet, oldest first."""
+        self.resend: list[InFlightBatch] = []  # a deque takes 760 bytes, also in an idle session
+        """The in-flight batches of earlier connections with ids that were not sent again yet, oldest first."""
         self._vanished: frozenset[int] = frozenset()
         """The ids of QoS 2 whose messages couldn't be sent again on this connection."""
 
@@ -292,12 +293,12 @@ class InflightWindow:
     def __len__(self) -> int:
         """Return the number of packet ids in use."""
         with self.lock:
-            flights = len(self.awaiting_puback) + len(self.awaiting_pubrec) + len(self._received)
-            return flights + len(self.awaiting_pubcomp)
+            batches = len(self.awaiting_puback) + len(self.awaiting_pubrec) + len(self._received)
+            return batches + len(self.awaiting_pubcomp)
 
     def unsent(self) -> int:
         """Return the number of ids in use that were not sent on this connection yet."""
-        return sum(len(flight.unsent or ()) for flight in list(self.resend))
+        return sum(len(batch.unsent or ()) for batch in list(self.resend))
 
     def room(self, receive_maximum: int) -> int:
         """Return the number of messages that may be sent until ``receive_maximum`` are in flight on this connection."""
@@ -329,10 +330,10 @@ class InflightWindow:
     def puback(self, packet_id: int) -> bool:
         """Record a PUBACK; return whether the packet id waited for one."""
         with self.lock:
-            flight = self.awaiting_puback.pop(packet_id, None)
-            if flight is None:
+            batch = self.awaiting_puback.pop(packet_id, None)
+            if batch is None:
                 return False
-            self._over(flight, packet_id)
+            self._over(batch, packet_id)
             return True
 
     def puback_many(self, packet_ids: Sequence[int]) -> int:
@@ -342,14 +343,14 @@ class InflightWindow:
         with self.lock:
             if len(packet_ids) < _FEW:
                 return sum(map(self.puback, packet_ids))
-            flights = Counter(filter(None, map(self.awaiting_puback.pop, packet_ids, repeat(None))))
-            for flight, count in flights.items():
-                for packet_id in packet_ids if flight.unsent else ():
-                    flight.sent(packet_id)
-                flight.left -= count
-                if not flight.left:
-                    self._finished.append(flight)
-            return flights.total()
+            batches = Counter(filter(None, map(self.awaiting_puback.pop, packet_ids, repeat(None))))
+            for batch, count in batches.items():
+                for packet_id in packet_ids if batch.unsent else ():
+                    batch.sent(packet_id)
+                batch.left -= count
+                if not batch.left:
+                    self._finished.append(batch)
+            return batches.total()
 
     def pubrec(self, packet_id: int, *, accepted: bool = True) -> bool:
         """Record a PUBREC; return whether the id was in an exchange of QoS 2.
@@ -360,8 +361,8 @@ class InflightWindow:
         with self.lock:
             if packet_id in self._vanished:
                 self._vanished -= {packet_id}
-            flight = self.awaiting_pubrec.pop(packet_id, None)
-            if flight is None:
+            batch = self.awaiting_pubrec.pop(packet_id, None)
+            if batch is None:
                 if packet_id in self.awaiting_pubcomp and not accepted:
                     return self.pubcomp(packet_id)
                 if packet_id in self.awaiting_pubcomp:
@@ -369,8 +370,8 @@ class InflightWindow:
                     return True
                 return packet_id in self._received
             if accepted:
-                self._received[packet_id] = flight
-            self._over(flight, packet_id)
+                self._received[packet_id] = batch
+            self._over(batch, packet_id)
             return True
 
     def pubrec_many(self, packet_ids: Sequence[int], *, accepted: bool = True) -> int:
@@ -394,12 +395,12 @@ class InflightWindow:
         with self.lock:
             return sum(map(self.pubcomp, packet_ids))
 
-    def _over(self, flight: Flight, packet_id: int) -> None:
-        """Remove an id from its flight."""
-        flight.sent(packet_id)
-        flight.left -= 1
-        if not flight.left:
-            self._finished.append(flight)
+    def _over(self, batch: InFlightBatch, packet_id: int) -> None:
+        """Remove an id from its in-flight batch."""
+        batch.sent(packet_id)
+        batch.left -= 1
+        if not batch.left:
+            self._finished.append(batch)
 
     # --- committing ---
 
@@ -408,16 +409,16 @@ class InflightWindow:
         """The number of PUBRECs that have to be committed before their PUBRELs can be sent."""
         return len(self._received) + len(self._again)
 
-    def stage(self, flights: Sequence[Flight], *, whole: bool) -> Staged:
-        """Return the changes to commit together with these new flights.
+    def stage(self, batches: Sequence[InFlightBatch], *, whole: bool) -> Staged:
+        """Return the changes to commit together with these new in-flight batches.
 
         PUBRECs are always included. PUBACKs and PUBCOMPs that leave a record partly acknowledged are included only if
         ``whole``. The window doesn't change before `settle`, except by acknowledgements.
         """
         with self.lock:
-            return self._stage_locked(flights, whole=whole)
+            return self._stage_locked(batches, whole=whole)
 
-    def _stage_locked(self, flights: Sequence[Flight], *, whole: bool) -> Staged:
+    def _stage_locked(self, batches: Sequence[InFlightBatch], *, whole: bool) -> Staged:
         keys, stored = self.keys, self._stored
         number = self.next_number
         writes: list[StateWrite] = []
@@ -425,38 +426,40 @@ class InflightWindow:
         if self._received:
             released = Released(number, list(self._received))
             number += 1
-        for new in flights:
+        for new in batches:
             new.number = number
             number += 1
-        rewritten: list[Flight | Released] = []
+        rewritten: list[InFlightBatch | Released] = []
         if self.stored:
             if whole or released is not None:
                 rewritten = self._to_rewrite(whole=whole)
             if released is not None:
                 writes.append(put(keys.released(released.number), (VERSION, pack_ids(released.ids))))
-            writes += [put(keys.flight(new.number), new.record()) for new in flights]
+            writes += [put(keys.batch(new.number), new.record()) for new in batches]
             writes += map(self._rewrite, rewritten)
             writes += [FrameworkWrite(self._key(gone), None) for gone in self._finished if gone.number in stored]
         left = [kept.left for kept in rewritten]
-        return Staged(writes, list(flights), released, rewritten, left, len(self._finished), len(self._again))
+        return Staged(writes, list(batches), released, rewritten, left, len(self._finished), len(self._again))
 
-    def send(self, count: int, flight_of: Callable[[Sequence[int]], Flight]) -> Sequence[int]:
-        """Add a flight of ``count`` messages to the window of an in-memory session; return its packet ids, in use."""
+    def send(self, count: int, batch_of: Callable[[Sequence[int]], InFlightBatch]) -> Sequence[int]:
+        """Add a batch of ``count`` messages of an in-memory session; return its packet ids, which are in use."""
         with self.lock:
             for gone in self._finished:
                 self._stored.pop(gone.number, None)
             self._finished.clear()
             ids = self.free_ids(count)
-            flight = flight_of(ids)
-            flight.number = self.next_number
-            self.adopt(flight)
+            batch = batch_of(ids)
+            batch.number = self.next_number
+            self.adopt(batch)
             return ids
 
     def everything(self) -> list[StateWrite]:
         """Return the writes that store all messages in flight, when an in-memory session becomes a stored one."""
         with self.lock:
             return [
-                put(self._key(kept), kept.record() if isinstance(kept, Flight) else (VERSION, pack_ids(kept.ids)))
+                put(
+                    self._key(kept), kept.record() if isinstance(kept, InFlightBatch) else (VERSION, pack_ids(kept.ids))
+                )
                 for kept in self._stored.values()
             ]
 
@@ -477,59 +480,59 @@ class InflightWindow:
                 del self._received[packet_id]
             self._adopt_released(staged.released)
             again += staged.released.ids
-        for flight in staged.flights:
-            self.adopt(flight)
+        for batch in staged.batches:
+            self.adopt(batch)
         if not self._stored:  # dictionaries don't shrink when items are removed
             self.awaiting_puback, self.awaiting_pubrec, self.awaiting_pubcomp = {}, {}, {}
         return again
 
-    def adopt(self, flight: Flight) -> None:
-        """Add a flight; its ids are in use from now on."""
-        self._stored[flight.number] = flight
-        self.next_number = flight.number + 1
-        ids = flight.ids
+    def adopt(self, batch: InFlightBatch) -> None:
+        """Add an in-flight batch; its ids are in use from now on."""
+        self._stored[batch.number] = batch
+        self.next_number = batch.number + 1
+        ids = batch.ids
         self.next_id = ids[-1] % MAX_PACKET_ID + 1
-        if flight.qos == 1:
-            self.awaiting_puback.update(zip(ids, repeat(flight)))
-        elif flight.qos == 2:
-            self.awaiting_pubrec.update(zip(ids, repeat(flight)))
+        if batch.qos == 1:
+            self.awaiting_puback.update(zip(ids, repeat(batch)))
+        elif batch.qos == 2:
+            self.awaiting_pubrec.update(zip(ids, repeat(batch)))
         else:
             for row, packet_id in enumerate(ids):
-                waiting = self.awaiting_puback if flight.qos_of(row) == 1 else self.awaiting_pubrec
-                waiting[packet_id] = flight
+                waiting = self.awaiting_puback if batch.qos_of(row) == 1 else self.awaiting_pubrec
+                waiting[packet_id] = batch
 
     def _adopt_released(self, released: Released) -> None:
         self._stored[released.number] = released
         self.next_number = released.number + 1
         self.awaiting_pubcomp.update(zip(released.ids, repeat(released)))
 
-    def _to_rewrite(self, *, whole: bool) -> list[Flight | Released]:
+    def _to_rewrite(self, *, whole: bool) -> list[InFlightBatch | Released]:
         if not whole:
             shrunk = dict.fromkeys(self._received.values())  # their received ids move to the record of released ids
-            return [flight for flight in shrunk if flight.left]
+            return [batch for batch in shrunk if batch.left]
         return [kept for kept in self._stored.values() if 0 < kept.left < kept.written]
 
-    def _rewrite(self, kept: Flight | Released) -> StateWrite:
+    def _rewrite(self, kept: InFlightBatch | Released) -> StateWrite:
         key = self._key(kept)
         if isinstance(kept, Released):
             return put(key, (VERSION, pack_ids([i for i in kept.ids if self.awaiting_pubcomp.get(i) is kept])))
         return put(key, kept.rows(self._waiting(kept)).record())
 
-    def _waiting(self, flight: Flight) -> list[int]:
-        """Return the rows of a flight that wait for their PUBACK or PUBREC."""
+    def _waiting(self, batch: InFlightBatch) -> list[int]:
+        """Return the rows of an in-flight batch that wait for their PUBACK or PUBREC."""
         puback, pubrec = self.awaiting_puback, self.awaiting_pubrec
-        return [row for row, i in enumerate(flight.ids) if puback.get(i) is flight or pubrec.get(i) is flight]
+        return [row for row, i in enumerate(batch.ids) if puback.get(i) is batch or pubrec.get(i) is batch]
 
-    def _key(self, kept: Flight | Released) -> bytes:
+    def _key(self, kept: InFlightBatch | Released) -> bytes:
         keys = self.keys
-        return keys.flight(kept.number) if isinstance(kept, Flight) else keys.released(kept.number)
+        return keys.batch(kept.number) if isinstance(kept, InFlightBatch) else keys.released(kept.number)
 
     # --- resuming ---
 
-    def load(self, flights: Iterator[tuple[bytes, bytes]], released: Iterator[tuple[bytes, bytes]]) -> None:
-        """Load the stored flights and ids into an empty window; all of them are to be sent again."""
-        found: list[Flight | Released] = [
-            Flight.of(_number_of(key), decode(key, value, StoredFlight)) for key, value in flights
+    def load(self, batches: Iterator[tuple[bytes, bytes]], released: Iterator[tuple[bytes, bytes]]) -> None:
+        """Load the stored in-flight batches and ids into an empty window; all of them are to be sent again."""
+        found: list[InFlightBatch | Released] = [
+            InFlightBatch.of(_number_of(key), decode(key, value, StoredInFlight)) for key, value in batches
         ]
         for key, value in released:
             _, ids = decode(key, value, tuple[int, bytes])
@@ -537,13 +540,13 @@ class InflightWindow:
         found.sort(key=lambda kept: kept.number)
         for kept in found:
             self._supersede(kept.ids)
-            if isinstance(kept, Flight):
+            if isinstance(kept, InFlightBatch):
                 self.adopt(kept)
             else:
                 self._adopt_released(kept)
         self._again = list(self.awaiting_pubcomp)
         for kept in found:
-            if isinstance(kept, Flight) and kept.left:
+            if isinstance(kept, InFlightBatch) and kept.left:
                 kept.unsent = {kept.ids[row]: row for row in self._waiting(kept)}
                 self.resend.append(kept)
 
@@ -552,7 +555,7 @@ class InflightWindow:
         for packet_id in ids:
             holders = (self.awaiting_puback, self.awaiting_pubrec, self.awaiting_pubcomp)
             for holder in holders:
-                kept: Flight | Released | None = holder.pop(packet_id, None)
+                kept: InFlightBatch | Released | None = holder.pop(packet_id, None)
                 if kept is not None:
                     kept.left -= 1
                     if not kept.left:

@@ -1,4 +1,4 @@
-"""`Silences`: finds the clients that have exceeded their keep alive (MQTT 5, section 3.1.2.10).
+"""`KeepAlive`: finds the clients that have exceeded their keep alive (MQTT 5, section 3.1.2.10).
 
 A session is checked at the earliest time at which its keep alive may be exceeded. If the client has sent packets since,
 the next check follows 1.5 keep alives after the last packet. So a packet from a client causes no work here. A session
@@ -13,7 +13,7 @@ import itertools
 from .clock import microseconds
 from .session import Session
 
-__all__ = ["Silences"]
+__all__ = ["KeepAlive"]
 
 _SILENCE = 1.5
 """The factor of the keep alive after which a silent client counts as lost (MQTT 5, section 3.1.2.10)."""
@@ -21,7 +21,7 @@ _FEW = 64
 """Smallest number of outdated heap entries that are removed together."""
 
 
-class Silences:
+class KeepAlive:
     """The connected sessions with a keep alive. Used under the sessions' mutex."""
 
     def __init__(self) -> None:

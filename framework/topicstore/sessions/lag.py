@@ -1,8 +1,9 @@
 """`Lagging`: computes the lag of sessions behind the stored messages, and finds the sessions with the longest lag.
 
-The places of each session are copied under the sessions' mutex (`Standing`), session by session. Unread messages are
-then counted without the lock. For several sessions, one pass reads the messages after the lowest place and counts each
-message for all filters that match it. If there are too many messages for one pass, each filter is counted by itself.
+The places of each session are copied under the sessions' mutex (`ReadPositions`), session by session. Unread messages
+are then counted without the lock. For several sessions, one pass reads the messages after the lowest place and counts
+each message for all filters that match it. If there are too many messages for one pass, each filter is counted by
+itself.
 """
 
 from __future__ import annotations
@@ -27,29 +28,29 @@ from topicstore.pubsub.filter_index import FilterIndex
 from topicstore.shard.state import ShardState
 from topicstore.storage.counting.lag import Lag, LagCounter, Wanted
 
-from .cursors import FeedSource
+from .cursors import FilterCursor
 from .locks import Around
 from .model import SubscribeOptions
 from .records import PLACE, SUBSCRIPTION, SubscriptionRecord, decode, owner_in, owner_of
 from .registry import SessionRegistry
 from .session import Session
 from .session_store import SessionState
-from .shared.group import Group, slice_of
+from .shared.group import Group, partition_of
 from .shared.groups import Groups
 from .shared_filters import is_shared, read_filter
 
 __all__ = [
     "Lagging",
-    "Standing",
-    "StoredStandings",
-    "standings",
+    "ReadPositions",
+    "StoredPositions",
+    "read_positions",
 ]
 
 _READ = (1 << 64) - 1
 """A place above every position, used for a shard without unread messages."""
 
 
-class StoredStandings(Protocol):
+class StoredPositions(Protocol):
     """The subscriptions and places of stored sessions: `SessionState`, or a copy read in one scan."""
 
     states: Sequence[ShardState]
@@ -62,7 +63,7 @@ class StoredStandings(Protocol):
 
 
 @attrs.frozen
-class Standing:
+class ReadPositions:
     """The filter and places of a subscription, from which its lag is counted."""
 
     topic_filter: TopicFilter
@@ -89,14 +90,18 @@ class Standing:
         return max([counter.most_seconds(self.places), *returned])
 
 
-def standings(states: StoredStandings, groups: Groups, client_id: str, session: Session | None) -> dict[str, Standing]:
-    """Return, by filter, the standings of a session's subscriptions. The caller holds the sessions' mutex.
+def read_positions(
+    states: StoredPositions, groups: Groups, client_id: str, session: Session | None
+) -> dict[str, ReadPositions]:
+    """Return, by filter, the positions of a session's subscriptions. The caller holds the sessions' mutex.
 
     session: the session, if it is connected here; otherwise the stored session is used.
     """
     if session is not None:
-        found = {text: _of_source(source) for text, source in session.sources.items() if isinstance(source, FeedSource)}
-        shared = [text for text in session.sources if text not in found]
+        found = {
+            text: _of_cursor(cursor) for text, cursor in session.cursors.items() if isinstance(cursor, FilterCursor)
+        }
+        shared = [text for text in session.cursors if text not in found]
     else:
         found, shared, places = {}, [], states.places(client_id)
         for number, record in states.subscriptions(client_id):
@@ -105,38 +110,43 @@ def standings(states: StoredStandings, groups: Groups, client_id: str, session: 
             else:
                 place = places.get(number, [_READ] * len(states.states))  # at QoS 0 it has no place and no lag
                 found[record.topic_filter] = _of_place(
-                    TopicFilter(record.topic_filter), place, record.eras[-1].options, client_id
+                    TopicFilter(record.topic_filter), place, record.periods[-1].options, client_id
                 )
     return found | {text: _of_group(groups.find(text), text, len(states.states)) for text in shared}
 
 
-def _of_source(source: FeedSource) -> Standing:
-    unread = source.unread()
-    places = [place if shard in unread else _READ for shard, place in enumerate(source.places)]
-    return _of_place(source.topic_filter, places, source.options, source.client_id)
+def _of_cursor(cursor: FilterCursor) -> ReadPositions:
+    unread = cursor.unread()
+    places = [place if shard in unread else _READ for shard, place in enumerate(cursor.places)]
+    return _of_place(cursor.topic_filter, places, cursor.options, cursor.client_id)
 
 
-def _of_place(topic_filter: TopicFilter, places: Sequence[int], options: SubscribeOptions, client_id: str) -> Standing:
+def _of_place(
+    topic_filter: TopicFilter, places: Sequence[int], options: SubscribeOptions, client_id: str
+) -> ReadPositions:
     def of_others(_: int, batch: MessageBatch) -> npt.NDArray[np.bool_]:
         return np.fromiter((one != client_id for one in to_iterable(batch.client_ids)), np.bool_, len(batch))
 
-    return Standing(topic_filter, places, of_others if options.no_local else None)
+    return ReadPositions(topic_filter, places, of_others if options.no_local else None)
 
 
-def _of_group(group: Group | None, text: str, shards: int) -> Standing:
-    """Return the standing of a shared subscription as a whole, not of one member."""
+def _of_group(group: Group | None, text: str, shards: int) -> ReadPositions:
+    """Return the positions of a shared subscription as a whole, not of one member."""
     if group is None:  # a crash occurred before its first member was enlisted
-        return Standing(read_filter(text), [_READ] * shards)
+        return ReadPositions(read_filter(text), [_READ] * shards)
     places = group.unread_places()
 
     def unread(shard: int, batch: MessageBatch) -> npt.NDArray[np.bool_]:
-        slices = np.fromiter(map(slice_of, to_iterable(batch.topics)), np.intp, len(batch))
-        found: npt.NDArray[np.bool_] = batch.positions > places[shard][slices]
+        partitions = np.fromiter(map(partition_of, to_iterable(batch.topics)), np.intp, len(batch))
+        found: npt.NDArray[np.bool_] = batch.positions > places[shard][partitions]
         return found
 
     lowest = places.min(axis=1).tolist()
-    return Standing(
-        group.filter.topic_filter, lowest, unread, [(loan.shard, loan.behind(loan.place)) for loan in group.loans]
+    return ReadPositions(
+        group.filter.topic_filter,
+        lowest,
+        unread,
+        [(assignment.shard, assignment.behind(assignment.place)) for assignment in group.assignments],
     )
 
 
@@ -147,7 +157,7 @@ _TOGETHER = 150_000
 _MATCHES = 1_000_000
 """The most matches of messages with filters that a pass keeps in memory."""
 
-_Standings = Mapping[str, Mapping[str, Standing]]
+_Positions = Mapping[str, Mapping[str, ReadPositions]]
 
 
 class Lagging:
@@ -170,41 +180,41 @@ class Lagging:
             if client_id not in self._registry.connected:
                 self._registry.found(client_id)
         found = client_ids or [one for one in self._registry.clients() if self._registry.find(one) is not None]
-        counter, standing = LagCounter(self._registry.publisher.storage()), self._standings(found)
-        if len(standing) > 1:
-            _count_together(counter, standing)
-        return _lags(counter, standing)
+        counter, positions = LagCounter(self._registry.publisher.storage()), self._read_positions(found)
+        if len(positions) > 1:
+            _count_together(counter, positions)
+        return _lags(counter, positions)
 
     def longest(self, client_ids: Sequence[str], limit: int) -> list[str]:
         """Return at most ``limit`` of these client ids, the longest lag first; see `Sessions.longest_behind`."""
-        counter, standing = LagCounter(self._registry.publisher.storage()), self._standings(client_ids)
-        if not _count_together(counter, standing):
+        counter, positions = LagCounter(self._registry.publisher.storage()), self._read_positions(client_ids)
+        if not _count_together(counter, positions):
             most = {
                 client_id: max((one.most_seconds(counter) for one in found.values()), default=0.0)
-                for client_id, found in standing.items()
+                for client_id, found in positions.items()
             }
-            standing = {client_id: standing[client_id] for client_id in heapq.nlargest(limit, most, most.__getitem__)}
+            positions = {client_id: positions[client_id] for client_id in heapq.nlargest(limit, most, most.__getitem__)}
         behind = {
             client_id: max(one.seconds for one in lags.values() if one.messages)
-            for client_id, lags in _lags(counter, standing).items()
+            for client_id, lags in _lags(counter, positions).items()
             if any(one.messages for one in lags.values())
         }
         return sorted(heapq.nlargest(limit, behind, behind.__getitem__), key=lambda one: (-behind[one], one))
 
-    def _standings(self, client_ids: Sequence[str]) -> _Standings:
-        states: StoredStandings = (
-            self._registry.states if len(client_ids) < _MANY else _AllStandings(self._registry.states)
+    def _read_positions(self, client_ids: Sequence[str]) -> _Positions:
+        states: StoredPositions = (
+            self._registry.states if len(client_ids) < _MANY else _AllPositions(self._registry.states)
         )
-        found: dict[str, Mapping[str, Standing]] = {}
+        found: dict[str, Mapping[str, ReadPositions]] = {}
         for client_id in client_ids:
-            found[client_id] = self._entered(partial(self._standings_of, states, client_id))
+            found[client_id] = self._entered(partial(self._positions_of, states, client_id))
         return found
 
-    def _standings_of(self, states: StoredStandings, client_id: str) -> Mapping[str, Standing]:
-        return standings(states, self._registry.groups, client_id, self._registry.connected.get(client_id))
+    def _positions_of(self, states: StoredPositions, client_id: str) -> Mapping[str, ReadPositions]:
+        return read_positions(states, self._registry.groups, client_id, self._registry.connected.get(client_id))
 
 
-class _AllStandings:
+class _AllPositions:
     """The subscriptions and places of all stored sessions, read with one scan of each shard."""
 
     def __init__(self, states: SessionState) -> None:
@@ -229,11 +239,11 @@ class _AllStandings:
         return client_id if client_id in self._old else owner_of(client_id).decode()
 
 
-def _lags(counter: LagCounter, standing: _Standings) -> dict[str, dict[str, Lag]]:
+def _lags(counter: LagCounter, positions: _Positions) -> dict[str, dict[str, Lag]]:
     """Return the lags by client id and filter; the lag of a group is computed once for all its members."""
     shared: dict[str, Lag] = {}
 
-    def lag(text: str, one: Standing) -> Lag:
+    def lag(text: str, one: ReadPositions) -> Lag:
         if not is_shared(text):
             return one.lag(counter)
         if text not in shared:
@@ -242,17 +252,17 @@ def _lags(counter: LagCounter, standing: _Standings) -> dict[str, dict[str, Lag]
 
     return {
         client_id: {text: lag(text, one) for text, one in sorted(found.items())}
-        for client_id, found in standing.items()
+        for client_id, found in positions.items()
     }
 
 
-def _count_together(counter: LagCounter, standing: _Standings) -> bool:
+def _count_together(counter: LagCounter, positions: _Positions) -> bool:
     """Count the unread messages of all sessions in one pass of each shard; return False if there are too many.
 
     Groups, and subscriptions with ``no_local``, are not counted here but separately.
     """
     lowest: dict[str, list[int]] = {}
-    for one in chain.from_iterable(found.values() for found in standing.values()):
+    for one in chain.from_iterable(found.values() for found in positions.values()):
         if one.wanted is None:
             text = one.topic_filter.text
             near = [

@@ -279,7 +279,7 @@ class GroupMember:
     slow: bool
     """Whether its window has been full for so long that other members get its share."""
     slices: tuple[int, ...]
-    """By shard, the number of the 64 slices that the member is assigned; empty while its client is disconnected."""
+    """By shard, the number of the 64 partitions that the member is assigned; empty while its client is disconnected."""
 
 
 @attrs.frozen(kw_only=True)

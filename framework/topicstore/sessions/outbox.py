@@ -9,7 +9,7 @@ import msgspec
 from topicstore.pubsub.message_expiry import seconds_left
 
 from .delivery_batch import Packet, Permit, cut, single
-from .in_flight import InflightWindow
+from .in_flight import InFlight
 from .model import Publish, PubRel
 
 __all__ = ["Outbox"]
@@ -21,10 +21,10 @@ class Outbox:
     Packets that an earlier call left are single packets, not batches.
     """
 
-    __slots__ = ("_clock", "_permit", "_window", "packets", "read_at", "revised", "waited")
+    __slots__ = ("_clock", "_in_flight", "_permit", "packets", "read_at", "revised", "waited")
 
-    def __init__(self, window: InflightWindow, permit: Permit, clock: Callable[[], int]) -> None:
-        self._window, self._permit, self._clock = window, permit, clock
+    def __init__(self, in_flight: InFlight, permit: Permit, clock: Callable[[], int]) -> None:
+        self._in_flight, self._permit, self._clock = in_flight, permit, clock
         self.packets: list[Packet] = []
         self.read_at = 0
         """The time at which the messages were read and their remaining expiry intervals were computed."""
@@ -71,7 +71,7 @@ class Outbox:
             if expiry > 0 or packet.dup:
                 left.append(msgspec.structs.replace(packet, expiry=expiry))
             elif packet.packet_id:
-                self._window.cancel(packet.packet_id)
+                self._in_flight.cancel(packet.packet_id)
                 freed = True
         return left, freed
 
@@ -88,9 +88,9 @@ class Outbox:
         gone = {id(packet): packet for packet, answer in zip(sent, answers, strict=True) if not answer}
         for packet in gone.values():
             if packet.dup:  # the client may have received the packet id
-                self._window.vanished(packet.packet_id)
+                self._in_flight.vanished(packet.packet_id)
             elif packet.packet_id:
-                self._window.cancel(packet.packet_id)
+                self._in_flight.cancel(packet.packet_id)
         self._permit.refused += len(gone)
         self.packets = [packet for packet in packets if id(packet) not in gone]
         self.revised = False

@@ -13,11 +13,11 @@ to the lowest position that all of them have reached. A subscription to which no
 because a message is announced to all matching subscriptions before it becomes visible. For that, the watermark is read
 before the announcements, and nothing is read beyond the watermark.
 
-Messages that are not stored arrive separately from the channel of each filter. The first copy of a message is delivered
-for all subscriptions that it matches, and later copies are left out. The order of these messages is kept within each
-topic (MQTT 5, section 4.6). Their order relative to stored messages is kept too.
+Messages that are not stored arrive separately from the listener of each filter. The first copy of a message is
+delivered for all subscriptions that it matches, and later copies are left out. The order of these messages is kept
+within each topic (MQTT 5, section 4.6). Their order relative to stored messages is kept too.
 
-A message that is delivered once for several subscriptions (`MergedPortion`) has the highest QoS and all identifiers of
+A message that is delivered once for several subscriptions (`MergedMessages`) has the highest QoS and all identifiers of
 these subscriptions (MQTT 5, section 3.3.4), and its RETAIN flag is kept if one of them has ``retain_as_published``.
 
 `FilterOverlaps` finds the filters that overlap with a given one, so that some topic matches both. It keeps filters in a
@@ -42,24 +42,24 @@ from topicstore.contract.positions import Positions, time_of
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.message_expiry import left_of
-from topicstore.pubsub.nonpersistent import LIVE, LIVE_BYTES, LiveMessages
+from topicstore.pubsub.nonpersistent import MOST, MOST_BYTES, NonPersistentMessages
 from topicstore.pubsub.read_cache import ReadSlice
 
-from .cursors import FeedSource, Source
-from .delivery_batch import Portion, Traits, portion_of, rows_in, rows_until
-from .dispatcher import Channels
-from .in_flight import Flight
+from .cursors import FilterCursor, SessionCursor
+from .delivery_batch import MessageColumns, SelectedMessages, rows_in, rows_until, selected_of
+from .dispatcher import FilterListeners
+from .in_flight import InFlightBatch
 from .model import SubscribeOptions
-from .records import Era, Matched
+from .records import Matched, OptionsPeriod
 
 __all__ = [
     "FilterOverlaps",
     "Matching",
-    "MergedPortion",
-    "OverlappingSources",
+    "MergedMessages",
+    "OverlappingCursors",
     "Part",
     "merged",
-    "merged_live",
+    "merged_nonpersistent",
 ]
 
 V = TypeVar("V")
@@ -214,13 +214,14 @@ class Part:
 
 
 @attrs.define
-class MergedPortion(Portion):
+class MergedMessages(SelectedMessages):
     """Messages of several subscriptions, in order of their positions, each message once."""
 
     matched: tuple[Matched, ...] = ()
     """The sets of subscriptions that messages matched."""
     sets: Mapping[int, int] = attrs.field(factory=dict)
-    """By `id` of a message, the index of its set in `matched`; also valid for a portion with only some messages."""
+    """By `id` of a message, the index of its set in `matched`; also valid for selected messages with only some
+    messages."""
 
     def identifiers(self) -> tuple[int, ...] | list[tuple[int, ...]]:
         """Return the subscription identifiers to send: one tuple for all messages, or a list with a tuple for each."""
@@ -228,20 +229,20 @@ class MergedPortion(Portion):
             return self.matched[0].identifiers
         return [self.matched[self.sets[id(message)]].identifiers for message in self.messages]
 
-    def flight(self, ids: Sequence[int]) -> Flight:
-        """Return the messages that need a packet id as a flight with these ids, which has no number yet."""
-        flight = super().flight(ids)
+    def batch(self, ids: Sequence[int]) -> InFlightBatch:
+        """Return the messages that need a packet id as an in-flight batch with these ids, which has no number yet."""
+        batch = super().batch(ids)
         qos = repeat(self.qos) if isinstance(self.qos, int) else self.qos
-        flight.matched = self.matched
-        flight.which = [self.sets[id(message)] for message, one in zip(self.messages, qos, strict=False) if one]
-        return flight
+        batch.matched = self.matched
+        batch.which = [self.sets[id(message)] for message, one in zip(self.messages, qos, strict=False) if one]
+        return batch
 
 
-def merged(parts: Sequence[Part], shard: int, client_id: str, now: int) -> MergedPortion:
+def merged(parts: Sequence[Part], shard: int, client_id: str, now: int) -> MergedMessages:
     """Return the messages of all parts of one shard, without expired ones and those that ``no_local`` excludes."""
     rows = [rows_in(part.read_slice, part.stop, part.matching[1], client_id, now) for part in parts]
-    traits = [Traits.of(part.read_slice.whole) for part in parts]
-    all_ = np.concatenate([one.positions[some] for one, some in zip(traits, rows, strict=True)])
+    columns = [MessageColumns.of(part.read_slice.whole) for part in parts]
+    all_ = np.concatenate([one.positions[some] for one, some in zip(columns, rows, strict=True)])
     positions, first, places = np.unique(all_, return_index=True, return_inverse=True)
     masks = np.zeros(len(positions), np.uint64 if len(parts) <= _BITS else object)
     start = 0
@@ -259,36 +260,36 @@ def merged(parts: Sequence[Part], shard: int, client_id: str, now: int) -> Merge
         tuple(part.matching for number, part in enumerate(parts) if mask >> number & 1) for mask in different.tolist()
     ]
     expiry = None
-    if any(one.expiry is not None for one in traits):
+    if any(one.expiry is not None for one in columns):
         expiry = [
             left_of(message, time_of(position), now)
             for message, position in zip(messages, positions.tolist(), strict=True)
         ]
-    return _portion(shard, messages, sets, which.tolist(), positions, expiry)
+    return _selected(shard, messages, sets, which.tolist(), positions, expiry)
 
 
 def _at(messages: Sequence[Message], rows: npt.NDArray[np.intp]) -> Sequence[Message]:
     return list(map(messages.__getitem__, rows.tolist()))
 
 
-def merged_live(
+def merged_nonpersistent(
     shard: int, messages: Iterable[tuple[Message, tuple[Matching, ...]]], expiry: list[int | None]
-) -> MergedPortion:
-    """Return a portion of messages that are not stored, each with its matching subscriptions, delivered at QoS 0."""
+) -> MergedMessages:
+    """Return messages that are not stored, with their matching subscriptions, as selected messages of QoS 0."""
     rows = list(messages)
     sets = {matchings: number for number, matchings in enumerate(dict.fromkeys(matchings for _, matchings in rows))}
     which = [sets[matchings] for _, matchings in rows]
-    return _portion(shard, [message for message, _ in rows], list(sets), which, None, expiry)
+    return _selected(shard, [message for message, _ in rows], list(sets), which, None, expiry)
 
 
-def _portion(
+def _selected(
     shard: int,
     messages: list[Message],
     sets: Sequence[tuple[Matching, ...]],
     which: list[int],
     positions: Positions | None,
     expiry: list[int | None] | None,
-) -> MergedPortion:
+) -> MergedMessages:
     matched = tuple(map(_matched, sets))
     qos: int | list[int] = 0
     if positions is not None:
@@ -302,7 +303,7 @@ def _portion(
             for message, number in zip(messages, which, strict=True)
         ]
     first = next(iter(sets), (("#", SubscribeOptions()),))[0]
-    return MergedPortion(
+    return MergedMessages(
         first[0],
         shard,
         first[1],
@@ -340,57 +341,59 @@ class _Waiting:
     """The sum of the watermarks when the message was published, by which waiting messages are sorted."""
     time: int
     message: Message
-    matching: dict[FeedSource, SubscribeOptions]
+    matching: dict[FilterCursor, SubscribeOptions]
     """The subscriptions that it matched, with their options at that time."""
 
 
-class OverlappingSources(Source):
+class OverlappingCursors(SessionCursor):
     """The subscriptions of a session that overlap with another one. Used under the sessions' mutex."""
 
     __slots__ = (
         "_apart",
         "_behind",
-        "_channels",
         "_copied",
         "_copies",
         "_failing",
         "_filters",
-        "_live",
+        "_listeners",
         "_members",
+        "_nonpersistent",
         "_ready",
     )
 
-    def __init__(self, channels: Channels, ready: Callable[[Source], None]) -> None:
-        self._channels = channels
+    def __init__(self, listeners: FilterListeners, ready: Callable[[SessionCursor], None]) -> None:
+        self._listeners = listeners
         self._ready = ready
-        self._members: dict[FeedSource, None] = {}
-        self._filters: FilterOverlaps[FeedSource] = FilterOverlaps()
+        self._members: dict[FilterCursor, None] = {}
+        self._filters: FilterOverlaps[FilterCursor] = FilterOverlaps()
         """The members by their filters."""
-        self._apart: FilterOverlaps[FeedSource] = FilterOverlaps()
+        self._apart: FilterOverlaps[FilterCursor] = FilterOverlaps()
         """The session's other subscriptions, which overlap with no other."""
         self._behind: dict[int, None] = {}
         """The shards that may have messages to read."""
         self._failing: dict[int, None] = {}
         """The shards that could not be read."""
-        self._live: LiveMessages[_Waiting] = LiveMessages(lambda waiting: len(waiting.message.payload))
-        self._copies: dict[int, tuple[Message, set[FeedSource]]] = {}
+        self._nonpersistent: NonPersistentMessages[_Waiting] = NonPersistentMessages(
+            lambda waiting: len(waiting.message.payload)
+        )
+        self._copies: dict[int, tuple[Message, set[FilterCursor]]] = {}
         """By `id` of a message that is not stored, the message and the subscriptions whose copy has not arrived yet."""
         self._copied = 0
         """The size of the payloads of these messages in bytes."""
 
     # --- its members ---
 
-    def consider(self, source: FeedSource) -> list[FeedSource]:
+    def consider(self, cursor: FilterCursor) -> list[FilterCursor]:
         """Read a new subscription together with those that it overlaps with, if there are any.
 
         Return the subscriptions that join, which the session must not read separately any more.
         """
-        chosen = source.topic_filter
+        chosen = cursor.topic_filter
         joining = list(self._apart.overlapping(chosen))
         if not joining and next(self._filters.overlapping(chosen), None) is None:
-            self._apart.add(chosen, source)
+            self._apart.add(chosen, cursor)
             return []
-        joining.append(source)
+        joining.append(cursor)
         for one in joining:
             self._apart.remove(one.topic_filter, one)
             self._filters.add(one.topic_filter, one)
@@ -400,20 +403,20 @@ class OverlappingSources(Source):
             self.wake(one)
         return joining
 
-    def forget(self, source: Source) -> None:
-        """Forget a source that the session doesn't read separately any more; it may be unknown here."""
-        self._apart.remove(source.topic_filter, source)
+    def forget(self, cursor: SessionCursor) -> None:
+        """Forget a cursor that the session doesn't read separately any more; it may be unknown here."""
+        self._apart.remove(cursor.topic_filter, cursor)
 
-    def leave(self, source: FeedSource) -> None:
+    def leave(self, cursor: FilterCursor) -> None:
         """Remove a subscription."""
-        self.forget_live(source)
-        self._members.pop(source, None)
-        self._filters.remove(source.topic_filter, source)
+        self.forget_nonpersistent(cursor)
+        self._members.pop(cursor, None)
+        self._filters.remove(cursor.topic_filter, cursor)
         for _, expected in self._copies.values():
-            expected.discard(source)
+            expected.discard(cursor)
         if not self._members:
             self._behind.clear()
-            self._live.clear()
+            self._nonpersistent.clear()
             self._copies.clear()
             self._copied = 0
 
@@ -423,31 +426,31 @@ class OverlappingSources(Source):
         return next(iter(self._members)).topic_filter
 
     @property
-    def limited(self) -> bool:  # type: ignore[override]
+    def needs_packet_id(self) -> bool:  # type: ignore[override]
         """Whether one of the subscriptions needs packet ids: then all of them wait while the window is full."""
-        return any(member.limited for member in self._members)
+        return any(member.needs_packet_id for member in self._members)
 
-    def wake(self, source: FeedSource) -> None:
+    def wake(self, cursor: FilterCursor) -> None:
         """Record that one of the subscriptions has messages to read."""
-        self._behind.update((shard, None) for shard in source.unread() if shard not in self._failing)
+        self._behind.update((shard, None) for shard in cursor.unread() if shard not in self._failing)
         self._ready(self)
 
     # --- reading ---
 
-    def read(self, limit: int, now: int) -> Portion | None:
+    def read(self, limit: int, now: int) -> SelectedMessages | None:
         """Return at most ``limit`` of the next messages; None if none are left, or retained messages come first."""
         if any(member.held for member in self._members):
             return None
-        if self._live:
-            shard = self._hindrance(self._live.first)
+        if self._nonpersistent:
+            shard = self._hindrance(self._nonpersistent.first)
             if shard is None:
-                return self._read_live(limit, now)
-            return self._read(shard, limit, now, self._live.first.mark)
+                return self._read_nonpersistent(limit, now)
+            return self._read(shard, limit, now, self._nonpersistent.first.mark)
         for shard in self._behind:
             return self._read(shard, limit, now, None)
         return None
 
-    def _read(self, shard: int, limit: int, now: int, bound: int | None) -> Portion:
+    def _read(self, shard: int, limit: int, now: int, bound: int | None) -> SelectedMessages:
         """Read the next messages of a shard, to the position that all subscriptions have reached, or to ``bound``."""
         del self._behind[shard]
         try:
@@ -461,8 +464,8 @@ class OverlappingSources(Source):
         if len(some) > 1:
             end = _first(limit, [_positions(runs[member][1], stops[member]) for member in some], end)
             stops = {member: rows_until(read_slice, end) for member, (_, read_slice) in runs.items()}
-        for member, (era, read_slice) in runs.items():
-            member.advance(shard, read_slice, era, end)
+        for member, (period, read_slice) in runs.items():
+            member.advance(shard, read_slice, period, end)
         if any(member.behind(shard) for member in self._members):
             self._behind[shard] = None  # after the other shards
         client_id = next(iter(self._members)).client_id
@@ -470,38 +473,42 @@ class OverlappingSources(Source):
             parts = [Part(_matching(member, runs[member][0]), runs[member][1], stops[member]) for member in some]
             return merged(parts, shard, client_id, now)
         if not some:
-            return Portion(self.topic_filter.text, shard, SubscribeOptions(), (), 0, None)
-        era, read_slice = runs[some[0]]
-        return portion_of(read_slice, stops[some[0]], some[0].topic_filter.text, shard, era.options, client_id, now)
+            return SelectedMessages(self.topic_filter.text, shard, SubscribeOptions(), (), 0, None)
+        period, read_slice = runs[some[0]]
+        return selected_of(read_slice, stops[some[0]], some[0].topic_filter.text, shard, period.options, client_id, now)
 
-    def _runs(self, shard: int, limit: int, bound: int | None) -> tuple[dict[FeedSource, tuple[Era, ReadSlice]], int]:
+    def _runs(
+        self, shard: int, limit: int, bound: int | None
+    ) -> tuple[dict[FilterCursor, tuple[OptionsPeriod, ReadSlice]], int]:
         """Read the next messages of each subscription; return them, and the position up to which all were read."""
-        mark = self._channels.hub.watermarks()[shard]
+        mark = self._listeners.hub.watermarks()[shard]
         end = mark if bound is None else min(mark, bound)
-        runs: dict[FeedSource, tuple[Era, ReadSlice]] = {}
+        runs: dict[FilterCursor, tuple[OptionsPeriod, ReadSlice]] = {}
         for member in sorted(self._members, key=lambda member: member.places[shard]):
             if end < mark and member.places[shard] >= end:
                 break  # the following members are sorted by place, so their places are not before the end either
             if member.quiet(shard):
                 continue
-            era, read_slice = member.era(shard), member.run(shard, limit)
-            runs[member] = era, read_slice
-            end = min(end, read_slice.position if era.until is None else min(read_slice.position, era.until[shard]))
+            period, read_slice = member.period(shard), member.run(shard, limit)
+            runs[member] = period, read_slice
+            end = min(
+                end, read_slice.position if period.until is None else min(read_slice.position, period.until[shard])
+            )
         return runs, end
 
     # --- messages that are not stored ---
 
-    def take_live(self, source: FeedSource, messages: list[Message], marks: list[int], now: int) -> None:
+    def take_nonpersistent(self, cursor: FilterCursor, messages: list[Message], marks: list[int], now: int) -> None:
         """Queue messages that are not stored and match one of the subscriptions."""
         fresh = False
         for message in messages:
             copies = self._copies.get(id(message))
-            if copies is not None and source in copies[1]:
-                copies[1].discard(source)
+            if copies is not None and cursor in copies[1]:
+                copies[1].discard(cursor)
                 if not copies[1]:
                     self._forget_copies(message)
             else:
-                self._take(source, message, marks, now)
+                self._take(cursor, message, marks, now)
                 fresh = True
         if fresh:
             self._keep_bounds(messages)
@@ -509,12 +516,12 @@ class OverlappingSources(Source):
 
     def _keep_bounds(self, messages: list[Message]) -> None:
         """Drop the oldest messages above the limits of the queue, and expect copies of no more messages than these."""
-        for dropped in self._live.drop():
+        for dropped in self._nonpersistent.drop():
             for member in dropped.matching:
                 member.count_missed(1)
                 break
-        most = LIVE_BYTES + sum(len(message.payload) for message in messages)
-        while len(self._copies) > LIVE or self._copied > most:  # their channel was left, or dropped them
+        most = MOST_BYTES + sum(len(message.payload) for message in messages)
+        while len(self._copies) > MOST or self._copied > most:  # their listener was left, or dropped them
             self._forget_copies(next(iter(self._copies.values()))[0])
 
     def _forget_copies(self, message: Message) -> None:
@@ -522,35 +529,35 @@ class OverlappingSources(Source):
         del self._copies[id(message)]
         self._copied -= len(message.payload)
 
-    def _take(self, source: FeedSource, message: Message, marks: list[int], now: int) -> None:
-        found = {source: None, **dict.fromkeys(self._filters.matching(message.topic))}
+    def _take(self, cursor: FilterCursor, message: Message, marks: list[int], now: int) -> None:
+        found = {cursor: None, **dict.fromkeys(self._filters.matching(message.topic))}
         matching = sorted([member for member in found if member.takes(message)], key=_number)
         if len(matching) > 1:
             if id(message) not in self._copies:  # else the same object was published twice
                 self._copied += len(message.payload)
-            self._copies[id(message)] = message, {member for member in matching if member is not source}
+            self._copies[id(message)] = message, {member for member in matching if member is not cursor}
         taken = {
             member: member.options
             for member in matching
             if not (member.options.no_local and message.client_id == member.client_id)
         }
         if taken:
-            shard = self._channels.shard_of(message.client_id)
+            shard = self._listeners.shard_of(message.client_id)
             self._wait(_Waiting(shard, marks[shard], sum(marks), now, message, taken))
 
     def _wait(self, waiting: _Waiting) -> None:
         """Queue a message before those that were published at higher watermarks."""
-        self._live.insert(waiting, lambda other: other.order > waiting.order)
+        self._nonpersistent.insert(waiting, lambda other: other.order > waiting.order)
 
-    def counts_for(self, source: FeedSource, message: Message) -> bool:
+    def counts_for(self, cursor: FilterCursor, message: Message) -> bool:
         """Return whether a dropped message counts as missed by this one of the subscriptions. Needs no lock."""
         getting = (one for one in list(self._members) if one.gets(message) and one.topic_filter.matches(message.topic))
-        return min(getting, key=_number, default=None) is source
+        return min(getting, key=_number, default=None) is cursor
 
-    def forget_live(self, source: FeedSource) -> None:
+    def forget_nonpersistent(self, cursor: FilterCursor) -> None:
         """Don't deliver the queued messages, which are not stored, for one of the subscriptions."""
-        for waiting in self._live:
-            waiting.matching.pop(source, None)
+        for waiting in self._nonpersistent:
+            waiting.matching.pop(cursor, None)
 
     def _hindrance(self, waiting: _Waiting) -> int | None:
         """Return the shard that must be read before a queued message is delivered; None if there is none."""
@@ -561,21 +568,21 @@ class OverlappingSources(Source):
             return shard
         return None
 
-    def _read_live(self, limit: int, now: int) -> Portion:
+    def _read_nonpersistent(self, limit: int, now: int) -> SelectedMessages:
         """Take queued messages, as far as all messages stored before them were read."""
         rows: list[tuple[Message, tuple[Matching, ...]]] = []
         expiry: list[int | None] = []
-        while self._live and len(rows) < limit and self._hindrance(self._live.first) is None:
-            waiting = self._live.first
+        while self._nonpersistent and len(rows) < limit and self._hindrance(self._nonpersistent.first) is None:
+            waiting = self._nonpersistent.first
             left = left_of(waiting.message, waiting.time, now)
             if left == 0 or not waiting.matching:
-                self._live.take()
+                self._nonpersistent.take()
                 continue
-            self._live.draw()
+            self._nonpersistent.draw()
             matching = tuple((member.topic_filter.text, options) for member, options in waiting.matching.items())
             rows.append((waiting.message, matching))
             expiry.append(left)
-        return merged_live(0, rows, expiry)
+        return merged_nonpersistent(0, rows, expiry)
 
     def try_again(self) -> None:
         """Read again the shards that failed."""
@@ -586,7 +593,7 @@ class OverlappingSources(Source):
 
     # --- storing: each subscription stores its own place ---
 
-    def parts(self) -> list[Source]:
+    def parts(self) -> list[SessionCursor]:
         """Return itself, and the subscriptions whose places have moved."""
         return [self, *(member for member in self._members if member.moved)]
 
@@ -596,11 +603,11 @@ class OverlappingSources(Source):
 
     def settled(self) -> None:
         """Note that queued messages read since are handed out. The subscriptions in `parts` settle their own places."""
-        self._live.settled()
+        self._nonpersistent.settled()
 
     def rewind(self) -> None:
         """Return to the places of the last `settled`, so that the messages read since are read again."""
-        if self._live.rewind():
+        if self._nonpersistent.rewind():
             self._ready(self)
         for member in list(self._members):
             member.rewind()
@@ -610,7 +617,7 @@ class OverlappingSources(Source):
 
 
 def _positions(read_slice: ReadSlice, stop: int) -> Positions:
-    return Traits.of(read_slice.whole).positions[read_slice.rows.start : stop]
+    return MessageColumns.of(read_slice.whole).positions[read_slice.rows.start : stop]
 
 
 def _first(limit: int, positions: list[Positions], end: int) -> int:
@@ -619,5 +626,5 @@ def _first(limit: int, positions: list[Positions], end: int) -> int:
     return int(different[limit - 1]) if len(different) > limit else end
 
 
-def _matching(member: FeedSource, era: Era) -> Matching:
-    return member.topic_filter.text, era.options
+def _matching(member: FilterCursor, period: OptionsPeriod) -> Matching:
+    return member.topic_filter.text, period.options

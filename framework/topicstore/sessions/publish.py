@@ -13,11 +13,7 @@ import numpy as np
 
 from topicstore.contract.batch import FIELDS, MessageBatch
 from topicstore.contract.columns import to_list
-from topicstore.contract.errors import (
-    InvalidMessageError,
-    StateConflictError,
-    TopicstoreError,
-)
+from topicstore.contract.errors import InvalidMessageError, StateConflictError, TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.validation import check_equal_lengths
 from topicstore.pubsub.publish import PublishResult

@@ -176,7 +176,7 @@ def receive_all(
     refused = _checked(ids, partial=partial)
     check_sessions(registry, sessions, refused, partial=partial)
     known = [
-        row not in refused and session.window.pubrec(packet_id, accepted=accepted)
+        row not in refused and session.in_flight.pubrec(packet_id, accepted=accepted)
         for row, (session, packet_id) in enumerate(zip(sessions, ids, strict=True))
     ]
     for session in {session for session, due in zip(sessions, known, strict=True) if due}:

@@ -17,8 +17,9 @@ that begins with the version, which is 1 unless stated otherwise::
     "sc" client 00 number:4   its place: [1, [position by shard]]: all messages up to it were delivered
     "sn" client 00 number:4   retained messages are being sent: [1, topic]: those up to this topic were delivered
     "sg" client 00 number:4   its places, of a shared subscription (`topicstore.sessions.shared.records`)
-    "sf" client 00 number:8   a flight, in the order sent: messages that wait for a PUBACK or PUBREC: `FlightRecord`,
-                              of retained messages `StoredFlight`, or in version 2 `MergedFlightRecord`
+    "sf" client 00 number:8   an in-flight batch, in the order sent: messages that wait for a PUBACK or PUBREC:
+                              `InFlightRecord`, of retained messages `StoredInFlight`, or in version 2
+                              `MergedInFlightRecord`
     "sp" client 00 number:8   packet ids that wait for a PUBCOMP, in the order of PUBRECs: [1, 2 bytes each,
                               little-endian]
     "i"  client 00 id:2       an incoming QoS 2 packet id that waits for its PUBREL: [1]
@@ -30,7 +31,7 @@ Times are microseconds by the session clock.
 
 A will is a keyed message (`topicstore.storage.keyed_messages`) under ``"w" client``.
 
-Flights and packet ids to release are numbered in one sequence. A packet id in two records belongs to the later one: the
+In-flight batches and packet ids to release are numbered in one sequence. A packet id in two records belongs to the later one: the
 id was free when that record was written, but the earlier record had not been rewritten yet.
 """
 
@@ -73,15 +74,15 @@ __all__ = [
     "TIMER",
     "VERSION",
     "WILL",
-    "Era",
-    "FlightRecord",
+    "InFlightRecord",
     "Keys",
     "Matched",
-    "MergedFlightRecord",
+    "MergedInFlightRecord",
+    "OptionsPeriod",
     "PackedPositions",
     "RetainedCopy",
     "SessionRecord",
-    "StoredFlight",
+    "StoredInFlight",
     "SubscriptionRecord",
     "Timer",
     "copy_of",
@@ -102,7 +103,7 @@ __all__ = [
 
 VERSION = 1
 MERGED = 2
-"""The version of a flight of overlapping subscriptions, `MergedFlightRecord`."""
+"""The version of an in-flight batch of overlapping subscriptions, `MergedInFlightRecord`."""
 NAMED = 2
 """The version of the `SessionRecord` of a client id that has a digest in the keys."""
 LONGEST = 64
@@ -117,7 +118,7 @@ SUBSCRIPTION = b"\1ss"
 PLACE = b"\1sc"
 _RETAINED = b"\1sn"
 LEASES = b"\1sg"
-_FLIGHT = b"\1sf"
+_IN_FLIGHT = b"\1sf"
 _RELEASED = b"\1sp"
 INCOMING = b"\1i"
 TIMER = b"\1t"
@@ -175,7 +176,7 @@ class SessionRecord(msgspec.Struct, frozen=True, array_like=True):
     """The user that opened it; empty: none was named."""
 
 
-class Era(msgspec.Struct, frozen=True, array_like=True):
+class OptionsPeriod(msgspec.Struct, frozen=True, array_like=True):
     """Options of a subscription, and the positions up to which they held."""
 
     options: SubscribeOptions
@@ -188,15 +189,15 @@ class SubscriptionRecord(msgspec.Struct, frozen=True, array_like=True):
 
     version: int
     topic_filter: str
-    eras: tuple[Era, ...]
+    periods: tuple[OptionsPeriod, ...]
 
 
 def is_durable(record: SubscriptionRecord) -> bool:
-    """Return whether matching messages are stored for a subscription: if it is shared, or of QoS 1 or 2 in any era."""
-    return is_shared(record.topic_filter) or any(era.options.qos for era in record.eras)
+    """Return whether matching messages are stored for a subscription: it is shared, or of QoS 1 or 2 in any period."""
+    return is_shared(record.topic_filter) or any(period.options.qos for period in record.periods)
 
 
-class FlightRecord(msgspec.Struct, frozen=True, array_like=True):
+class InFlightRecord(msgspec.Struct, frozen=True, array_like=True):
     """Messages that one subscription delivered together, from one shard, in the order of their packet ids."""
 
     version: int
@@ -228,15 +229,15 @@ class Matched(msgspec.Struct, frozen=True, array_like=True):
     """Whether one of them asked for the RETAIN flag as it was published."""
 
 
-class MergedFlightRecord(FlightRecord, frozen=True, array_like=True):
-    """A flight of several overlapping subscriptions, each message once (`topicstore.sessions.overlapping_cursor`).
+class MergedInFlightRecord(InFlightRecord, frozen=True, array_like=True):
+    """A batch of several overlapping subscriptions, each message once (`topicstore.sessions.overlapping_cursor`).
 
-    Its version is 2, so that older releases, which would not find all its messages, refuse it. Flights of a single
+    Its version is 2, so that older releases, which would not find all its messages, refuse it. Batches of a single
     subscription have version 1.
     """
 
     matched: tuple[Matched, ...] = ()
-    """The sets of subscriptions that messages of the flight matched."""
+    """The sets of subscriptions that messages of the in-flight batch matched."""
     which: bytes = b""
     """By message, the index of its set in `matched`, as two little-endian bytes."""
 
@@ -256,11 +257,12 @@ class RetainedCopy(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return Message(topic, self.payload, self.client_id, self.qos, self.retain, self.timestamp, self.properties)
 
 
-class StoredFlight(MergedFlightRecord, frozen=True, array_like=True):
-    """A flight of retained messages; other flights are decoded as this type too, with empty `copies`.
+class StoredInFlight(MergedInFlightRecord, frozen=True, array_like=True):
+    """An in-flight batch of retained messages; other batches are decoded as this type too, with empty `copies`.
 
-    A flight holds copies of its retained messages: the same PUBLISH must be sent again [MQTT-4.4.0-1], even if another
-    message is retained by then, or none. In records of old releases, without copies, messages are found by topic.
+    A batch holds copies of its retained messages: the same PUBLISH must be sent again [MQTT-4.4.0-1], even if
+    another message is retained by then, or none. In records of old releases, without copies, messages are found by
+    topic.
     """
 
     copies: tuple[RetainedCopy, ...] = ()
@@ -314,9 +316,9 @@ class Keys:
         """Return the key of a shared subscription's places."""
         return b"%b%b\0%b" % (LEASES, self._client, number.to_bytes(4, "big"))
 
-    def flight(self, number: int) -> bytes:
-        """Return the key of a flight."""
-        return b"%b%b\0%b" % (_FLIGHT, self._client, number.to_bytes(8, "big"))
+    def batch(self, number: int) -> bytes:
+        """Return the key of an in-flight batch."""
+        return b"%b%b\0%b" % (_IN_FLIGHT, self._client, number.to_bytes(8, "big"))
 
     def released(self, number: int) -> bytes:
         """Return the key of packet ids to release."""
@@ -337,7 +339,7 @@ class Keys:
             "places": PLACE,
             "retained": _RETAINED,
             "leases": LEASES,
-            "flights": _FLIGHT,
+            "batches": _IN_FLIGHT,
             "released": _RELEASED,
             "incoming": INCOMING,
         }
@@ -396,7 +398,7 @@ def decode(key: bytes, stored: bytes, kind: type[T]) -> T:
     return found
 
 
-_NEWEST: dict[Any, int] = {StoredFlight: MERGED, SessionRecord: NAMED}
+_NEWEST: dict[Any, int] = {StoredInFlight: MERGED, SessionRecord: NAMED}
 """The highest known version by type of record, where it isn't `VERSION`."""
 
 
@@ -412,7 +414,7 @@ DECODERS: Decoders = {
     SUBSCRIPTION: decoder(SubscriptionRecord),
     PLACE: decoder(tuple[int, list[int]]),
     _RETAINED: decoder(tuple[int, str]),
-    _FLIGHT: decoder(StoredFlight),
+    _IN_FLIGHT: decoder(StoredInFlight),
     _RELEASED: decoder(tuple[int, bytes]),
     INCOMING: decoder(tuple[int]),
     TIMER: decoder(tuple[int]),

@@ -19,15 +19,15 @@ from topicstore.pubsub.retained_lookup import RetainedMessages
 
 from .clock import SessionClock
 from .commits import Commits
-from .cursors import FeedSource
+from .cursors import FilterCursor
 from .dispatcher import Dispatcher
-from .keep_alive import Silences
+from .keep_alive import KeepAlive
 from .locks import SessionLocks
 from .long_keys import opened
 from .model import Ended, SessionCounts, SessionInfo
 from .records import SubscriptionRecord, is_durable
 from .session import Session
-from .session_store import Found
+from .session_store import StoredSession
 from .shared.groups import Groups
 from .shared_filters import read_filter
 
@@ -57,7 +57,7 @@ class SessionRegistry:
         self.states = opened(storage, self.mutex.released)
         self.connected: dict[str, Session] = {}
         """The sessions whose clients are connected, among them all that are kept in memory."""
-        self.silences = Silences()
+        self.keep_alive = KeepAlive()
         self.commits = Commits(self.states, self.overtaken)
         self.groups = Groups(self.states, self.dispatcher, self.filters)
 
@@ -87,38 +87,38 @@ class SessionRegistry:
         return SessionCounts(
             connected=len(sessions),
             paused=sum(session.paused_since is not None for session in sessions),
-            subscriptions=sum(len(session.sources) for session in sessions),
-            in_flight=sum(len(session.window) for session in sessions),
+            subscriptions=sum(len(session.cursors) for session in sessions),
+            in_flight=sum(len(session.in_flight) for session in sessions),
             awaiting_pubrel=sum(len(session.incoming) for session in sessions),
             missed=self.dispatcher.missed,
         )
 
-    def find(self, client_id: str) -> Found | None:
+    def find(self, client_id: str) -> StoredSession | None:
         """Return the session of a client, or None."""
         session = self._in_memory(client_id)
         if session is not None:
-            return session.found
+            return session.stored_session
         found = self.states.find(client_id)
         return None if found is None or found.record.ending else found
 
-    def found(self, client_id: str) -> Found:
+    def found(self, client_id: str) -> StoredSession:
         """Return the session of a client. Raises `SessionNotFoundError`."""
         found = self.find(client_id)
         if found is None:
             raise SessionNotFoundError(f"there is no session of client {client_id!r}")
         return found
 
-    def info(self, found: Found) -> SessionInfo:
+    def info(self, found: StoredSession) -> SessionInfo:
         """Return the information about a session."""
         info, session = self.states.info(found, self.clock.wall), self._in_memory(found.client_id)
         if session is None:
             return info
-        sources = list(session.sources.values())
+        cursors = list(session.cursors.values())
         return attrs.evolve(
             info,
             in_memory=True,
-            subscriptions=tuple((source.topic_filter.text, source.options) for source in sources),
-            in_flight=len(session.window),
+            subscriptions=tuple((cursor.topic_filter.text, cursor.options) for cursor in cursors),
+            in_flight=len(session.in_flight),
             awaiting_pubrel=len(session.incoming),
         )
 
@@ -127,7 +127,7 @@ class SessionRegistry:
         yield from self.states.all_subscriptions()
         for session in self.connected.values():
             if not session.stored:
-                yield from (source.record() for source in session.sources.values() if isinstance(source, FeedSource))
+                yield from (cursor.record() for cursor in session.cursors.values() if isinstance(cursor, FilterCursor))
 
     def load_filters(self) -> None:
         """Load the filters of all durable subscriptions, unless they are loaded. Takes the lock of all sessions."""
@@ -162,7 +162,7 @@ class SessionRegistry:
             del self.connected[session.client_id]
         if session.ended is None:
             session.end(why)
-            self.silences.forget(session)
+            self.keep_alive.forget(session)
             if notify and known and session.on_end is not None:
                 call = partial(session.on_end, session, why)
                 self.mutex.after_release(f"on_end of session {session.client_id!r}", call)

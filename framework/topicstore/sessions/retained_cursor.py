@@ -24,18 +24,18 @@ from topicstore.pubsub.message_expiry import left_of
 from topicstore.pubsub.retained_lookup import RetainedMessages
 from topicstore.shard.state import FrameworkWrite
 
-from .cursors import FeedSource, Source
-from .delivery_batch import Portion
+from .cursors import FilterCursor, SessionCursor
+from .delivery_batch import SelectedMessages
 from .records import VERSION, Keys, put
 
-__all__ = ["RetainedSource"]
+__all__ = ["RetainedCursor"]
 
 _FEWEST, _MOST = 64, 256
 """Smallest and largest number of messages in a look-up. A page may exceed the room in the window, as the rest is kept
 for the next reads. The upper limit bounds the time for which other calls wait."""
 
 
-class RetainedSource(Source):
+class RetainedCursor(SessionCursor):
     """The retained messages that are sent to one subscription, in order of topics.
 
     The place is the last topic that was delivered. After a resumption, reading continues after that topic, with the
@@ -55,7 +55,7 @@ class RetainedSource(Source):
         "_replays",
         "_sent",
         "_since",
-        "limited",
+        "needs_packet_id",
         "number",
         "topic_filter",
     )
@@ -63,7 +63,7 @@ class RetainedSource(Source):
     cost = 16  # a read looks up a page
 
     def __init__(
-        self, keys: Keys, feed: FeedSource, messages: RetainedMessages, *, replays: bool, behind: str | None = None
+        self, keys: Keys, feed: FilterCursor, messages: RetainedMessages, *, replays: bool, behind: str | None = None
     ) -> None:
         """Send the retained messages of a subscription.
 
@@ -72,7 +72,7 @@ class RetainedSource(Source):
         """
         self.topic_filter = feed.topic_filter
         self.number = feed.number
-        self.limited = feed.options.qos > 0 or behind is not None  # a stored source stays limited
+        self.needs_packet_id = feed.options.qos > 0 or behind is not None  # a stored cursor stays limited
         self._keys = keys
         self._feed = feed
         self._messages = messages
@@ -110,9 +110,9 @@ class RetainedSource(Source):
     def everything(self) -> list[StateWrite]:
         """Return the writes that store the start of this sending or, at QoS 0, remove the record of an earlier one."""
         key = self._keys.retained(self.number)
-        return [put(key, (VERSION, "")) if self.limited else FrameworkWrite(key, None)]
+        return [put(key, (VERSION, "")) if self.needs_packet_id else FrameworkWrite(key, None)]
 
-    def read(self, limit: int, now: int) -> Portion | None:
+    def read(self, limit: int, now: int) -> SelectedMessages | None:
         """Return at most ``limit`` of the next messages; None if all were returned. Reads at most one page."""
         if self.ended or self._failing:
             return None
@@ -131,7 +131,7 @@ class RetainedSource(Source):
         self._moved = bool(self._moved or taken or self.ended)
         if self.ended:
             self._feed.release()  # messages that it reads after this are committed together with these or later
-        return self._portion(taken, now)
+        return self._selected(taken, now)
 
     def _not_replayed(self, messages: Sequence[Message]) -> list[Message]:
         """Return the retained messages that the subscription, held back meanwhile, won't deliver from the streams."""
@@ -147,13 +147,15 @@ class RetainedSource(Source):
             if (stored := found[shard].get(position)) is None or stored.topic != message.topic
         ]
 
-    def _portion(self, taken: list[Message], now: int) -> Portion:
+    def _selected(self, taken: list[Message], now: int) -> SelectedMessages:
         options = self._options
         left = [left_of(message, self._since, now) for message in taken]  # their intervals were reduced at `_since`
         messages = [message for message, seconds in zip(taken, left, strict=True) if seconds != 0]
         qos = [min(message.qos, options.qos) for message in messages]
         expiry = [seconds for seconds in left if seconds != 0]
-        return Portion(self.topic_filter.text, 0, options, messages, qos, None, None, True, expiry, self._since)
+        return SelectedMessages(
+            self.topic_filter.text, 0, options, messages, qos, None, None, True, expiry, self._since
+        )
 
     @property
     def urgent(self) -> bool:
@@ -162,7 +164,7 @@ class RetainedSource(Source):
 
     def writes(self) -> list[StateWrite]:
         """Return the writes that store the last topic that was delivered or, at the end, remove it."""
-        if not (self._moved and self.limited):
+        if not (self._moved and self.needs_packet_id):
             return []
         key = self._keys.retained(self.number)
         return [FrameworkWrite(key, None) if self.ended else put(key, (VERSION, self._sent))]
@@ -185,4 +187,4 @@ class RetainedSource(Source):
         self._failing = False
 
     def close(self) -> None:
-        """Do nothing: the source holds no resources."""
+        """Do nothing: the cursor holds no resources."""

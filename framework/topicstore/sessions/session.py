@@ -1,6 +1,6 @@
 """`Session`: one client's durable session, while it is connected: its calls, and the packets to send to the client.
 
-A delivery begins as a draft: messages that were read from the sources (the subscriptions) and got packet ids. Drafts of
+A delivery begins as a draft: messages that were read from the cursors (the subscriptions) and got packet ids. Drafts of
 several sessions are committed together (`topicstore.sessions.commits`). After the commit, `Session.settle` puts the
 packets into the outbox, where they wait until they are taken. If the commit fails, the messages are read again.
 """
@@ -25,26 +25,17 @@ from topicstore.pubsub.retained_lookup import RetainedMessages
 from topicstore.storage.counting.lag import Lag
 
 from .batches import Acknowledged, PublishedRows
-from .cursors import FeedSource, Source, closing
-from .delivery_batch import ASKED, Allow, DeliveryBatch, Packet, Permit, Portion, count_of, likely
+from .cursors import FilterCursor, SessionCursor, closing
+from .delivery_batch import ASKED, Allow, DeliveryBatch, Packet, Permit, SelectedMessages, count_of, likely
 from .dispatcher import Dispatcher
-from .in_flight import InflightWindow, Staged
-from .model import (
-    Ended,
-    Publish,
-    PubRel,
-    SessionStatus,
-    SessionSubscription,
-    Start,
-    SubscribeOptions,
-    SubscribeResult,
-)
+from .in_flight import InFlight, Staged
+from .model import Ended, Publish, PubRel, SessionStatus, SessionSubscription, Start, SubscribeOptions, SubscribeResult
 from .outbox import Outbox
-from .overlapping_cursor import OverlappingSources
+from .overlapping_cursor import OverlappingCursors
 from .resending import delivery_again, read_again
-from .retained_cursor import RetainedSource
-from .session_store import Found
-from .shared.cursor import SharedSource
+from .retained_cursor import RetainedCursor
+from .session_store import StoredSession
+from .shared.cursor import SharedCursor
 
 __all__ = ["Draft", "Session", "SessionCalls"]
 
@@ -139,16 +130,16 @@ class Draft:
     """The deliveries that a session hands out once ``writes`` are committed."""
 
     session: Session
-    portions: list[Portion]
+    selections: list[SelectedMessages]
     ids: Sequence[int]
-    sources: list[Source]
+    cursors: list[SessionCursor]
     staged: Staged
     writes: list[StateWrite]
 
     def __len__(self) -> int:
         """Return the number of packets that the draft hands out."""
         released = 0 if self.staged.released is None else len(self.staged.released.ids)
-        return sum(map(len, self.portions)) + released + self.staged.again
+        return sum(map(len, self.selections)) + released + self.staged.again
 
 
 class Session:
@@ -182,12 +173,13 @@ class Session:
         "_unread",
         "batch_size",
         "client_id",
+        "cursors",
         "dispatcher",
         "effort",
         "ended",
         "failure",
-        "found",
         "guard",
+        "in_flight",
         "incoming",
         "keep_alive",
         "keys",
@@ -201,16 +193,15 @@ class Session:
         "resuming",
         "retained",
         "seen",
-        "sources",
+        "stored_session",
         "stuck_since",
-        "window",
     )
 
     def __init__(
         self,
         calls: SessionCalls,
-        found: Found,
-        window: InflightWindow,
+        found: StoredSession,
+        in_flight: InFlight,
         incoming: Iterable[int],
         dispatcher: Dispatcher[Session],
         filters: DurableFilters,
@@ -227,12 +218,12 @@ class Session:
         self.present = present
         """Whether the session existed before: the Session Present flag of CONNACK (MQTT 5, section 3.2.2.1.1)."""
         self.on_end = on_end
-        self.keys = window.keys
-        self.found = found
+        self.keys = in_flight.keys
+        self.stored_session = found
         """The session as it is stored."""
         self.guard = found.guard
         """The guard on which its writes are conditional."""
-        self.window = window
+        self.in_flight = in_flight
         self.incoming = dict.fromkeys(incoming)  # an empty set takes more than three times the memory
         """Packet ids of incoming messages of QoS 2 whose PUBREL has not come."""
         self.receive_maximum = receive_maximum
@@ -254,11 +245,11 @@ class Session:
         """The reason why this object can't be used any more; None while the session is connected."""
         self.failure: TopicstoreError | None = None
         """The last error of reading or committing, until the next tick retries; None if nothing failed."""
-        self.sources: dict[str, FeedSource | SharedSource] = {}
+        self.cursors: dict[str, FilterCursor | SharedCursor] = {}
         """The subscriptions by filter. Changed by `topicstore.sessions.subscribe`, as are the next two."""
-        self.retained: dict[int, RetainedSource] = {}
+        self.retained: dict[int, RetainedCursor] = {}
         """The retained messages that are being sent, by number of subscription."""
-        self.overlapping: OverlappingSources | None = None
+        self.overlapping: OverlappingCursors | None = None
         """The subscriptions that overlap, if a message that matches several of them is delivered once."""
         self.numbers = 0
         """The number of the next subscription."""
@@ -268,11 +259,11 @@ class Session:
         self.dispatcher = dispatcher
         self._filters = filters
         self._read_retained = read_retained
-        self._behind: dict[Source, None] = {}
-        """The sources that may have messages to read, in the order of their turns."""
-        self._outbox = Outbox(window, self.permit, dispatcher.clock)
-        self._unread: tuple[Source, ...] = ()
-        """The sources that could not be read and will be tried again."""
+        self._behind: dict[SessionCursor, None] = {}
+        """The cursors that may have messages to read, in the order of their turns."""
+        self._outbox = Outbox(in_flight, self.permit, dispatcher.clock)
+        self._unread: tuple[SessionCursor, ...] = ()
+        """The cursors that could not be read and will be tried again."""
         self._blocked = False
         """Whether the session has messages to send, but its window is full."""
         self._dirty = False
@@ -289,7 +280,7 @@ class Session:
     @property
     def filters(self) -> int:
         """The number of subscriptions, by which a server bounds the sessions that it ends in one call."""
-        return len(self.sources)
+        return len(self.cursors)
 
     # --- subscriptions ---
 
@@ -396,10 +387,10 @@ class Session:
     def puback(self, *packet_ids: int) -> int:
         """Record the PUBACKs of messages of QoS 1; return the number of packet ids that waited for one.
 
-        They are committed at the next checkpoint, or with the first delivery after the last PUBACK of their flight.
-        Never blocks.
+        They are committed at the next checkpoint, or with the first delivery after the last PUBACK of their in-flight
+        batch. Never blocks.
         """
-        return self._acknowledge(self.window.puback_many, packet_ids)
+        return self._acknowledge(self.in_flight.puback_many, packet_ids)
 
     def pubrec(self, *packet_ids: int, accepted: bool = True) -> int:
         """Record the PUBRECs of messages of QoS 2; return how many of the packet ids are in an exchange of QoS 2.
@@ -407,14 +398,14 @@ class Session:
         The next `deliver` commits them and returns a `PubRel` for each. With ``accepted`` False (a reason code of 0x80
         or above) the exchanges end (MQTT 5, section 4.3.3). Never blocks.
         """
-        return self._acknowledge(partial(self.window.pubrec_many, accepted=accepted), packet_ids)
+        return self._acknowledge(partial(self.in_flight.pubrec_many, accepted=accepted), packet_ids)
 
     def pubcomp(self, *packet_ids: int) -> int:
         """Record the PUBCOMPs of messages of QoS 2; return the number of packet ids that waited for one.
 
         They are committed as PUBACKs are (`puback`). Never blocks.
         """
-        return self._acknowledge(self.window.pubcomp_many, packet_ids)
+        return self._acknowledge(self.in_flight.pubcomp_many, packet_ids)
 
     def _acknowledge(self, acknowledge: Callable[[Sequence[int]], int], packet_ids: tuple[int, ...]) -> int:
         for packet_id in packet_ids:
@@ -473,10 +464,12 @@ class Session:
         expiry_interval: a timedelta or seconds, or None for never, in place of the value that the session was
                          opened with.
         """
+        self.check()
         self._calls.disconnect([self], send_will=send_will, expiry_interval=expiry_interval)
 
     def lost(self) -> None:
         """End the connection without a DISCONNECT: the will is published after its delay."""
+        self.check()
         self._calls.lost([self])
 
     # --- inspecting ---
@@ -484,17 +477,17 @@ class Session:
     def status(self) -> SessionStatus:
         """Return what the session has in flight and waits for. Never blocks. For the unread messages, see `lag`."""
         self.dispatcher.check_process()
-        sources, since = list(self.sources.values()), self.stuck_since
+        cursors, since = list(self.cursors.values()), self.stuck_since
         return SessionStatus(
             client_id=self.client_id,
-            in_flight=len(self.window),
+            in_flight=len(self.in_flight),
             receive_maximum=self.receive_maximum,
-            to_resend=self.window.unsent(),
+            to_resend=self.in_flight.unsent(),
             waits_for=self.waits_for(),
             stuck_since=None if since is None else self.dispatcher.steady.wall(since),
-            missed=sum(source.missed for source in sources),
+            missed=sum(cursor.missed for cursor in cursors),
             refused=self.permit.refused,
-            subscriptions=tuple(map(status_of, sources)),
+            subscriptions=tuple(map(status_of, cursors)),
         )
 
     def lag(self) -> dict[str, Lag]:
@@ -526,7 +519,7 @@ class Session:
     @property
     def stored(self) -> bool:
         """Whether the session is stored; otherwise it is kept in memory, and has nothing to commit."""
-        return self.window.stored
+        return self.in_flight.stored
 
     # --- drafts ---
 
@@ -536,154 +529,158 @@ class Session:
         Deliveries of a session that is kept in memory can be taken without a commit. ``max_bytes``: about the most
         bytes of payload. Raises `InvalidArgumentError` if ``allow`` fails; the caller then calls `rewind`.
         """
-        window = self.window
-        portions: list[Portion] = []
-        sources: list[Source] = []
+        in_flight = self.in_flight
+        selections: list[SelectedMessages] = []
+        cursors: list[SessionCursor] = []
         self.effort, refused = 0, self.permit.refused
         if self.held_since is not None or self.resuming is not None:
             self._become_ready()
             return None
-        waiting = self._outbox.packets or (window.resend and self._room())  # with a full window, QoS 0 is sent
+        waiting = self._outbox.packets or (in_flight.resend and self._room())  # with a full window, QoS 0 is sent
         if not waiting:
-            left = max(limit - window.received, 0)  # so that all of the draft is handed out
-            self._read(left, max_bytes, portions, sources)
-        some = portions or window.received or self.permit.refused > refused
-        if not (some or any(source.urgent for source in sources)):
-            if sources:  # places moved, with nothing to hand out
+            left = max(limit - in_flight.received, 0)  # so that all of the draft is handed out
+            self._read(left, max_bytes, selections, cursors)
+        some = selections or in_flight.received or self.permit.refused > refused
+        if not (some or any(cursor.urgent for cursor in cursors)):
+            if cursors:  # places moved, with nothing to hand out
                 self.touched()
             return None
-        if not (self.stored or window.received):
-            self._hand_over(portions, sources)
+        if not (self.stored or in_flight.received):
+            self._hand_over(selections, cursors)
             return None
-        counts = [portion.acknowledged() for portion in portions]
-        ids = window.free_ids(sum(counts))
-        flights, start = [], 0
-        for portion, count in zip(portions, counts, strict=True):
+        counts = [selected.acknowledged() for selected in selections]
+        ids = in_flight.free_ids(sum(counts))
+        batches, start = [], 0
+        for selected, count in zip(selections, counts, strict=True):
             if count:
-                flights.append(portion.flight(ids[start : start + count]))
+                batches.append(selected.batch(ids[start : start + count]))
                 start += count
-        staged = window.stage(flights, whole=False)
-        writes = [write for source in sources for write in source.writes()] + staged.writes if self.stored else []
-        return Draft(self, portions, ids, sources, staged, [self.guard, *writes] if writes else [])
+        staged = in_flight.stage(batches, whole=False)
+        writes = [write for cursor in cursors for write in cursor.writes()] + staged.writes if self.stored else []
+        return Draft(self, selections, ids, cursors, staged, [self.guard, *writes] if writes else [])
 
-    def _hand_over(self, portions: list[Portion], sources: list[Source]) -> None:
+    def _hand_over(self, selections: list[SelectedMessages], cursors: list[SessionCursor]) -> None:
         """Assign packet ids to the messages read, and put them into the outbox without a commit."""
-        for portion in filter(len, portions):
-            count = portion.acknowledged()
-            ids = self.window.send(count, portion.flight) if count else ()
-            self._outbox.add([DeliveryBatch(portion.packet_ids(ids), portion)])
-        for source in sources:
-            self._settle_source(source)
+        for selected in filter(len, selections):
+            count = selected.acknowledged()
+            ids = self.in_flight.send(count, selected.batch) if count else ()
+            self._outbox.add([DeliveryBatch(selected.packet_ids(ids), selected)])
+        for cursor in cursors:
+            self._settle_cursor(cursor)
 
     def last_draft(self) -> Draft | None:
         """Return a draft of uncommitted changes that hands out nothing; None if there are no changes."""
-        staged = self.window.stage([], whole=True)
-        sources: list[Source] = [*self.sources.values(), *self.retained.values()]
+        staged = self.in_flight.stage([], whole=True)
+        cursors: list[SessionCursor] = [*self.cursors.values(), *self.retained.values()]
         if not self.stored:
-            return Draft(self, [], range(0), sources, staged, [])
-        writes = [write for source in sources for write in source.writes()] + staged.writes
-        return Draft(self, [], range(0), sources, staged, [self.guard, *writes]) if writes else None
+            return Draft(self, [], range(0), cursors, staged, [])
+        writes = [write for cursor in cursors for write in cursor.writes()] + staged.writes
+        return Draft(self, [], range(0), cursors, staged, [self.guard, *writes]) if writes else None
 
-    def _read(self, limit: int, max_bytes: int | None, portions: list[Portion], sources: list[Source]) -> None:
-        """Read messages from the sources in turn, up to the room in the window."""
+    def _read(
+        self, limit: int, max_bytes: int | None, selections: list[SelectedMessages], cursors: list[SessionCursor]
+    ) -> None:
+        """Read messages from the cursors in turn, up to the room in the window."""
         room = self._room()
         left, now = limit, self.dispatcher.clock()
         self._outbox.read_at = now
-        waiting: list[Source] = []
-        later: list[Source] = []
+        waiting: list[SessionCursor] = []
+        later: list[SessionCursor] = []
         turn, asks = _READS, self.permit.asks
         try:
             while self._behind and left and turn > 0 and (max_bytes is None or max_bytes > 0):
-                source = next(iter(self._behind))
-                del self._behind[source]
-                if source.limited and not room:
-                    waiting.append(source)
+                cursor = next(iter(self._behind))
+                del self._behind[cursor]
+                if cursor.needs_packet_id and not room:
+                    waiting.append(cursor)
                     continue
-                turn -= source.cost
+                turn -= cursor.cost
                 most = left if max_bytes is None else min(left, likely(self._size, max_bytes))
                 most = min(most, ASKED) if asks else most
-                portion = self._read_from(source, min(most, room) if source.limited else most, now)
-                if portion is None:
+                selected = self._read_from(cursor, min(most, room) if cursor.needs_packet_id else most, now)
+                if selected is None:
                     continue
-                permitted = self._permitted(source, portion)
+                permitted = self._permitted(cursor, selected)
                 if permitted is None:
-                    self._go_back(source, portions, () if asks else sources)
+                    self._go_back(cursor, selections, () if asks else cursors)
                     break
-                if asks and portion:
-                    later.append(source)  # not twice in a draft, so that only undecided messages are read again
-                elif not source.exhausted:
-                    self._behind[source] = None  # after the others
-                portion = permitted
-                sources.append(source)
-                if len(portion):
-                    self.effort += len(portion)
+                if asks and selected:
+                    later.append(cursor)  # not twice in a draft, so that only undecided messages are read again
+                elif not cursor.exhausted:
+                    self._behind[cursor] = None  # after the others
+                selected = permitted
+                cursors.append(cursor)
+                if len(selected):
+                    self.effort += len(selected)
                     if max_bytes is not None:
-                        size = sum(len(message.payload) for message in portion.messages)
-                        self._size, max_bytes = size / len(portion), max_bytes - size
-                    portions.append(portion)
-                    left -= len(portion)
-                    room -= portion.acknowledged()
+                        size = sum(len(message.payload) for message in selected.messages)
+                        self._size, max_bytes = size / len(selected), max_bytes - size
+                    selections.append(selected)
+                    left -= len(selected)
+                    room -= selected.acknowledged()
         finally:
             self.effort += (_READS - turn) * _EFFORT
             self._behind = dict.fromkeys(waiting) | self._behind | dict.fromkeys(later)
 
-    def _read_from(self, source: Source, limit: int, now: int) -> Portion | None:
+    def _read_from(self, cursor: SessionCursor, limit: int, now: int) -> SelectedMessages | None:
         try:
-            return source.read(limit, now)
+            return cursor.read(limit, now)
         except TopicstoreError as failure:
-            self._unread = (*self._unread, source)
-            self.failed(failure)  # other sources are not affected
-            return Portion(source.topic_filter.text, 0, _NOTHING, (), 0, None)
+            self._unread = (*self._unread, cursor)
+            self.failed(failure)  # other cursors are not affected
+            return SelectedMessages(cursor.topic_filter.text, 0, _NOTHING, (), 0, None)
 
-    def _permitted(self, source: Source, portion: Portion) -> Portion | None:
-        """Return the messages of a portion that may be sent to the client; None if ``allow`` can't answer yet."""
-        if self.permit.allow is None or not portion:
-            return portion
+    def _permitted(self, cursor: SessionCursor, selected: SelectedMessages) -> SelectedMessages | None:
+        """Return the messages that may be sent to the client; None if ``allow`` can't answer yet."""
+        if self.permit.allow is None or not selected:
+            return selected
         try:
-            answers = self.permit.answers(portion.messages)
+            answers = self.permit.answers(selected.messages)
         except BaseException:
-            self._behind[source] = None
+            self._behind[cursor] = None
             raise
         if answers is None:
             return None
         self.permit.refused += answers.count(False)
-        return source.permitted(portion, answers)
+        return cursor.permitted(selected, answers)
 
-    def _go_back(self, source: Source, portions: list[Portion], sources: Sequence[Source]) -> None:
-        """Rewind a source to before its last read; if ``sources`` contains it, discard the draft and rewind all."""
-        if source in sources:
-            portions.clear()
-        for one in dict.fromkeys(sources) if source in sources else [source]:
+    def _go_back(
+        self, cursor: SessionCursor, selections: list[SelectedMessages], cursors: Sequence[SessionCursor]
+    ) -> None:
+        """Rewind a cursor to before its last read; if ``cursors`` contains it, discard the draft and rewind all."""
+        if cursor in cursors:
+            selections.clear()
+        for one in dict.fromkeys(cursors) if cursor in cursors else [cursor]:
             one.rewind()
             self._behind[one] = None
 
     def settle(self, draft: Draft) -> None:
         """Put the packets of a committed draft into the outbox."""
-        released = self.window.settle(draft.staged)
+        released = self.in_flight.settle(draft.staged)
         start = 0
         out: list[Packet] = [PubRel(packet_id) for packet_id in released]
-        for portion in filter(len, draft.portions):
-            count = portion.acknowledged()
-            out.append(DeliveryBatch(portion.packet_ids(draft.ids[start : start + count]), portion))
+        for selected in filter(len, draft.selections):
+            count = selected.acknowledged()
+            out.append(DeliveryBatch(selected.packet_ids(draft.ids[start : start + count]), selected))
             start += count
-        for source in draft.sources:
-            self._settle_source(source)
+        for cursor in draft.cursors:
+            self._settle_cursor(cursor)
         self._outbox.add(out)
 
-    def _settle_source(self, source: Source) -> None:
-        for part in source.parts():
-            was_limited = part.limited
+    def _settle_cursor(self, cursor: SessionCursor) -> None:
+        for part in cursor.parts():
+            needed_packet_id = part.needs_packet_id
             part.settled()
-            if was_limited and not part.limited:
+            if needed_packet_id and not part.needs_packet_id:
                 self._filters.remove(part.topic_filter)
-            if isinstance(part, RetainedSource) and part.done and self.retained.get(part.number) is part:
+            if isinstance(part, RetainedCursor) and part.done and self.retained.get(part.number) is part:
                 del self.retained[part.number]
 
     def fail(self, draft: Draft, failure: TopicstoreError) -> None:
         """Discard a draft that could not be committed, so that its messages are read again."""
-        for source in draft.sources:
-            source.rewind()
-            self._behind[source] = None
+        for cursor in draft.cursors:
+            cursor.rewind()
+            self._behind[cursor] = None
         self.stall(failure)
 
     def stall(self, failure: TopicstoreError) -> None:
@@ -703,19 +700,19 @@ class Session:
         self._stalled = False
 
     def try_again(self) -> None:
-        """Read again the sources that failed."""
+        """Read again the cursors that failed."""
         self.failure = None
         self._stalled = False
         unread, self._unread = self._unread, ()
-        for source in unread:
-            source.try_again()
-            self.wake(source)
+        for cursor in unread:
+            cursor.try_again()
+            self.wake(cursor)
         self._become_ready()
 
     def rewind(self) -> None:
         """Read again the messages that were not handed out, because an error came in between."""
-        for source in (*self.sources.values(), *self.retained.values()):
-            source.rewind()
+        for cursor in (*self.cursors.values(), *self.retained.values()):
+            cursor.rewind()
         self._behind.update(dict.fromkeys(self.retained.values()))
 
     # --- the outbox ---
@@ -729,7 +726,7 @@ class Session:
             outbox.waited = True
             self._become_ready()
             return []
-        if self.window.resend and not (outbox.waited and outbox.packets):
+        if self.in_flight.resend and not (outbox.waited and outbox.packets):
             left = limit - count_of(outbox.packets)
             if left > 0:
                 self._resend(min(left, self._room()))
@@ -748,52 +745,52 @@ class Session:
 
     def waiting(self) -> int:
         """Return an upper bound of the number of packets that can be taken without a draft."""
-        return count_of(self._outbox.packets) + self.window.unsent()
+        return count_of(self._outbox.packets) + self.in_flight.unsent()
 
     def unsent(self) -> int:
         """Return the number of messages of earlier connections that have not been sent again or found deleted."""
-        return self.window.unsent() if self.window.resend else 0
+        return self.in_flight.unsent() if self.in_flight.resend else 0
 
     def _resend(self, room: int) -> None:
         """Put messages of earlier connections into the outbox, to be sent again (MQTT 5, section 4.4)."""
-        window = self.window
+        in_flight = self.in_flight
         self._outbox.read_at = now = self.dispatcher.clock()
-        while room > 0 and window.resend:
-            flight = window.resend[0]
-            with window.lock:
+        while room > 0 and in_flight.resend:
+            batch = in_flight.resend[0]
+            with in_flight.lock:
                 most = min(room, ASKED if self.permit.asks else _RESENT)
-                rows = list(islice((flight.unsent or {}).items(), most))
-            found = read_again(flight, [row for _, row in rows], self.dispatcher.hub, self._read_retained)
+                rows = list(islice((batch.unsent or {}).items(), most))
+            found = read_again(batch, [row for _, row in rows], self.dispatcher.hub, self._read_retained)
             if self.permit.allow is not None and not self.permit.remove_refused(found):
                 return
-            with window.lock:
+            with in_flight.lock:
                 for packet_id, row in rows:
                     message = found[row]
-                    if packet_id not in (flight.unsent or ()):  # it was acknowledged meanwhile
+                    if packet_id not in (batch.unsent or ()):  # it was acknowledged meanwhile
                         continue
                     if message is None:
-                        window.vanished(packet_id)
+                        in_flight.vanished(packet_id)
                         self.touched()
                     else:
-                        flight.sent(packet_id)
-                        self._outbox.packets.append(delivery_again(flight, packet_id, row, message, now))
+                        batch.sent(packet_id)
+                        self._outbox.packets.append(delivery_again(batch, packet_id, row, message, now))
             room -= len(rows)
-            if not flight.unsent:
-                del window.resend[0]
+            if not batch.unsent:
+                del in_flight.resend[0]
 
     def replace_allow(self, allow: Allow | None) -> None:
         """Replace ``allow``, also for messages that are drafted but not handed out."""
         self.permit.allow, self.permit.asks, self._outbox.revised = allow, False, True
         self.permission_changed()
-        for source in self.sources.values():
-            if isinstance(source, SharedSource):
-                source.group.reconsider(source)
+        for cursor in self.cursors.values():
+            if isinstance(cursor, SharedCursor):
+                cursor.group.reconsider(cursor)
 
     # --- scheduling ---
 
     def _room(self) -> int:
         """Return the number of messages that may be sent within the receive maximum (MQTT 5, section 4.9)."""
-        return self.window.room(self.receive_maximum)
+        return self.in_flight.room(self.receive_maximum)
 
     def ask(self) -> None:
         """Enter the ready queue if there are packets to send and room for them; otherwise leave it until an event."""
@@ -802,11 +799,13 @@ class Session:
         if self.held_since is not None or self.resuming is not None:
             self._become_ready()
             return
-        window = self.window
-        waiting = bool(window.resend or self._behind)
+        in_flight = self.in_flight
+        waiting = bool(in_flight.resend or self._behind)
         room = waiting and self._room()
         self._blocked = waiting and not room
-        at_once = self._outbox.packets or window.received or any(not source.limited for source in self._behind)
+        at_once = (
+            self._outbox.packets or in_flight.received or any(not cursor.needs_packet_id for cursor in self._behind)
+        )
         if at_once or (waiting and room):
             self.dispatcher.again_locked(self)
         else:
@@ -814,14 +813,14 @@ class Session:
         if self._blocked:
             self.stuck_since = self.stuck_since or self.dispatcher.steady()
             if self._noted:  # perhaps by a thread that read `_blocked` before it was set, and didn't wake the waiters
-                self.dispatcher.bell.ring()
+                self.dispatcher.notifier.notify()
 
-    def wake(self, source: Source) -> None:
-        """Record that a source has messages to read, and enter the ready queue unless the session is blocked."""
-        if self.ended is not None:  # and the source is not closed yet
+    def wake(self, cursor: SessionCursor) -> None:
+        """Record that a cursor has messages to read, and enter the ready queue unless the session is blocked."""
+        if self.ended is not None:  # and the cursor is not closed yet
             return
-        self._behind[source] = None
-        if not (self._stalled or (self._blocked and source.limited)):
+        self._behind[cursor] = None
+        if not (self._stalled or (self._blocked and cursor.needs_packet_id)):
             self._become_ready()
 
     def _become_ready(self) -> None:
@@ -834,24 +833,24 @@ class Session:
             self._held = True
             self.dispatcher.idle_locked(self)
             if self._noted:  # perhaps by a thread that ended the hold, but read `_held` before it was set
-                self.dispatcher.bell.ring()
+                self.dispatcher.notifier.notify()
 
-    def forget(self, source: Source) -> None:
-        """Stop reading a source."""
-        self._behind.pop(source, None)
-        self._unread = tuple(unread for unread in self._unread if unread is not source)
+    def forget(self, cursor: SessionCursor) -> None:
+        """Stop reading a cursor."""
+        self._behind.pop(cursor, None)
+        self._unread = tuple(unread for unread in self._unread if unread is not cursor)
         if self.overlapping is not None:
-            self.overlapping.forget(source)
+            self.overlapping.forget(cursor)
 
-    def merge_overlapping(self, source: FeedSource) -> None:
+    def merge_overlapping(self, cursor: FilterCursor) -> None:
         """Read a new subscription together with overlapping ones, if the session delivers each message once."""
         if self.overlapping is not None:
-            for joined in self.overlapping.consider(source):
+            for joined in self.overlapping.consider(cursor):
                 self.forget(joined)
 
     def deliver_once(self) -> None:
         """Deliver a message that matches several subscriptions once. Must be called before any subscription exists."""
-        self.overlapping = OverlappingSources(self.dispatcher, self.wake)
+        self.overlapping = OverlappingCursors(self.dispatcher, self.wake)
 
     def waits_for(self) -> str:
         """Return what the session waits for, as in `SessionStatus.waits_for`. Needs no lock."""
@@ -861,7 +860,7 @@ class Session:
             return "resume" if self.paused_since is not None else "permission"
         if self._blocked:
             return "acknowledgements"
-        return "delivery" if self._behind or self._outbox.packets or self.window.resend else "nothing"
+        return "delivery" if self._behind or self._outbox.packets or self.in_flight.resend else "nothing"
 
     # --- events ---
 
@@ -886,8 +885,8 @@ class Session:
         if not self._noted:
             self._noted = True  # before `hear`, after which the dispatcher may call `noticed` at once
             self.dispatcher.hear(self)
-        if self._blocked or self._held or self.window.received:  # after `_noted` is set; see `ask`
-            self.dispatcher.bell.ring()
+        if self._blocked or self._held or self.in_flight.received:  # after `_noted` is set; see `ask`
+            self.dispatcher.notifier.notify()
 
     def noticed(self) -> None:
         """Handle the events since the last call: acknowledgements, the end of a pause, a new answer of ``allow``."""
@@ -898,7 +897,7 @@ class Session:
         if self._held and self.held_since is None:
             self._held = False
             self.ask()
-        if self._blocked or self.window.received:
+        if self._blocked or self.in_flight.received:
             self._blocked = False
             self.stuck_since = None
             self._become_ready()
@@ -922,9 +921,9 @@ class Session:
         self.dispatcher.forget_locked(self)
         self.resuming = None
         uncount = None if self.stored else self._filters.remove  # stored sessions are counted until they end
-        sources = [*self.sources.values(), *self.retained.values()]
-        self.dispatcher.close_locked(closing(sources, uncount), len(sources))
-        self.sources.clear()
+        cursors = [*self.cursors.values(), *self.retained.values()]
+        self.dispatcher.close_locked(closing(cursors, uncount), len(cursors))
+        self.cursors.clear()
         self.retained.clear()
         self.overlapping = None
         self._behind.clear()
@@ -941,13 +940,13 @@ class Session:
         return None if self.ended is None else kind(f"session {self.client_id!r} is over: {self.ended.value}")
 
 
-def status_of(source: FeedSource | SharedSource) -> SessionSubscription:
+def status_of(cursor: FilterCursor | SharedCursor) -> SessionSubscription:
     """Return the description of a subscription."""
     return SessionSubscription(
-        topic_filter=source.topic_filter.text,
-        options=source.options,
-        places=tuple(source.places),
-        dropped=source.dropped,
+        topic_filter=cursor.topic_filter.text,
+        options=cursor.options,
+        places=tuple(cursor.places),
+        dropped=cursor.dropped,
     )
 
 

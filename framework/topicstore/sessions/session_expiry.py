@@ -19,7 +19,7 @@ from topicstore.runtime.closing import do_all, raise_all
 
 from .records import EXPIRY, NEVER, Timer, is_durable
 from .registry import SessionRegistry
-from .session_store import Found, encode_session
+from .session_store import StoredSession, encode_session
 from .shared_filters import read_filter
 from .wills import Wills, disconnected
 
@@ -87,7 +87,7 @@ class Timers:
         """By shard, the timer after which the next call of `run` begins; None: with the earliest."""
         self._checkpoint_due: int | None = None
         self._closing = False
-        """Whether sources of ended sessions are left to close."""
+        """Whether cursors of ended sessions are left to close."""
 
     def tick(self, now: int, end_silent: Callable[[int, float], object]) -> float:
         """Do all work that is due at ``now``; return the number of seconds after which to call again.
@@ -113,7 +113,7 @@ class Timers:
 
     def _pause(self, now: int) -> float:
         longest = round(self._pace.longest_pause * 1e6)
-        times = (*self._next_timer, self._checkpoint_due, self._registry.silences.next_time())
+        times = (*self._next_timer, self._checkpoint_due, self._registry.keep_alive.next_time())
         waiting = [due for due in times if due is not None]
         waiting += [now] if self._closing else []
         waiting += [left.due for left in self._left_open if left is not None]
@@ -184,7 +184,7 @@ class Timers:
         elif found is not None and found.record.connected:
             writes += self.lose(found, now)
 
-    def lose(self, found: Found, now: int) -> Sequence[StateWrite]:
+    def lose(self, found: StoredSession, now: int) -> Sequence[StateWrite]:
         """Return the writes that end the connection of a session without an open object as lost."""
         record = disconnected(found.record, now, found.record.expiry_interval, will=True)
         after = encode_session(found.client_id, record)
@@ -193,7 +193,7 @@ class Timers:
 
     # --- stored timers ---
 
-    def expect(self, found: Found) -> None:
+    def expect(self, found: StoredSession) -> None:
         """Schedule the timers of a session that was stored."""
         shard = self._states.shard_of(found.client_id)
         for due in (found.record.expires, found.record.will_due):
@@ -256,7 +256,7 @@ class Timers:
         else:
             self._wills.publish(found)
 
-    def remove(self, found: Found) -> None:
+    def remove(self, found: StoredSession) -> None:
         """End a session: publish a pending will, and remove its records, unless it was opened meanwhile."""
         if found.record.will_due != NEVER or (found.record.connected and found.record.will_delay != NEVER):
             found = self._wills.publish(found)

@@ -21,7 +21,7 @@ from topicstore.contract.state import StateWrite
 from topicstore.shard.state import FrameworkWrite, ShardState
 from topicstore.storage.keyed_messages import state_key
 
-from .in_flight import InflightWindow
+from .in_flight import InFlight
 from .locks import Around
 from .model import SessionInfo
 from .records import (
@@ -46,7 +46,7 @@ from .records import (
     timer_of,
 )
 
-__all__ = ["Found", "SessionState", "StoredBounds", "StoredCounts", "encode_session", "will_key"]
+__all__ = ["SessionState", "StoredBounds", "StoredCounts", "StoredSession", "encode_session", "will_key"]
 
 _CHUNK = 1_000
 """Number of keys removed in one write."""
@@ -58,7 +58,7 @@ left to send."""
 
 
 @attrs.frozen
-class Found:
+class StoredSession:
     """A session as it was read: its record, and the stored bytes that later writes compare (compare-and-set)."""
 
     client_id: str
@@ -72,12 +72,12 @@ class Found:
         return FrameworkWrite(key, self.stored, expect=self.stored)
 
 
-def encode_session(client_id: str, record: SessionRecord) -> Found:
+def encode_session(client_id: str, record: SessionRecord) -> StoredSession:
     """Return a session with its record in stored form."""
     keys = Keys(client_id)
     if keys.name is not None:
         record = msgspec.structs.replace(record, version=NAMED)
-    return Found(client_id, add_checksum(keys.session, msgspec.msgpack.encode(record)), record)
+    return StoredSession(client_id, add_checksum(keys.session, msgspec.msgpack.encode(record)), record)
 
 
 def _check(_instance: StoredBounds, attribute: attrs.Attribute[int | None], value: int | None) -> None:
@@ -155,16 +155,16 @@ class SessionState:
 
     # --- reading ---
 
-    def find(self, client_id: str) -> Found | None:
+    def find(self, client_id: str) -> StoredSession | None:
         """Return the session of a client, or None."""
         return self.find_all([client_id])[0]
 
-    def find_all(self, client_ids: Sequence[str]) -> list[Found | None]:
+    def find_all(self, client_ids: Sequence[str]) -> list[StoredSession | None]:
         """Return the session of each client, or None."""
         return [
             None
             if stored is None
-            else Found(client_id, stored, decode(self.keys_of(client_id).session, stored, SessionRecord))
+            else StoredSession(client_id, stored, decode(self.keys_of(client_id).session, stored, SessionRecord))
             for client_id, stored in zip(client_ids, self._stored(client_ids), strict=True)
         ]
 
@@ -178,7 +178,7 @@ class SessionState:
             stored.update(zip(some, self.states[shard].get_many(list(some.values())), strict=True))
         return [stored[client_id] for client_id in client_ids]
 
-    def info(self, found: Found, wall: Callable[[int], int]) -> SessionInfo:
+    def info(self, found: StoredSession, wall: Callable[[int], int]) -> SessionInfo:
         """Return a session's information. ``wall`` converts a time of the sessions' clock to the wall clock."""
         record, client_id = found.record, found.client_id
         subscriptions = [subscription for _, subscription in self.subscriptions(client_id)]
@@ -189,8 +189,8 @@ class SessionState:
             expiry_interval=None if record.expiry_interval == NEVER else record.expiry_interval / 1e6,
             expires=None if record.expires == NEVER else wall(record.expires),
             will_due=None if record.will_due == NEVER else wall(record.will_due),
-            subscriptions=tuple((one.topic_filter, one.eras[-1].options) for one in subscriptions),
-            in_flight=len(self.window(client_id)),
+            subscriptions=tuple((one.topic_filter, one.periods[-1].options) for one in subscriptions),
+            in_flight=len(self.in_flight(client_id)),
             awaiting_pubrel=len(self.incoming(client_id)),
         )
 
@@ -258,15 +258,15 @@ class SessionState:
             for number, record in records.items()
         }
 
-    def window(self, client_id: str) -> InflightWindow:
+    def in_flight(self, client_id: str) -> InFlight:
         """Return the messages that a session has in flight, all of them to be sent again."""
-        window = InflightWindow(self.keys_of(client_id))
-        window.load(self.flights(client_id), self._of(client_id, "released"))
-        return window
+        in_flight = InFlight(self.keys_of(client_id))
+        in_flight.load(self.batches(client_id), self._of(client_id, "released"))
+        return in_flight
 
-    def flights(self, client_id: str) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the stored keys and values of a session's flights."""
-        return self._of(client_id, "flights")
+    def batches(self, client_id: str) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the stored keys and values of a session's in-flight batches."""
+        return self._of(client_id, "batches")
 
     def incoming(self, client_id: str) -> set[int]:
         """Return the packet ids of incoming QoS 2 messages that wait for their PUBREL."""
@@ -289,13 +289,13 @@ class SessionState:
         """Commit writes to the shard of a client together."""
         self.write(self.shard_of(client_id), writes)
 
-    def all_current(self, found: Sequence[Found]) -> list[bool]:
+    def all_current(self, found: Sequence[StoredSession]) -> list[bool]:
         """Return, for each session, whether its stored record is still the same."""
         now = self._stored([one.client_id for one in found])
         return [one.stored == stored for one, stored in zip(found, now, strict=True)]
 
     @staticmethod
-    def change(client_id: str, before: Found | None, after: Found) -> list[StateWrite]:
+    def change(client_id: str, before: StoredSession | None, after: StoredSession) -> list[StateWrite]:
         """Return the writes that replace a session's record, its timers, and the key that marks it as open."""
         keys = Keys(client_id)
         writes: list[StateWrite] = [
@@ -314,7 +314,7 @@ class SessionState:
         writes += [put(key, (VERSION,)) for key in new - old]
         return writes
 
-    def remove(self, found: Found) -> bool:
+    def remove(self, found: StoredSession) -> bool:
         """Remove a session with all its records; return False if it has changed since it was read.
 
         Takes several writes if there are many records. A crash between them leaves a record with ``ending`` set and

@@ -13,7 +13,7 @@ from topicstore.contract.arguments import KEEP, Keep, seconds
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.model import Message
-from topicstore.pubsub.notifier import ListeningCall
+from topicstore.pubsub.notifier import CallWaiter
 from topicstore.pubsub.publish import Publisher
 from topicstore.runtime.closing import close_all
 from topicstore.storage.counting.lag import Lag
@@ -272,7 +272,7 @@ class Sessions:
         and not raise, like ``loop.call_soon_threadsafe``. Afterwards `wait(0)` returns whether there are packets.
         """
         self._dispatcher.check_open()
-        return ListeningCall(self._dispatcher.bell, call)
+        return CallWaiter(self._dispatcher.notifier, call)
 
     # --- committing ---
 

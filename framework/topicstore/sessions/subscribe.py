@@ -17,15 +17,15 @@ from topicstore.contract.topics import TopicFilter
 from topicstore.runtime.closing import do_all
 from topicstore.shard.state import FrameworkWrite
 
-from .cursors import FeedSource
+from .cursors import FilterCursor
 from .model import Start, SubscribeOptions, SubscribeResult, places_of, reached
 from .qos2 import Refused, check_sessions
-from .records import VERSION, Era, SubscriptionRecord, put_all
+from .records import VERSION, OptionsPeriod, SubscriptionRecord, put_all
 from .registry import SessionRegistry
-from .retained_cursor import RetainedSource
+from .retained_cursor import RetainedCursor
 from .session import Session
 from .session_store import encode_session
-from .shared.cursor import SharedSource
+from .shared.cursor import SharedCursor
 from .shared_filters import is_shared, read_filter
 
 __all__ = [
@@ -45,17 +45,20 @@ def store(registry: SessionRegistry, session: Session) -> None:
     """
     if session.stored:
         return
-    found = encode_session(session.client_id, session.found.record)
-    writes: list[StateWrite] = [*registry.states.change(session.client_id, None, found), *session.window.everything()]
-    for source in session.sources.values():
-        writes += source.everything()
+    found = encode_session(session.client_id, session.stored_session.record)
+    writes: list[StateWrite] = [
+        *registry.states.change(session.client_id, None, found),
+        *session.in_flight.everything(),
+    ]
+    for cursor in session.cursors.values():
+        writes += cursor.everything()
     for sending in session.retained.values():
         writes += sending.everything()
     writes += put_all(list(map(session.keys.incoming, list(session.incoming))), (VERSION,))
     registry.states.write_for(session.client_id, writes)
     registry.states.counts.add(found.record.user, 1)
-    session.found, session.guard = found, found.guard
-    session.window.stored = True
+    session.stored_session, session.guard = found, found.guard
+    session.in_flight.stored = True
 
 
 _READ = 20
@@ -212,10 +215,10 @@ def _prepare(
     *,
     any_retained: bool,
 ) -> _Change:
-    known = session.sources.get(topic_filter.text)
+    known = session.cursors.get(topic_filter.text)
     if is_shared(topic_filter.text):
         return _share(registry, session, topic_filter.text, options, start)
-    if isinstance(known, FeedSource):
+    if isinstance(known, FilterCursor):
         return _change(registry, session, known, options, start, retained=any_retained and options.retain_handling == 0)
     retained = any_retained and options.retain_handling < 2
     return _add(registry, session, topic_filter, options, start, retained=retained)
@@ -233,14 +236,14 @@ def unsubscribe_rows(
     def locked() -> list[bool | TopicstoreError]:
         check_sessions(registry, sessions, refused, partial=partial)
         outcome: dict[int, bool | TopicstoreError] = {**refused}
-        ending: dict[Session, dict[str, FeedSource | SharedSource]] = {}
+        ending: dict[Session, dict[str, FilterCursor | SharedCursor]] = {}
         for row, (session, topic_filter) in enumerate(zip(sessions, filters, strict=True)):
             if row not in refused:
                 resume(session)
-                source = session.sources.get(topic_filter)
-                outcome[row] = source is not None and topic_filter not in ending.get(session, ())
-                if source is not None:
-                    ending.setdefault(session, {})[topic_filter] = source
+                cursor = session.cursors.get(topic_filter)
+                outcome[row] = cursor is not None and topic_filter not in ending.get(session, ())
+                if cursor is not None:
+                    ending.setdefault(session, {})[topic_filter] = cursor
         errors = _end(registry, ending)
         for failure in () if partial else errors.values():
             raise failure
@@ -251,42 +254,44 @@ def unsubscribe_rows(
 
 
 def _end(
-    registry: SessionRegistry, ending: Mapping[Session, Mapping[str, FeedSource | SharedSource]]
+    registry: SessionRegistry, ending: Mapping[Session, Mapping[str, FilterCursor | SharedCursor]]
 ) -> dict[Session, TopicstoreError]:
     """End subscriptions, by session and filter; return the errors of the sessions whose subscriptions all remain."""
     writes: dict[Session, list[StateWrite]] = {}
     errors: dict[Session, TopicstoreError] = {}
-    for session, sources in ending.items():
+    for session, cursors in ending.items():
         keys = session.keys
         try:
-            for source in sources.values():
-                if isinstance(source, SharedSource):
-                    source.group.save()  # the group takes over the member's places, which are removed below
+            for cursor in cursors.values():
+                if isinstance(cursor, SharedCursor):
+                    cursor.group.save()  # the group takes over the member's places, which are removed below
         except TopicstoreError as failure:
             errors[session] = failure
         else:
             kinds = (keys.subscription, keys.place, keys.retained, keys.leases)
-            gone = [FrameworkWrite(key(source.number), None) for source in sources.values() for key in kinds]
+            gone = [FrameworkWrite(key(cursor.number), None) for cursor in cursors.values() for key in kinds]
             writes[session] = [session.guard, *gone]
     errors |= registry.commits.together(writes)
-    for session, sources in ending.items():
-        for topic_filter, source in () if session in errors else sources.items():
-            _forget(registry, session, topic_filter, source)
+    for session, cursors in ending.items():
+        for topic_filter, cursor in () if session in errors else cursors.items():
+            _forget(registry, session, topic_filter, cursor)
     return errors
 
 
-def _forget(registry: SessionRegistry, session: Session, topic_filter: str, source: FeedSource | SharedSource) -> None:
+def _forget(
+    registry: SessionRegistry, session: Session, topic_filter: str, cursor: FilterCursor | SharedCursor
+) -> None:
     """Stop reading a subscription, after its end was committed."""
-    session.sources.pop(topic_filter)
-    for gone in (source, session.retained.pop(source.number, None)):
+    session.cursors.pop(topic_filter)
+    for gone in (cursor, session.retained.pop(cursor.number, None)):
         if gone is not None:
             session.forget(gone)
             gone.close()
-    if isinstance(source, SharedSource):
-        registry.groups.leave(source.group, session.client_id)
-        registry.filters.remove(source.group.filter.topic_filter)
-    elif source.limited:
-        registry.filters.remove(source.topic_filter)
+    if isinstance(cursor, SharedCursor):
+        registry.groups.leave(cursor.group, session.client_id)
+        registry.filters.remove(cursor.group.filter.topic_filter)
+    elif cursor.needs_packet_id:
+        registry.filters.remove(cursor.topic_filter)
 
 
 def _add(
@@ -299,23 +304,23 @@ def _add(
     retained: bool,
 ) -> _Change:
     places = _places(registry, start)
-    source = _source(registry, session, session.numbers, topic_filter, (Era(options),))
+    cursor = _cursor(registry, session, session.numbers, topic_filter, (OptionsPeriod(options),))
     session.numbers += 1
 
     def undo() -> None:
-        session.forget(source)
-        source.close()
+        session.forget(cursor)
+        cursor.close()
 
     def added() -> None:
-        session.sources[topic_filter.text] = source
-        session.merge_overlapping(source)
-        if source.limited:
+        session.cursors[topic_filter.text] = cursor
+        session.merge_overlapping(cursor)
+        if cursor.needs_packet_id:
             registry.filters.add(topic_filter)
 
     try:
-        source.start(places)
+        cursor.start(places)
         replays = start is not None
-        return _stored(registry, session, source, added, undo, created=True, retained=retained, replays=replays)
+        return _stored(registry, session, cursor, added, undo, created=True, retained=retained, replays=replays)
     except BaseException:
         undo()
         raise
@@ -324,32 +329,32 @@ def _add(
 def _change(
     registry: SessionRegistry,
     session: Session,
-    source: FeedSource,
+    cursor: FilterCursor,
     options: SubscribeOptions,
     start: Start,
     *,
     retained: bool,
 ) -> _Change:
-    eras, was_limited = source.eras, source.limited
+    periods, needed_packet_id = cursor.periods, cursor.needs_packet_id
     marks = registry.dispatcher.hub.watermarks()
     if start is not None:
-        source.restart(options, places_of(start, marks, registry.dispatcher.hub, registry.instant))
-    elif options != source.options:
-        source.change(options, marks)
+        cursor.restart(options, places_of(start, marks, registry.dispatcher.hub, registry.instant))
+    elif options != cursor.options:
+        cursor.change(options, marks)
 
     def undo() -> None:
-        if session.ended is None:  # the sources of an ended session are closed
-            source.undo(eras)
+        if session.ended is None:  # the cursors of an ended session are closed
+            cursor.undo(periods)
 
     def changed() -> None:
-        if source.limited and not was_limited:
-            registry.filters.add(source.topic_filter)
-        elif was_limited and not source.limited:
-            registry.filters.remove(source.topic_filter)
+        if cursor.needs_packet_id and not needed_packet_id:
+            registry.filters.add(cursor.topic_filter)
+        elif needed_packet_id and not cursor.needs_packet_id:
+            registry.filters.remove(cursor.topic_filter)
 
     try:
         replays = start is not None
-        return _stored(registry, session, source, changed, undo, created=False, retained=retained, replays=replays)
+        return _stored(registry, session, cursor, changed, undo, created=False, retained=retained, replays=replays)
     except BaseException:
         undo()
         raise
@@ -359,21 +364,21 @@ def _share(registry: SessionRegistry, session: Session, text: str, options: Subs
     """Join a shared subscription, or change this member's options."""
     if options.no_local:
         raise InvalidArgumentError("a shared subscription can't have no_local [MQTT-3.8.3-4]")
-    known = session.sources.get(text)
-    if isinstance(known, SharedSource):
+    known = session.cursors.get(text)
+    if isinstance(known, SharedCursor):
         before = known.options
         known.change(options)
         return _Change(False, known.everything(), _nothing, partial(known.change, before))
     groups, places = registry.groups, _places(registry, start)
-    source = groups.join(session.keys, session.numbers, text, options, places, session.wake)
+    cursor = groups.join(session.keys, session.numbers, text, options, places, session.wake)
     session.numbers += 1
 
     def joined() -> None:
-        session.sources[text] = source
-        registry.filters.add(source.group.filter.topic_filter)
-        source.group.attach(source)
+        session.cursors[text] = cursor
+        registry.filters.add(cursor.group.filter.topic_filter)
+        cursor.group.attach(cursor)
 
-    return _Change(True, source.everything(), joined, partial(groups.leave, source.group, session.client_id))
+    return _Change(True, cursor.everything(), joined, partial(groups.leave, cursor.group, session.client_id))
 
 
 def _nothing() -> None:
@@ -388,7 +393,7 @@ def _places(registry: SessionRegistry, start: Start) -> list[int]:
 def _stored(
     registry: SessionRegistry,
     session: Session,
-    source: FeedSource,
+    cursor: FilterCursor,
     done: Callable[[], object],
     undo: Callable[[], object],
     *,
@@ -401,20 +406,20 @@ def _stored(
     ``replays``: whether the subscription begins in the past.
     """
     sending = None
-    if retained and registry.mutex.released(lambda: registry.retained.may_match(source.topic_filter)):
-        sending = RetainedSource(session.keys, source, registry.retained, replays=replays)
+    if retained and registry.mutex.released(lambda: registry.retained.may_match(cursor.topic_filter)):
+        sending = RetainedCursor(session.keys, cursor, registry.retained, replays=replays)
 
     def stored() -> None:
-        source.settled()
+        cursor.settled()
         if sending is not None:
             _send(session, sending)
         done()
 
-    writes = [*source.everything(), *(() if sending is None else sending.everything())] if session.stored else []
+    writes = [*cursor.everything(), *(() if sending is None else sending.everything())] if session.stored else []
     return _Change(created, writes, stored, undo)
 
 
-def _send(session: Session, sending: RetainedSource) -> None:
+def _send(session: Session, sending: RetainedCursor) -> None:
     """Start sending retained messages, replacing an unfinished sending of the same subscription."""
     session.forget(session.retained.get(sending.number, sending))
     session.retained[sending.number] = sending
@@ -494,24 +499,28 @@ def _load(
 
     marks, ends: by shard, the watermark and the last position when loading began.
     """
-    text, options = record.topic_filter, record.eras[-1].options
+    text, options = record.topic_filter, record.periods[-1].options
     if is_shared(text):
         shared = registry.groups.join(session.keys, number, text, options, marks, session.wake)
-        session.sources[text] = shared
+        session.cursors[text] = shared
         shared.group.attach(shared)
     else:
-        source = _source(registry, session, number, TopicFilter(text), record.eras)
-        begun = marks if place is None or not source.limited else place
-        source.start(reached(begun, ends))
-        source.settled()
-        session.sources[text] = source
-        session.merge_overlapping(source)
+        cursor = _cursor(registry, session, number, TopicFilter(text), record.periods)
+        begun = marks if place is None or not cursor.needs_packet_id else place
+        cursor.start(reached(begun, ends))
+        cursor.settled()
+        session.cursors[text] = cursor
+        session.merge_overlapping(cursor)
         if sent is not None:
-            registry.retained.may_match(source.topic_filter)  # raises if retained messages can't be read
-            _send(session, RetainedSource(session.keys, source, registry.retained, replays=True, behind=sent))
+            registry.retained.may_match(cursor.topic_filter)  # raises if retained messages can't be read
+            _send(session, RetainedCursor(session.keys, cursor, registry.retained, replays=True, behind=sent))
 
 
-def _source(
-    registry: SessionRegistry, session: Session, number: int, topic_filter: TopicFilter, eras: tuple[Era, ...]
-) -> FeedSource:
-    return FeedSource(registry.dispatcher, session.keys, number, topic_filter, eras, session.wake)
+def _cursor(
+    registry: SessionRegistry,
+    session: Session,
+    number: int,
+    topic_filter: TopicFilter,
+    periods: tuple[OptionsPeriod, ...],
+) -> FilterCursor:
+    return FilterCursor(registry.dispatcher, session.keys, number, topic_filter, periods, session.wake)

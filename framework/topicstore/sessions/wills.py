@@ -18,7 +18,7 @@ from topicstore.storage.keyed_messages import message_under, store_under
 
 from .records import NEVER, Keys, SessionRecord
 from .registry import SessionRegistry
-from .session_store import Found, encode_session, will_key
+from .session_store import StoredSession, encode_session, will_key
 
 __all__ = ["Wills", "disconnected"]
 
@@ -40,7 +40,7 @@ class Wills:
             self._registry.publisher.storage(), messages, keys, shards=[shard] * len(wills), state={shard: writes}
         )
 
-    def publish(self, found: Found) -> Found:
+    def publish(self, found: StoredSession) -> StoredSession:
         """Publish the will of a session, and update its record in the same write; return the changed session."""
         client_id, shard = found.client_id, self._registry.states.shard_of(found.client_id)
         after = encode_session(client_id, msgspec.structs.replace(found.record, will_due=NEVER, will_delay=NEVER))

@@ -1,4 +1,4 @@
-"""`SharedSource`: the source of the messages of a shared subscription that are assigned to one member."""
+"""`SharedCursor`: the cursor of the messages of a shared subscription that are assigned to one member."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.message_expiry import left_of
 from topicstore.pubsub.read_cache import ReadSlice
-from topicstore.sessions.cursors import Source
-from topicstore.sessions.delivery_batch import Portion, only, portion_at
+from topicstore.sessions.cursors import SessionCursor
+from topicstore.sessions.delivery_batch import SelectedMessages, only, selected_at
 from topicstore.sessions.model import SubscribeOptions
-from topicstore.sessions.records import VERSION, Era, Keys, SubscriptionRecord, put
+from topicstore.sessions.records import VERSION, Keys, OptionsPeriod, SubscriptionRecord, put
 
-from .group import ABOVE_ALL, ROWS, Group, Loan, Slices, pack_places, slices_of_locked
+from .group import ABOVE_ALL, ROWS, Assignment, Group, Partitions, pack_places, partitions_of_locked
 from .records import LeaseRecord, returned
 
-__all__ = ["SharedSource"]
+__all__ = ["SharedCursor"]
 
 
-class SharedSource(Source):
-    """A member of a group: the messages of the slices leased to it, and messages returned to the group.
+class SharedCursor(SessionCursor):
+    """A member of a group: the messages of the partitions assigned to it, and messages returned to the group.
 
-    The group leases and revokes slices between two calls of a session. All of the group's messages are stored, so the
-    member reads from the streams also at QoS 0.
+    The group assigns and revokes partitions between two calls of a session. All of the group's messages are stored, so
+    the member reads from the streams also at QoS 0.
     """
 
     __slots__ = (
+        "_assignments_fail",
         "_behind",
         "_failing",
         "_keys",
-        "_lent",
-        "_loans_fail",
+        "_last_assignment",
         "_moved",
         "_ready",
         "_refused",
+        "assignments",
         "drafting",
         "group",
-        "limited",
-        "loans",
         "mine",
+        "needs_packet_id",
         "number",
         "options",
         "slow",
@@ -57,7 +57,7 @@ class SharedSource(Source):
     """Always 0, because all of the group's messages are stored."""
 
     def __init__(
-        self, group: Group, keys: Keys, number: int, options: SubscribeOptions, ready: Callable[[Source], None]
+        self, group: Group, keys: Keys, number: int, options: SubscribeOptions, ready: Callable[[SessionCursor], None]
     ) -> None:
         self.group = group
         self._keys = keys
@@ -65,30 +65,30 @@ class SharedSource(Source):
         self.number = number
         self.topic_filter = TopicFilter(group.filter.text)
         self.change(options)
-        self.mine: Slices = np.zeros(group.places.shape, np.bool_)
-        """By shard, the slices leased to this member. Changed by the group."""
-        self.loans: list[Loan] = []
+        self.mine: Partitions = np.zeros(group.places.shape, np.bool_)
+        """By shard, the partitions assigned to this member. Changed by the group."""
+        self.assignments: list[Assignment] = []
         """The returned messages that this member delivers. Changed by the group."""
         self.slow = False
-        """Whether the window has been full for long, so that other members get the slices."""
+        """Whether the window has been full for long, so that other members get the partitions."""
         self.drafting = False
-        """Whether there is an uncommitted draft, so that no slice can be revoked."""
+        """Whether there is an uncommitted draft, so that no partition can be revoked."""
         self._behind: dict[int, None] = {}
         """The shards that may have messages to read."""
         self._failing: dict[int, None] = {}
         """The shards that could not be read."""
-        self._loans_fail = False
+        self._assignments_fail = False
         """Whether returned messages could not be read; then newer messages wait for them."""
         self._moved = False
-        self._lent: tuple[Loan, int] | None = None
-        """The loan of the last read, and its place before; None if the last read was from the streams."""
+        self._last_assignment: tuple[Assignment, int] | None = None
+        """The assignment of the last read, and its place before; None if the last read was from the streams."""
         self._refused: list[tuple[int, Positions]] = []
         """Shards and positions of messages of the streams that ``allow`` refused, until they are committed."""
 
     def change(self, options: SubscribeOptions) -> None:
         """Change the options by which messages are delivered from now on."""
         self.options = options
-        self.limited = options.qos > 0
+        self.needs_packet_id = options.qos > 0
 
     # --- as `Member` ---
 
@@ -102,33 +102,33 @@ class SharedSource(Source):
         self._behind[shard] = None
         self._ready(self)
 
-    def lend(self, loan: Loan) -> None:
+    def assign(self, assignment: Assignment) -> None:
         """Deliver messages that were returned to the group."""
-        self.loans.append(loan)
+        self.assignments.append(assignment)
         self._ready(self)
 
     def forget(self, shard: int) -> None:
-        """Stop reading a shard, of which no slice is left."""
+        """Stop reading a shard, of which no partition is left."""
         self._behind.pop(shard, None)
         self._failing.pop(shard, None)
 
     # --- reading ---
 
-    def read(self, limit: int, now: int) -> Portion | None:
+    def read(self, limit: int, now: int) -> SelectedMessages | None:
         """Return at most ``limit`` of the next messages; None if there are none now."""
-        if self._loans_fail:
+        if self._assignments_fail:
             return None
-        for loan in self.loans:
-            if loan.place < loan.last:
-                return self._read_loan(loan, limit, now)
+        for assignment in self.assignments:
+            if assignment.place < assignment.last:
+                return self._read_assignment(assignment, limit, now)
         for shard in self._behind:
             return self._read(shard, limit, now)
         return None
 
-    def _read(self, shard: int, limit: int, now: int) -> Portion:
-        """Read a shard after the lowest place of this member's slices."""
+    def _read(self, shard: int, limit: int, now: int) -> SelectedMessages:
+        """Read a shard after the lowest place of this member's partitions."""
         group = self.group
-        self._lent = None
+        self._last_assignment = None
         places = group.places[shard]
         del self._behind[shard]
         try:
@@ -148,30 +148,33 @@ class SharedSource(Source):
             self._behind[shard] = None  # after the other shards
         else:
             group.rest(self, shard)
-        portion = portion_at(read_slice.whole, rows, self.topic_filter.text, shard, self.options, now)
-        self.drafting |= len(portion) > 0
-        return portion
+        selected = selected_at(read_slice.whole, rows, self.topic_filter.text, shard, self.options, now)
+        self.drafting |= len(selected) > 0
+        return selected
 
     def _rows(self, read_slice: ReadSlice, shard: int, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-        """Return the rows of the read batch that are in this member's slices, and after their places."""
+        """Return the rows of the read batch that are in this member's partitions, and after their places."""
         if not len(read_slice):
             return np.empty(0, np.intp)
         behind = np.where(self.mine[shard], places, ABOVE_ALL)
-        own = read_slice.whole.positions[read_slice.rows] > behind[slices_of_locked(read_slice.whole)[read_slice.rows]]
+        own = (
+            read_slice.whole.positions[read_slice.rows]
+            > behind[partitions_of_locked(read_slice.whole)[read_slice.rows]]
+        )
         rows: npt.NDArray[np.intp] = np.flatnonzero(own) + read_slice.rows.start
         return rows
 
-    def _read_loan(self, loan: Loan, limit: int, now: int) -> Portion:
-        """Read messages of a loan; messages that were deleted or have expired are left out."""
-        before = loan.place
-        positions = loan.behind(before)[:limit]
+    def _read_assignment(self, assignment: Assignment, limit: int, now: int) -> SelectedMessages:
+        """Read messages of an assignment; messages that were deleted or have expired are left out."""
+        before = assignment.place
+        positions = assignment.behind(before)[:limit]
         try:
-            found = self.group.feed.fetch(loan.shard, positions.tolist())
+            found = self.group.feed.fetch(assignment.shard, positions.tolist())
         except TopicstoreError:
-            self._loans_fail = True
+            self._assignments_fail = True
             raise
-        loan.place = int(positions[-1])
-        self._lent = loan, before
+        assignment.place = int(positions[-1])
+        self._last_assignment = assignment, before
         self._moved = True
         kept, messages, expiry = [], [], []
         for position, message in sorted(found.items()):
@@ -181,12 +184,12 @@ class SharedSource(Source):
                 messages.append(message)
                 expiry.append(left)
         self.drafting |= bool(kept)
-        if not kept and loan.settled == before:
-            loan.settled = loan.place  # no message was handed out in between
+        if not kept and assignment.settled == before:
+            assignment.settled = assignment.place  # no message was handed out in between
         options = self.options
-        return Portion(
+        return SelectedMessages(
             self.topic_filter.text,
-            loan.shard,
+            assignment.shard,
             options,
             messages,
             [min(message.qos, options.qos) for message in messages],
@@ -196,26 +199,26 @@ class SharedSource(Source):
             expiry,
         )
 
-    def permitted(self, portion: Portion, answers: Sequence[bool]) -> Portion:
-        """Return the portion that was read last, with only the messages that ``answers`` allows.
+    def permitted(self, selected: SelectedMessages, answers: Sequence[bool]) -> SelectedMessages:
+        """Return the messages that were read last, with only those that ``answers`` allows.
 
-        Refused messages go back to the group, for another member: messages of the streams when the portion is
-        committed; messages of a loan at once, and the rest of the loan is read again.
+        Refused messages go back to the group, for another member: messages of the streams when the selected messages is
+        committed; messages of an assignment at once, and the rest of the assignment is read again.
         """
-        if all(answers) or portion.positions is None:
-            return portion
-        refused = portion.positions[~np.array(answers, np.bool_)]
-        if self._lent is None:
-            self._refused.append((portion.shard, refused))
-            return only(portion, answers)
-        loan, before = self._lent
-        loan.place = before
-        self.group.part(loan, refused, self)
-        return Portion(self.topic_filter.text, portion.shard, self.options, (), 0, None)
+        if all(answers) or selected.positions is None:
+            return selected
+        refused = selected.positions[~np.array(answers, np.bool_)]
+        if self._last_assignment is None:
+            self._refused.append((selected.shard, refused))
+            return only(selected, answers)
+        assignment, before = self._last_assignment
+        assignment.place = before
+        self.group.part(assignment, refused, self)
+        return SelectedMessages(self.topic_filter.text, selected.shard, self.options, (), 0, None)
 
     def try_again(self) -> None:
-        """Read again the shards and loans that failed."""
-        self._loans_fail = False
+        """Read again the shards and assignments that failed."""
+        self._assignments_fail = False
         self._behind.update(self._failing)
         self._failing.clear()
 
@@ -223,7 +226,7 @@ class SharedSource(Source):
 
     def everything(self) -> list[StateWrite]:
         """Return the writes that store the subscription."""
-        record = SubscriptionRecord(VERSION, self.topic_filter.text, (Era(self.options),))
+        record = SubscriptionRecord(VERSION, self.topic_filter.text, (OptionsPeriod(self.options),))
         return [put(self._keys.subscription(self.number), record)]
 
     def writes(self) -> list[StateWrite]:
@@ -231,12 +234,12 @@ class SharedSource(Source):
         if not self._moved:
             return []
         places = pack_places(self.group.places, self.mine)
-        lent = tuple((loan.shard, loan.first, loan.place) for loan in self.loans)
-        handed = [
-            put(self.group.keys.handed_at(shard, int(refused[0])), returned(refused))
+        read_to = tuple((assignment.shard, assignment.first, assignment.place) for assignment in self.assignments)
+        revoked = [
+            put(self.group.keys.revoked_at(shard, int(refused[0])), returned(refused))
             for shard, refused in self._refused
         ]
-        return [put(self._keys.leases(self.number), LeaseRecord(VERSION, places, lent)), *handed]
+        return [put(self._keys.leases(self.number), LeaseRecord(VERSION, places, read_to)), *revoked]
 
     def settled(self) -> None:
         """Make the places final: the messages read since are handed out, and the places are stored."""
@@ -257,14 +260,14 @@ class SharedSource(Source):
             self._ready(self)
 
     def close(self) -> None:
-        """Return all slices and loans to the group."""
+        """Return all partitions and assignments to the group."""
         self.group.detach(self)
 
     # --- inspecting ---
 
     @property
     def places(self) -> list[int]:
-        """By shard, the position up to which this member's messages were read; 0 for a shard without its slices."""
+        """By shard, the position up to which this member's messages were read; 0 for a shard without its partitions."""
         own = np.where(self.mine, self.group.places, ABOVE_ALL).min(axis=1)
         return [0 if place == ABOVE_ALL else int(place) for place in own]
 
@@ -272,7 +275,7 @@ class SharedSource(Source):
     def dropped(self) -> tuple[int, ...]:
         """The generations that were dropped, since this member's last disconnect, before the group had read them."""
         membership = self.group.members.get(self.client_id)
-        return self.group.dropped[membership.told if membership else 0 :]
+        return self.group.dropped[membership.reported if membership else 0 :]
 
     def unread(self) -> list[int]:
         """Return the shards that may have messages to read, including those whose read failed."""

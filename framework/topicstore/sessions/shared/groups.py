@@ -12,17 +12,17 @@ from topicstore.contract.arguments import check_length
 from topicstore.contract.errors import StateConflictError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.pubsub.durable_filters import DurableFilters
-from topicstore.sessions.cursors import Source
-from topicstore.sessions.dispatcher import Channels
-from topicstore.sessions.in_flight import InflightWindow
+from topicstore.sessions.cursors import SessionCursor
+from topicstore.sessions.dispatcher import FilterListeners
+from topicstore.sessions.in_flight import InFlight
 from topicstore.sessions.locks import Around
 from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions, reached
 from topicstore.sessions.records import VERSION, Keys, SubscriptionRecord, decode, put
-from topicstore.sessions.session_store import Found, SessionState, encode_session
+from topicstore.sessions.session_store import SessionState, StoredSession, encode_session
 from topicstore.sessions.shared_filters import is_shared, parse_shared
 from topicstore.shard.state import FrameworkWrite, ShardState
 
-from .cursor import SharedSource
+from .cursor import SharedCursor
 from .group import Group, Member, Membership, raise_places
 from .records import GROUP, GroupKeys, GroupRecord, LeaseRecord, MemberRecord, group_of, returned
 
@@ -32,7 +32,8 @@ __all__ = [
 ]
 
 _MARK = b"$share/"
-"""Bytes that occur in every stored flight of a shared subscription, and possibly in other flights."""
+"""Bytes that occur in every stored in-flight batch of a shared subscription, and possibly in other
+in-flight batches."""
 _SAVE_INTERVAL = 15_000_000
 """Microseconds after which places that moved without deliveries are saved."""
 
@@ -40,13 +41,13 @@ _SAVE_INTERVAL = 15_000_000
 class Groups:
     """The groups (shared subscriptions) of one open database, loaded on demand. Used under the sessions' mutex."""
 
-    def __init__(self, states: SessionState, channels: Channels, filters: DurableFilters) -> None:
+    def __init__(self, states: SessionState, listeners: FilterListeners, filters: DurableFilters) -> None:
         self.slow_after = 5.0
-        """Seconds for which a member's window may be full before its slices go to other members."""
+        """Seconds for which a member's window may be full before its partitions go to other members."""
         self.handover_after: float | None = 60.0
         """Seconds after a disconnect before other members get a member's messages in flight at QoS 1; None: never."""
         self._states = states
-        self._channels = channels
+        self._listeners = listeners
         self._filters = filters
         self._loaded: dict[str, Group] = {}
         self._stale: dict[Group, None] = {}
@@ -65,7 +66,7 @@ class Groups:
         return group
 
     def _new(self, text: str) -> Group:
-        return Group(parse_shared(text), self._channels, self._filters, self._states.states, self._changed)
+        return Group(parse_shared(text), self._listeners, self._filters, self._states.states, self._changed)
 
     def _load(self, text: str) -> Group | None:
         keys = GroupKeys(text)
@@ -80,11 +81,11 @@ class Groups:
             client_id = self._states.client_of(key[len(keys.members) :].decode())
             number = decode(key, value, MemberRecord).number
             if self._is_member(client_id, number, text):
-                group.members[client_id] = Membership(number, self._channels.steady())
+                group.members[client_id] = Membership(number, self._listeners.steady())
                 self._load_lease(group, client_id, number, taken)
             else:
                 group.dismiss(client_id)
-        ends = np.array(self._channels.hub.last_positions(), np.uint64)
+        ends = np.array(self._listeners.hub.last_positions(), np.uint64)
         reached(group.places.max(axis=1).tolist(), ends.tolist())
         group.places[:] = group.settled[:] = np.minimum(group.places, ends[:, None])
         if not group.members:
@@ -126,8 +127,8 @@ class Groups:
         text: str,
         options: SubscribeOptions,
         start: list[int],
-        ready: Callable[[Source], None],
-    ) -> SharedSource:
+        ready: Callable[[SessionCursor], None],
+    ) -> SharedCursor:
         """Make the session of these keys a member, and create the group if there is none.
 
         The member gets messages after `Group.attach`.
@@ -145,7 +146,7 @@ class Groups:
                 group.places[shard] = group.settled[shard] = place
         group.enlist(keys.client_id, number)
         self._loaded[text] = group
-        return SharedSource(group, keys, number, options, ready)
+        return SharedCursor(group, keys, number, options, ready)
 
     def leave(self, group: Group, client_id: str) -> None:
         """Remove a session from its group, after the end of its subscription was stored."""
@@ -168,7 +169,7 @@ class Groups:
 
     # --- sessions that end, or stay disconnected ---
 
-    def ending(self, found: Found, records: Iterable[SubscriptionRecord]) -> Found | None:
+    def ending(self, found: StoredSession, records: Iterable[SubscriptionRecord]) -> StoredSession | None:
         """Take back messages for groups from a session that is about to be removed; return the changed session.
 
         Returns None if the session has changed since it was read. Raises the errors of reading and writing; may be
@@ -176,13 +177,13 @@ class Groups:
         """
         client_id = found.client_id
         shared = {record.topic_filter for record in records if is_shared(record.topic_filter)}
-        window = self._window(client_id)
-        if window is not None:
-            shared |= {flight.topic_filter for flight in window.resend if is_shared(flight.topic_filter)}
+        in_flight = self._in_flight(client_id)
+        if in_flight is not None:
+            shared |= {batch.topic_filter for batch in in_flight.resend if is_shared(batch.topic_filter)}
         groups = {text: group for text in shared if (group := self.find(text)) is not None}
         for group in groups.values():
             group.save()  # the session's own records of places are about to be removed
-        writes = [] if window is None else _handed_back(client_id, window, groups)
+        writes = [] if in_flight is None else _revocations(client_id, in_flight, groups)
         if not writes:
             return found
         ending = encode_session(client_id, msgspec.structs.replace(found.record, ending=True))
@@ -193,7 +194,7 @@ class Groups:
         except StateConflictError:
             return None
         for group in groups.values():
-            group.handed = True
+            group.revoked = True
             self._changed(group)
         return ending
 
@@ -204,22 +205,22 @@ class Groups:
             if group is not None:
                 self.leave(group, client_id)
 
-    def _hand_back(self, group: Group, client_id: str) -> None:
+    def _revoke(self, group: Group, client_id: str) -> None:
         """Take back the messages in flight at QoS 1 of a member that stays disconnected."""
-        found, window, member = self._states.find(client_id), self._window(client_id), group.members[client_id]
-        writes = [] if window is None else _handed_back(client_id, window, (group.filter.text,))
+        found, in_flight, member = self._states.find(client_id), self._in_flight(client_id), group.members[client_id]
+        writes = [] if in_flight is None else _revocations(client_id, in_flight, (group.filter.text,))
         if found is not None and writes:
             group.save()  # so that the member's own places, which would be outdated, can be removed
             places = FrameworkWrite(Keys(client_id).leases(member.number), None)
             self._states.write_for(client_id, [found.guard, places, *writes])
-            group.handed = True
-        member.handed_back = True
+            group.revoked = True
+        member.revoked = True
         self._changed(group)
 
-    def _window(self, client_id: str) -> InflightWindow | None:
+    def _in_flight(self, client_id: str) -> InFlight | None:
         """Return a session's messages in flight, or None if no message is of a shared subscription."""
-        if any(_MARK in value for _, value in self._states.flights(client_id)):
-            return self._states.window(client_id)
+        if any(_MARK in value for _, value in self._states.batches(client_id)):
+            return self._states.in_flight(client_id)
         return None
 
     # --- time ---
@@ -232,15 +233,15 @@ class Groups:
         for group in list(self._loaded.values()):
             group.look_after_slow(now, self.slow_after, stuck_since)
             if group.connected and self.handover_after is not None:
-                self._hand_back_all(group, group.away(now, self.handover_after))
+                self._revoke_all(group, group.away(now, self.handover_after))
         for group in list(self._stale):
             self._changed(group)
         self._save_in_time(now)
 
-    def _hand_back_all(self, group: Group, clients: Iterable[str]) -> None:
+    def _revoke_all(self, group: Group, clients: Iterable[str]) -> None:
         for client_id in clients:
             try:
-                self._hand_back(group, client_id)
+                self._revoke(group, client_id)
             except TopicstoreError:
                 return  # the next tick tries again
 
@@ -270,7 +271,7 @@ class Groups:
             name=group.filter.name,
             topic_filter=group.filter.topic_filter.text,
             members=tuple(_member_info(client_id, connected.get(client_id)) for client_id in sorted(group.members)),
-            returned=sum(len(loan.behind(loan.settled)) for loan in group.loans),
+            returned=sum(len(assignment.behind(assignment.settled)) for assignment in group.assignments),
             dropped=group.dropped,
         )
 
@@ -283,19 +284,19 @@ def _member_info(client_id: str, member: Member | None) -> GroupMember:
     )
 
 
-def _handed_back(client_id: str, window: InflightWindow, texts: Collection[str]) -> list[StateWrite]:
-    """Return the writes that move messages of QoS 1 of these groups from a session to handed-back keys."""
+def _revocations(client_id: str, in_flight: InFlight, texts: Collection[str]) -> list[StateWrite]:
+    """Return the writes that move messages of QoS 1 of these groups from a session to revoked keys."""
     keys = Keys(client_id)
     writes = []
-    for flight in window.resend:
-        waiting = (flight.unsent or {}).values()
-        back = [row for row in waiting if flight.qos_of(row) == 1]
-        if back and flight.topic_filter in texts:
-            kept = flight.rows([row for row in waiting if flight.qos_of(row) != 1])
-            positions = flight.rows(back).positions
-            key = GroupKeys(flight.topic_filter).handed_at(flight.shard, int(positions[0]))
+    for batch in in_flight.resend:
+        waiting = (batch.unsent or {}).values()
+        back = [row for row in waiting if batch.qos_of(row) == 1]
+        if back and batch.topic_filter in texts:
+            kept = batch.rows([row for row in waiting if batch.qos_of(row) != 1])
+            positions = batch.rows(back).positions
+            key = GroupKeys(batch.topic_filter).revoked_at(batch.shard, int(positions[0]))
             writes.append(put(key, returned(positions)))
-            key = keys.flight(flight.number)
+            key = keys.batch(batch.number)
             writes.append(put(key, kept.record()) if kept.ids else FrameworkWrite(key, None))
     return writes
 

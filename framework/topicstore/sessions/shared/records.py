@@ -11,10 +11,10 @@ In the shard that its hash selects (as that of a client id does)::
 In the shard of a member's client id::
 
     "sg" client 00 number:4               its places: `LeaseRecord`; written with its deliveries
-    "gh" group 00 shard:4 position:8      messages that it handed back and its group has not taken: `Returned`
+    "gh" group 00 shard:4 position:8      messages revoked from it that its group has not taken: `Returned`
 
-A message is in at most one record of messages in flight, handed back or returned. So the first position identifies such
-a record. The assignment of topics to slices is part of the format (`topicstore.sessions.shared.group`).
+A message is in at most one record of messages in flight, revoked or returned. So the first position identifies such
+a record. The assignment of topics to partitions is part of the format (`topicstore.sessions.shared.group`).
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ __all__ = [
 GROUP = b"\1gr"
 MEMBER = b"\1gm"
 _RETURNED = b"\1go"
-_HANDED = b"\1gh"
+_REVOKED = b"\1gh"
 
 PackedPlaces = tuple[tuple[tuple[int, int], ...], ...]
-"""By shard, pairs of a bit set of slices (bit i is slice i) and the position up to which they were delivered."""
+"""By shard, pairs of a bit set of partitions (bit i for partition i) and the position of delivery."""
 
 
 class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -55,7 +55,8 @@ class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
 
     version: int
     places: PackedPlaces
-    """The places of all slices. The place of a leased slice is the higher of this one and that in the `LeaseRecord`."""
+    """The places of all partitions. The place of an assigned partition is the higher of this one and that in the
+    `LeaseRecord`."""
 
 
 class MemberRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -67,11 +68,11 @@ class MemberRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LeaseRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The slices and returned messages that are leased to a member."""
+    """The partitions and returned messages that are assigned to a member."""
 
     version: int
     places: PackedPlaces
-    """The places of its slices."""
+    """The places of its partitions."""
     returned: tuple[tuple[int, int, int], ...]
     """For returned messages, their shard, their first position, and the position up to which they were sent."""
 
@@ -111,9 +112,9 @@ class GroupKeys:
         return b"%b%b\0" % (_RETURNED, self._group)
 
     @property
-    def handed(self) -> bytes:
-        """The prefix of the keys of messages that were handed back."""
-        return b"%b%b\0" % (_HANDED, self._group)
+    def revoked(self) -> bytes:
+        """The prefix of the keys of messages that were revoked."""
+        return b"%b%b\0" % (_REVOKED, self._group)
 
     def member(self, client_id: str) -> bytes:
         """Return the key of a member."""
@@ -123,9 +124,9 @@ class GroupKeys:
         """Return the key of returned messages."""
         return self.returned + _place(shard, first)
 
-    def handed_at(self, shard: int, first: int) -> bytes:
-        """Return the key of messages that were handed back."""
-        return self.handed + _place(shard, first)
+    def revoked_at(self, shard: int, first: int) -> bytes:
+        """Return the key of messages that were revoked."""
+        return self.revoked + _place(shard, first)
 
 
 def _place(shard: int, position: int) -> bytes:
@@ -138,7 +139,7 @@ def messages_of(key: bytes, record: Returned) -> tuple[int, Positions]:
 
 
 def returned(positions: Positions) -> Returned:
-    """Return the record of messages that are handed back or returned."""
+    """Return the record of messages that are revoked or returned."""
     return Returned(VERSION, *pack_positions(np.asarray(positions, np.uint64)))
 
 
@@ -151,7 +152,7 @@ DECODERS: Decoders = {
     GROUP: decoder(GroupRecord),
     MEMBER: decoder(MemberRecord),
     _RETURNED: decoder(Returned),
-    _HANDED: decoder(Returned),
+    _REVOKED: decoder(Returned),
     LEASES: decoder(LeaseRecord),
 }
 """Decoders of the state of shared subscriptions."""

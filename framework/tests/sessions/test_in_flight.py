@@ -6,18 +6,20 @@ from collections.abc import Callable
 
 import numpy as np
 from topicstore.sessions import Sessions, SubscribeOptions
-from topicstore.sessions.in_flight import MAX_PACKET_ID, Flight, InflightWindow
+from topicstore.sessions.in_flight import MAX_PACKET_ID, InFlight, InFlightBatch
 from topicstore.sessions.records import Keys
 
 
 def test_ids_wrap_around_what_is_still_in_use() -> None:
     """If all packet ids except three are in use, those three are found, also by wrapping around."""
-    window = InflightWindow(Keys("client"))
+    in_flight = InFlight(Keys("client"))
     all_ids = range(1, MAX_PACKET_ID + 1)
     positions = np.arange(len(all_ids), dtype=np.uint64)
-    window.settle(window.stage([Flight(0, "a", 0, SubscribeOptions(1), all_ids, 1, positions)], whole=False))
-    assert 3 == window.puback_many([5, 40_000, 65_535])
-    assert [5, 40_000, 65_535] == list(window.free_ids(3))
+    in_flight.settle(
+        in_flight.stage([InFlightBatch(0, "a", 0, SubscribeOptions(1), all_ids, 1, positions)], whole=False)
+    )
+    assert 3 == in_flight.puback_many([5, 40_000, 65_535])
+    assert [5, 40_000, 65_535] == list(in_flight.free_ids(3))
 
 
 def test_packet_ids_are_unique_over_the_whole_window(
