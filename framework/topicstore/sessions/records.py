@@ -31,8 +31,8 @@ Times are microseconds by the session clock.
 
 A will is a keyed message (`topicstore.storage.keyed_messages`) under ``"w" client``.
 
-In-flight batches and packet ids to release are numbered in one sequence. A packet id in two records belongs to the later one: the
-id was free when that record was written, but the earlier record had not been rewritten yet.
+In-flight batches and packet ids to release are numbered in one sequence. A packet id in two records belongs to the
+later one: the id was free when that record was written, but the earlier record had not been rewritten yet.
 """
 
 from __future__ import annotations
