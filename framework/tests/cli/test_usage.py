@@ -18,6 +18,7 @@ from .conftest import document, run
         ("cehckpoint data", "checkpoint"),
         ("serv", "serve"),
         ("ds infoo", "info"),
+        ("plugins nwe", "new"),
         ("sessions lst", "list"),
         ("retention sett data", "set"),
         ("generations add data --layuot block", "--layout"),
