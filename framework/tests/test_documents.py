@@ -30,7 +30,7 @@ SERVES = re.compile(r"^(?:\$ )?(topicstore serve\b[^&#\n]*)(?:#.*)?$", re.MULTIL
 """A server that is started in the foreground, so that no later command of the block runs before the server ends."""
 SETTINGS = [
     ROOT / "framework" / "guides" / f"{name}.md"
-    for name in ("configuration", "http", "server")
+    for name in ("configuration", "home_automation", "http", "production", "server")
 ]
 """The documents whose TOML blocks are server settings."""
 

@@ -1,16 +1,17 @@
-"""Notifications that the server is ready or ends: a line for scripts, a datagram for systemd."""
+"""Notifications that the server is ready, reloads or ends: a line for scripts, datagrams for systemd."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-__all__ = ["notify", "ready_line"]
+__all__ = ["notify", "notify_reloading", "ready_line"]
 
 _log = logging.getLogger("topicstore.server")
 
@@ -25,6 +26,14 @@ def ready_line(listeners: Iterable[tuple[str, Sequence[str]]]) -> str:
     for scheme, addresses in listeners:
         document.setdefault(scheme, []).extend(addresses)
     return msgspec.json.encode({**document, "pid": os.getpid()}).decode()
+
+
+def notify_reloading() -> bool:
+    """Notify the service manager that a reload has begun; ``READY=1`` reports its end. Return whether it was sent.
+
+    A service of ``Type=notify-reload`` must send the monotonic time too, in microseconds (systemd.service(5)).
+    """
+    return notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1_000}")
 
 
 def notify(state: str) -> bool:

@@ -12,7 +12,7 @@ import topicstore as ts
 
 from .listeners import Reserved
 from .logs import reopen
-from .readiness import notify
+from .readiness import notify, notify_reloading
 from .server import Server
 from .settings import ServerSettings
 from .signals import Signals
@@ -109,6 +109,7 @@ async def _reload(hung_up: asyncio.Event, server: Server) -> None:
     while True:
         await hung_up.wait()
         hung_up.clear()
+        notify_reloading()
         reopen()
         try:
             await (server.reread() if server.can_reread else server.reload(server.settings))
@@ -116,3 +117,4 @@ async def _reload(hung_up: asyncio.Event, server: Server) -> None:
             _log.error("settings and certificates stay as they were: %s", bad)
         except Exception as fault:  # noqa: BLE001 - it is logged, and the next SIGHUP may go well
             _log.error("settings and certificates could not be read again", exc_info=fault)
+        notify("READY=1")  # also after a reload that failed: the server goes on with what it had
