@@ -2,9 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# One of these files is left by each of the two installations: what the demo needs, and all that the other targets need.
+# One of these files is left by each installation: what the demo needs, all that the other targets need, and what the
+# documentation site and a release need beside it.
 DEMO := $(VENV)/.demo-installed
 ALL := $(VENV)/.all-installed
+DOCS := $(VENV)/.docs-installed
+RELEASE := $(VENV)/.release-installed
 # Versions of everything that is installed, so that a new release upstream fails nobody's run.
 PINNED := .ci/constraints.txt
 
@@ -13,7 +16,7 @@ SIZE = echo "$(VENV) has $$(du -sm $(VENV) | cut -f1) MB."
 # Tests start hundreds of processes: each would compile what it imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all test-hard test-lowest test-http test-replication conformance mutations lint constraints bench bench-quick bench-figures clean
+.PHONY: help demo test test-all test-hard test-lowest test-http test-replication conformance mutations lint docs release-check constraints bench bench-quick bench-figures clean
 
 help:
 	@echo "make demo         fill a store, kill it in the middle, resume, replay; the same with an MQTT server (INPUT=file.parquet for your own messages)"
@@ -26,6 +29,8 @@ help:
 	@echo "make conformance  run the conformance suite for every backend and layout that is installed"
 	@echo "make mutations    change lines of ours by chance, and list what the suites don't find (COUNT=60 SEED=0); half an hour"
 	@echo "make lint         ruff, mypy --strict, import-linter"
+	@echo "make docs         build the documentation site into the folder site"
+	@echo "make release-check  build wheel and sdist into dist, install each into an empty environment, and try it"
 	@echo "make bench-quick  compare layouts, other stores and bare engines on a small matrix, with a report; what 5 minutes allow"
 	@echo "make bench        the same on the whole matrix, some hours; goes on where it was interrupted"
 	@echo "make bench-figures  the figures that we hold ourselves to, half an hour (JSON=file writes all of them)"
@@ -44,6 +49,14 @@ $(ALL): pyproject.toml $(PINNED) $(DEMO)
 	@echo "Installing what tests, benchmarks and checks need into $(VENV): Spark, Java, servers and more, about 1,400 MB."
 	$(BIN)/python -m pip install --quiet --constraint $(PINNED) --editable '.[all]' --group dev
 	@touch $@ && $(SIZE)
+
+$(DOCS): pyproject.toml $(PINNED) $(DEMO)
+	$(BIN)/python -m pip install --quiet --constraint $(PINNED) --group docs
+	@touch $@
+
+$(RELEASE): pyproject.toml $(PINNED) $(ALL)
+	$(BIN)/python -m pip install --quiet --constraint $(PINNED) --group release
+	@touch $@
 
 demo: $(DEMO)
 	@$(BIN)/python -m topicstore.cli demo $(if $(INPUT),--input "$(INPUT)")
@@ -83,13 +96,19 @@ lint: $(ALL)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
 
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/mkdocs.yml
+
+release-check: $(RELEASE)
+	@$(BIN)/python .ci/release.py $(VENV)-release dist
+
 constraints:
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[all]' --group dev
+	$(BIN)/python -m pip install --quiet --editable '.[all]' --group dev --group docs --group release
 	$(BIN)/python -m pip freeze --all --exclude-editable >$(PINNED)
-	@touch $(DEMO) $(ALL)
+	@touch $(DEMO) $(ALL) $(DOCS) $(RELEASE)
 
 RESULTS := bench-results
 
@@ -105,5 +124,5 @@ bench-figures: $(ALL)
 	$(BIN)/python -m topicstore.cli bench figures $(if $(JSON),--json "$(JSON)")
 
 clean:
-	rm -rf $(VENV) $(VENV)-lowest demo-data test-hard .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks dist build
+	rm -rf $(VENV) $(VENV)-lowest $(VENV)-release demo-data test-hard site .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

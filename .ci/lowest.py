@@ -65,9 +65,9 @@ def smoke(program: list[str], directory: Path) -> None:
     print(f"{len(commands)} commands and {len(PAIRS)} engines were tried")
 
 
-def run(*command: str, stdin: str = "") -> str:
+def run(*command: str, stdin: str = "", cwd: Path | None = None) -> str:
     """Return what a command prints; if it fails, print all and exit."""
-    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, cwd=cwd)
     if done.returncode:
         sys.exit(f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout

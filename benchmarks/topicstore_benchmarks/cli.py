@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from topicstore.cli.terminal.exits import DAMAGED, Failure
+from topicstore.cli.terminal.options import json_option
 
 from .commits.command import compare_commits_command
 from .comparing import compare_command
@@ -158,23 +159,35 @@ def report(directory: Path) -> None:
 
 
 @bench.command("list")
-def list_() -> None:
+@json_option
+def list_(*, as_json: bool) -> None:
     """List contenders, built-in workloads, and the kinds of workloads that a TOML file may name."""
-    from topicstore.cli.terminal.display import console, make_table
+    from topicstore.cli.terminal.display import console, make_table, print_json
     from topicstore.plugins import registry
 
     from .contenders.catalogue import catalogue
     from .workloads.definition import built_in, read
 
-    out = console()
-    rows = [(spec.name, spec.kind, spec.why_missing() or "ready") for spec in catalogue().values()]
-    out.print(make_table("contender", "kind", "state~", rows=rows))
-    out.print()
+    rows = [(spec.name, spec.kind, spec.why_missing()) for spec in catalogue().values()]
     found = [(name, read(name).make()) for name in built_in()]
     about = [(name, one.options.kind, one.options.messages, one.why_missing(), one.summary) for name, one in found]
+    kinds = [(spec.name, spec.summary) for spec in registry().workloads().values()]
+    if as_json:
+        columns = ("name", "kind", "messages", "why_missing", "summary")
+        print_json(
+            {
+                "contenders": [dict(zip(("name", "kind", "why_missing"), row, strict=True)) for row in rows],
+                "workloads": [dict(zip(columns, row, strict=True)) for row in about],
+                "kinds": [dict(zip(("name", "summary"), row, strict=True)) for row in kinds],
+            }
+        )
+        return
+    out = console()
+    ready = [(name, kind, why or "ready") for name, kind, why in rows]
+    out.print(make_table("contender", "kind", "state~", rows=ready))
+    out.print()
     out.print(make_table("workload", "kind", "messages>", "why absent~", "summary~", rows=about))
     out.print()
-    kinds = [(spec.name, spec.summary) for spec in registry().workloads().values()]
     out.print(make_table("kind", "summary~", rows=kinds))
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -24,7 +28,10 @@ ALL = ["ARCHITECTURE.md", "CONTRIBUTING.md", *(str(path.relative_to(ROOT)) for p
 
 SERVES = re.compile(r"^(?:\$ )?(topicstore serve\b[^&#\n]*)(?:#.*)?$", re.MULTILINE)
 """A server that is started in the foreground, so that no later command of the block runs before the server ends."""
-SETTINGS = [ROOT / "framework" / "guides" / f"{name}.md" for name in ("configuration", "http", "server")]
+SETTINGS = [
+    ROOT / "framework" / "guides" / f"{name}.md"
+    for name in ("configuration", "home_automation", "http", "production", "server")
+]
 """The documents whose TOML blocks are server settings."""
 
 
@@ -60,16 +67,23 @@ def folder(tmp_path: Path) -> Path:
 def run_shell(script: str, folder: Path) -> str:
     """Run commands as a pasted script, return their output, and fail with it if a command fails."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=folder,
-        env={**os.environ, "PATH": path},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    assert 0 == done.returncode, done.stdout
-    return done.stdout
+    with tempfile.TemporaryFile("w+") as output:
+        with subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=folder,
+            env={**os.environ, "PATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        ) as shell:
+            shell.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)  # a server that a failed script has left
+        output.seek(0)
+        printed = output.read()
+    assert 0 == shell.returncode, printed
+    return printed
 
 
 @pytest.mark.parametrize("block", blocks("python"))
@@ -85,7 +99,36 @@ def test_programs_in_documents_run(block: str, folder: Path) -> None:
 @pytest.mark.parametrize("block", blocks("sh"))
 def test_commands_in_documents_run(block: str, folder: Path) -> None:
     """Each shell block runs by itself, in a folder with the demo's data."""
+    if "openssl " in block and shutil.which("openssl") is None:
+        pytest.skip("needs openssl: apt-get install openssl")
     run_shell(block, folder)
+
+
+def pasted(path: Path) -> str:
+    """Return a page's programs and commands as one script, without servers in the foreground, which would not end."""
+    script = []
+    for language, block in re.findall(
+        r"^```(sh|console|python)\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL
+    ):
+        if language == "python":
+            script.append(f"python -W error - <<'END_OF_PROGRAM'\n{block}END_OF_PROGRAM")
+            continue
+        commands = block if language == "sh" else "\n".join(re.findall(r"^\$ (.*)$", block, re.MULTILINE))
+        script.append(SERVES.sub("", re.sub(r"^\$ ", "", commands, flags=re.MULTILINE)))
+    return "\n".join(script)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_pages_run_as_they_are_pasted(path: Path, folder: Path) -> None:
+    """All blocks of a page run one after the other, in one shell and one folder, and leave nothing running."""
+    script = pasted(path)
+    for module, word in (("pyspark", "spark"), ("duckdb", "duckdb")):
+        if word in script:
+            pytest.importorskip(module, reason=f'needs {module}: pip install "topicstore[{word}]"')
+    if "openssl " in script and shutil.which("openssl") is None:
+        pytest.skip("needs openssl: apt-get install openssl")
+    run_shell(f'{script}\nif [ -n "$(jobs -r)" ]; then jobs; exit 1; fi', folder)
 
 
 @pytest.mark.parametrize("block", blocks("console"))

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,21 @@ def test_a_server_that_is_ended_tells_its_clients_and_keeps_their_messages(
     assert not notify("READY=1")
     monkeypatch.delenv("NOTIFY_SOCKET")
     assert not notify("READY=1")
+
+
+def test_a_reload_is_announced_to_the_service_manager(tmp_path: Path) -> None:
+    """On SIGHUP the server sends RELOADING=1 with a later monotonic time, and READY=1 when it has read its settings."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(PATIENCE)
+        with serving(tmp_path / "data", env={**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify")}) as server:
+            assert b"READY=1" == manager.recv(100)
+            before = time.monotonic_ns() // 1_000
+            os.kill(server.ready["pid"], signal.SIGHUP)
+            reloading = dict(line.split(b"=") for line in manager.recv(100).splitlines())
+            assert b"1" == reloading[b"RELOADING"]
+            assert before <= int(reloading[b"MONOTONIC_USEC"]) <= time.monotonic_ns() // 1_000
+            assert b"READY=1" == manager.recv(100)
 
 
 def test_a_person_is_told_where_and_how(tmp_path: Path) -> None:

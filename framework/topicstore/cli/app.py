@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -124,6 +124,14 @@ def _summaries() -> dict[str, click.Command]:
     return found
 
 
+def _show_whole_summaries(commands: Mapping[str, click.Command]) -> None:
+    """Have lists of these commands show each first sentence whole; by default click cuts it to the line's width."""
+    for command in commands.values():
+        command.short_help = command.short_help or command.get_short_help_str(_WHOLE)
+
+
+_WHOLE = 1_000
+"""More characters than a first sentence has."""
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 """The characters that make an argument invalid: NUL, and lone surrogates, which stand for bytes that aren't UTF-8."""
 
@@ -136,8 +144,10 @@ class _Program(click.Group):
         return list(_summaries())
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands with their summaries, without importing this package's commands."""
-        _Summaries(commands=_summaries()).format_commands(ctx, formatter)
+        """Write the commands with their whole summaries, without importing this package's commands."""
+        commands = _summaries()
+        _show_whole_summaries(commands)
+        _Summaries(commands=commands).format_commands(ctx, formatter)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Return the commands and options that begin with ``incomplete``, without importing this package's commands."""
@@ -151,15 +161,27 @@ class _Program(click.Group):
             place = _PLACES.get(cmd_name, f"commands.{cmd_name.replace('-', '_')}")
             module = importlib.import_module(f"{__package__}.{place}")
             command: click.Command = getattr(module, place.rpartition(".")[2])
+            _show_whole_summaries(getattr(command, "commands", {}))
             return command
         found = foreign_commands(cmd_name)
         for foreign in found:
             if foreign.command is not None:
+                _show_whole_summaries(getattr(foreign.command, "commands", {}))
                 return foreign.command
         if found:
             reason = f"the command {cmd_name!r} of {found[0].distribution} can't be used: {found[0].reason}"
             raise Failure(reason, USAGE)
         return None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name; the error for an unknown name suggests similar ones."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.NoSuchCommand as unknown:
+            names = self.list_commands(ctx)
+            raise click.NoSuchCommand(unknown.command_name, possibilities=names, ctx=ctx) from unknown
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. Refuses those that can't be stored or opened: invalid UTF-8, or with a NUL."""

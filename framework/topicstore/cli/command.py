@@ -59,7 +59,7 @@ def print_answer(path: Path, document: Any, answer: Answer | None) -> None:
 
 
 class GroupWithDefault(click.Group):
-    """A group in which ``NAME PATH`` means ``NAME DEFAULT PATH``."""
+    """A group in which ``NAME PATH`` means ``NAME DEFAULT PATH``, unless PATH is missing and like a subcommand."""
 
     def __init__(self, *arguments: Any, default: str, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -68,5 +68,13 @@ class GroupWithDefault(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert the default command if the first argument is neither a subcommand nor a help option."""
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            unknown = click.NoSuchCommand(
+                args[0],
+                f"{args[0]!r} is neither a command nor a database.",
+                possibilities=self.commands,
+                ctx=ctx,
+            )
+            if unknown.possibilities and not Path(args[0]).exists() and not ctx.resilient_parsing:
+                raise unknown
             args = [self._default, *args]
         return super().parse_args(ctx, args)

@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from .signals import Signals
 __all__ = [
     "banner",
     "notify",
+    "notify_reloading",
     "ready_line",
     "serve",
 ]
@@ -123,6 +125,14 @@ def ready_line(listeners: Iterable[tuple[str, Sequence[str]]]) -> str:
     for scheme, addresses in listeners:
         document.setdefault(scheme, []).extend(addresses)
     return msgspec.json.encode({**document, "pid": os.getpid()}).decode()
+
+
+def notify_reloading() -> bool:
+    """Notify the service manager that a reload has begun; ``READY=1`` reports its end. Return whether it was sent.
+
+    A service of ``Type=notify-reload`` must send the monotonic time too, in microseconds (systemd.service(5)).
+    """
+    return notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1_000}")
 
 
 def notify(state: str) -> bool:
@@ -232,6 +242,7 @@ async def _reload(hung_up: asyncio.Event, server: Server) -> None:
     while True:
         await hung_up.wait()
         hung_up.clear()
+        notify_reloading()
         reopen()
         try:
             await (server.reread() if server.can_reread else server.reload(server.settings))
@@ -239,3 +250,4 @@ async def _reload(hung_up: asyncio.Event, server: Server) -> None:
             _log.error("settings and certificates stay as they were: %s", bad)
         except Exception as fault:  # noqa: BLE001 - it is logged, and the next SIGHUP may go well
             _log.error("settings and certificates could not be read again", exc_info=fault)
+        notify("READY=1")  # also after a reload that failed: the server goes on with what it had

@@ -5,6 +5,7 @@ Names and output have the form that EMQX's command line gives them, so that scri
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import attrs
 import click
 
 import topicstore
 from topicstore.cli.connecting import connected
-from topicstore.cli.terminal.options import PATH
+from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.client.paths import part
 from topicstore.files.text import read_text
 from topicstore.storage.directory.manifest import existing_manifest
@@ -40,10 +42,11 @@ def _check_url(_: click.Context, __: click.Parameter, url: str | None) -> str | 
     try:
         parts = urlsplit(url)
         known = parts.scheme in ("http", "https") and parts.hostname is not None and parts.port != 0
-    except ValueError:
-        known = False
+        why = "" if parts.port != 0 else ": a port is 1 to 65535"
+    except ValueError as bad:  # a port that is no number or out of its range, or an IPv6 address without its bracket
+        known, why = False, f": {bad}"
     if not known:
-        raise click.BadParameter(f"{url!r} is no URL of a server, such as http://127.0.0.1:18083")
+        raise click.BadParameter(f"{url!r} is no URL of a server, such as http://127.0.0.1:18083{why}")
     return url
 
 
@@ -101,7 +104,8 @@ def ds() -> None:
 @click.argument("path", type=PATH, default=_DIRECTORY)
 @_url_option
 @_token_option
-def info(path: Path, url: str | None, token_file: Path | None) -> None:
+@json_option
+def info(path: Path, url: str | None, token_file: Path | None, *, as_json: bool) -> None:
     """Print the sites and the replicas of each shard, from a running server or from the database in PATH.
 
     If no server has the database open, its own site is shown as down. PATH is topicstore-data by default.
@@ -115,16 +119,26 @@ def info(path: Path, url: str | None, token_file: Path | None) -> None:
 
     with _connection(path, url, token_file) as connection:
         found = placement_at_rest(path) if connection is None else placement_of(connection)
-    click.echo("\n".join(sections(found)))
+    if as_json:
+        from topicstore.cli.terminal.display import print_json
+
+        print_json(attrs.asdict(found))
+    else:
+        click.echo("\n".join(sections(found)))
 
 
-@ds.command("set_replicas")
+@ds.command("set-replicas")
 @click.argument("storage", metavar="DS")
 @click.argument("sites", metavar="SITE…", nargs=-1, required=True)
 @_asks_a_server
 def set_replicas(connection: Connection, storage: str, sites: tuple[str, ...]) -> None:
     """Make the SITEs, and no others, keep the shards of DS; shards are moved in the background."""
     connection.change("PUT", f"/ds/storages/{part(storage)}/replicas", json=list(sites))
+
+
+_as_emqx_spells_it = copy.copy(set_replicas)
+_as_emqx_spells_it.hidden = True
+ds.add_command(_as_emqx_spells_it, "set_replicas")
 
 
 @ds.command()

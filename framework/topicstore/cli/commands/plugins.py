@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 import click
 
 from topicstore.cli.app import ForeignCommand, foreign_commands
+from topicstore.cli.skeletons import KINDS, write_skeleton
 from topicstore.cli.terminal.display import console, make_table, print_json
-from topicstore.cli.terminal.options import json_option
+from topicstore.cli.terminal.options import PATH, json_option
 from topicstore.contract.plugin_specs import BackendSpec, LayoutSpec, PluginSpec
 from topicstore.plugins import FailedPlugin, Registry, missing_modules, registry
 
@@ -40,10 +44,16 @@ _COLUMNS = {
 """The tables for people: for each list of the document, the keys of its objects by the headers of their columns."""
 
 
-@click.command()
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+
+
+@click.group(invoke_without_command=True, subcommand_metavar="[new NAME …]")
 @json_option
-def plugins(*, as_json: bool) -> None:
+@click.pass_context
+def plugins(ctx: click.Context, *, as_json: bool) -> None:
     """List every plugin with what it provides and supports, or why it can't be used. Loads no engine."""
+    if ctx.invoked_subcommand is not None:
+        return
     known, commands = registry(), foreign_commands()
     document = {
         "plugins": [_plugin(known, name) for name in sorted(known.plugins)],
@@ -66,6 +76,35 @@ def plugins(*, as_json: bool) -> None:
     else:
         _print(document)
     _warn(known.failed, commands)
+
+
+@plugins.command()
+@click.argument("name")
+@click.option("--kind", type=click.Choice(KINDS), default="backend", show_default=True, help="What it will be.")
+@click.option(
+    "--directory", type=PATH, metavar="DIRECTORY", help="Where it goes, a new folder.  [default: topicstore-NAME]"
+)
+def new(name: str, kind: str, directory: Path | None) -> None:
+    """Write the skeleton of a backend or layout called NAME, with its tests.
+
+    It is a distribution of its own, with everything that each of its kind needs. Its tests are the conformance suite;
+    those that need a method which is still to be written are expected to fail, so the run is green from the beginning.
+
+    \b
+    Examples:
+      topicstore plugins new sled
+      topicstore plugins new by_day --kind layout
+    """  # noqa: D301 - click wants the character
+    if not _NAME.fullmatch(name):
+        raise click.UsageError(f"{name!r} is no name of a plugin: lower-case letters, digits and single underscores")
+    known = registry()
+    taken = known.backends() if kind == "backend" else known.layouts()
+    if name in taken:
+        raise click.UsageError(f"there is a {kind} {name!r} already; 'topicstore plugins' lists all")
+    folder = directory if directory is not None else Path(f"topicstore-{name.replace('_', '-')}")
+    for file in write_skeleton(kind, name, folder):
+        click.echo(file)
+    click.echo(f"\nThen: cd {shlex.quote(str(folder))}, pip install -e '.[test]', and pytest -n auto", err=True)
 
 
 def _plugin(known: Registry, name: str) -> dict[str, Any]:

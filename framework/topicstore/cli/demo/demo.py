@@ -308,6 +308,9 @@ def _say_what_next(path: Path, topic_filter: str) -> None:
         quoted = f"'{topic_filter}'"  # some shells expand "#" or "+", so filters are best quoted
     for rest in (f"info {where}", f"replay {where} {quoted} --limit 5", f"streams {where}"):
         click.echo(f"  {program} {rest}")
+    click.echo("\nServe it over MQTT and HTTP, with a page for the browser:")
+    click.echo(f"  {program} serve {where}")
+    click.echo("  http://127.0.0.1:18083/")
 
 
 def _program() -> str:

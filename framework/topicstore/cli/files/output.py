@@ -49,7 +49,15 @@ def format_option(
             return given
         if output is None:
             return "table" if sys.stdout.isatty() else "jsonl"
-        found = format_of_name(output)
+        endings = [ending for ending in output.suffixes if ending.lower() != ".gz"]
+        if not endings or (output.exists() and not output.is_file()):  # it may be a pipe or a device
+            return "jsonl"
+        found = "arrow" if endings[-1].lower() == ".arrows" else format_of_name(output)
+        if found is None:
+            known = ".jsonl, .csv, .parquet and .arrows, an Arrow stream"
+            raise click.UsageError(
+                f"the ending {endings[-1]!r} of --output names no format: give --format, or one of {known}"
+            )
         return found if found in FORMATS else "jsonl"
 
     kind = click.Choice(formats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import time
@@ -13,7 +14,7 @@ import click
 import msgspec
 
 from topicstore.contract.replay_plan import By
-from topicstore.contract.times import parse_when
+from topicstore.contract.times import format_time, parse_when
 from topicstore.plugins import registry
 
 from .completion import backend_names, layout_names
@@ -135,12 +136,21 @@ def creation_options(command: F) -> F:
 
 
 def time_options(command: F) -> F:
-    """Add the options ``--start`` and ``--until``."""
+    """Add the options ``--start`` and ``--until``. A command is refused if no time lies between them."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, start: int, until: int | None, **given: Any) -> Any:
+        if until is not None and start >= max(until, 1):  # a start of 0 is the default
+            raise click.UsageError(
+                f"--start {format_time(start)} is not before --until {format_time(until)}: no time lies between"
+            )
+        return command(*arguments, start=start, until=until, **given)
+
     until = click.option("--until", type=TIME, metavar="TIME", help="Up to, but without.  [default: everything]")
     start = click.option(
         "--start", type=TIME, default=0, show_default=False, metavar="TIME", help=f"From, inclusive: {TIME_HELP}."
     )
-    return start(until(command))
+    return start(until(run))  # type: ignore[return-value]
 
 
 def by_option(command: F) -> F:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .installed import check_installed
+from .command import check_installed, json_option, print_json
 
 if TYPE_CHECKING:
     from topicstore.server.config.load import Configuration
@@ -39,7 +39,8 @@ def config() -> None:
 @config.command()
 @_file
 @click.argument("path", type=click.Path(path_type=Path), required=False)
-def check(file: Path | None, path: Path | None) -> None:
+@json_option
+def check(file: Path | None, path: Path | None, *, as_json: bool) -> None:
     """Read the settings, and print "ok" and what starting a server with them would change in the database PATH.
 
     Files that they name, of users and of TLS, and plugins are looked for too; addresses are not tried. Exits with 2 if
@@ -52,7 +53,10 @@ def check(file: Path | None, path: Path | None) -> None:
     check_files(settings)
     storages = places(settings, path or settings.messages.data_dir or _DIRECTORY)
     coming = [line for name, one, directory in storages for line in _coming(settings, name, one, directory)]
-    click.echo("\n".join(["ok", *coming]))
+    if as_json:
+        print_json({"ok": True, "changes": coming})
+    else:
+        click.echo("\n".join(["ok", *coming]))
 
 
 def _coming(settings: ServerSettings, name: str, storage: StorageSettings, path: Path) -> Iterator[str]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from .installed import check_installed
+from .command import check_installed
 
 if TYPE_CHECKING:
     from topicstore.server import Address, Server

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from .installed import check_installed
+from .command import check_installed, json_option, print_json
 
 if TYPE_CHECKING:
     from topicstore.server.http.tokens import Tokens
@@ -43,10 +43,16 @@ def tokens() -> None:
     help="What it may do, each also all before it: see what is there; publish, and change messages, sessions and "
     "queues; change how the server runs and what is kept.",
 )
-def add(name: str, path: Path | None, config: Path | None, scope: Literal["read", "write", "admin"]) -> None:
+@json_option
+def add(
+    name: str, path: Path | None, config: Path | None, scope: Literal["read", "write", "admin"], *, as_json: bool
+) -> None:
     """Make a token called NAME, and print it, this one time."""
     found = _tokens(path, config)
     text = found.add(name, scope)
+    if as_json:
+        print_json({"file": str(found.path), "name": name, "scope": scope, "token": text})
+        return
     click.echo(text)
     click.echo(f"added {name} ({scope}) to {found.path}; this was the only time that the token is shown", err=True)
 
@@ -55,19 +61,29 @@ def add(name: str, path: Path | None, config: Path | None, scope: Literal["read"
 @click.argument("name")
 @_path
 @_config
-def revoke(name: str, path: Path | None, config: Path | None) -> None:
+@json_option
+def revoke(name: str, path: Path | None, config: Path | None, *, as_json: bool) -> None:
     """Revoke the token called NAME. The next request with it is refused."""
     found = _tokens(path, config)
     found.revoke(name)
-    click.echo(f"revoked {name} in {found.path}")
+    if as_json:
+        print_json({"file": str(found.path), "revoked": name})
+    else:
+        click.echo(f"revoked {name} in {found.path}")
 
 
 @tokens.command("list")
 @_path
 @_config
-def list_(path: Path | None, config: Path | None) -> None:
+@json_option
+def list_(path: Path | None, config: Path | None, *, as_json: bool) -> None:
     """List the tokens' names and scopes, a line each."""
-    for token in _tokens(path, config).read():
+    found = _tokens(path, config)
+    if as_json:
+        rows = [{"name": token.name, "scope": token.scope} for token in found.read()]
+        print_json({"file": str(found.path), "tokens": rows})
+        return
+    for token in found.read():
         click.echo(f"{token.name} {token.scope}")
 
 

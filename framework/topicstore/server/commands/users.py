@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from .installed import check_installed
+from .command import check_installed, json_option, print_json
 
 __all__ = ["users"]
 
@@ -34,7 +34,8 @@ def users() -> None:
 @click.argument("name")
 @_file
 @_config
-def add(name: str, file: Path | None, config: Path | None) -> None:
+@json_option
+def add(name: str, file: Path | None, config: Path | None, *, as_json: bool) -> None:
     """Add the user NAME, or give it another password.
 
     The password is asked for on a terminal; else it is the first line of standard input. It is never an argument, which
@@ -45,6 +46,9 @@ def add(name: str, file: Path | None, config: Path | None) -> None:
 
     path = _path(file, config)
     new = PasswordFile(path).put(name, _password(name))
+    if as_json:
+        print_json({"file": str(path), "name": name, "new": new})
+        return
     click.echo(f"{'added' if new else 'changed the password of'} {name} in {path}")
 
 
@@ -52,25 +56,35 @@ def add(name: str, file: Path | None, config: Path | None) -> None:
 @click.argument("name")
 @_file
 @_config
-def remove(name: str, file: Path | None, config: Path | None) -> None:
+@json_option
+def remove(name: str, file: Path | None, config: Path | None, *, as_json: bool) -> None:
     """Remove the user NAME. Connections that are there stay."""
     check_installed()
     from topicstore.server.access.passwords import PasswordFile
 
     path = _path(file, config)
     PasswordFile(path).remove(name)
-    click.echo(f"removed {name} from {path}")
+    if as_json:
+        print_json({"file": str(path), "removed": name})
+    else:
+        click.echo(f"removed {name} from {path}")
 
 
 @users.command("list")
 @_file
 @_config
-def list_(file: Path | None, config: Path | None) -> None:
+@json_option
+def list_(file: Path | None, config: Path | None, *, as_json: bool) -> None:
     """List the users' names, a line each."""
     check_installed()
     from topicstore.server.access.passwords import PasswordFile
 
-    for name in PasswordFile(_path(file, config)).names():
+    path = _path(file, config)
+    names = list(PasswordFile(path).names())
+    if as_json:
+        print_json({"file": str(path), "users": names})
+        return
+    for name in names:
         click.echo(name)
 
 

@@ -20,7 +20,7 @@ __all__ = [
     "written_address",
 ]
 
-_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:\s]+)):([0-9]{1,5})")
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\[\]:\s]+)):([0-9]{1,9})")
 _FORWARDED = frozenset(
     (
         "cdn-loop",
@@ -72,8 +72,10 @@ class Address(Addresses):
     def __new__(cls, text: str) -> Self:
         """Parse ``HOST:PORT``. Raises ValueError."""
         found = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
-        if found is None or int(found[3]) > 65_535:
+        if found is None:
             raise ValueError(f"{text!r} is not HOST:PORT, such as '127.0.0.1:1883' or '[::1]:1883'")
+        if int(found[3]) > 65_535:
+            raise ValueError(f"{text!r} is not HOST:PORT: the highest port is 65535")
         made = super().__new__(cls, text)
         made.host, made.port = found[1] or found[2], int(found[3])
         made.all = (made,)
