@@ -17,7 +17,7 @@ RUN groupadd --system --gid 1883 topicstore \
  && useradd --system --uid 1883 --gid topicstore --home-dir /var/lib/topicstore --create-home \
     --shell /usr/sbin/nologin topicstore
 COPY --from=build /opt/topicstore /opt/topicstore
-COPY deploy/container.toml /etc/topicstore/server.toml
+COPY examples/deployment/container.toml /etc/topicstore/server.toml
 ENV PATH=/opt/topicstore/bin:$PATH
 USER topicstore
 WORKDIR /var/lib/topicstore

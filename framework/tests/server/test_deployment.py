@@ -17,7 +17,7 @@ from topicstore.server import read_settings
 from topicstore_conformance.mqtt.serving import serving
 
 ROOT = Path(__file__).parents[3]
-DEPLOY = ROOT / "deploy"
+DEPLOY = ROOT / "examples" / "deployment"
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 NOTIFY_RELOAD = 253
 """The first version of systemd with ``Type=notify-reload``."""
