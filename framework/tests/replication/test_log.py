@@ -15,13 +15,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.contract.errors import CorruptionError, DatabaseClosedError, InvalidArgumentError
 from topicstore.contract.log_store import LogStore, ObjectExistsError, StorageUnavailableError
-from topicstore.replication import names
+from topicstore.replication import log, names
 from topicstore.replication.bases import cut_log, read_part, write_base
 from topicstore.replication.heads import BEGINNING, Kind
 from topicstore.replication.log import ShardLog, ShardMovedError
 from topicstore.replication.log_reader import LogReader
 from topicstore.replication.log_stores import open_log_store
-from topicstore.replication.objects import BASES, CUTS, Base, Cut, Entry, decode_entry, encode_entry
+from topicstore.replication.objects import (
+    BASES,
+    CUTS,
+    LARGEST_CHANGE,
+    Base,
+    Cut,
+    Entry,
+    EntryTooLargeError,
+    decode_entry,
+    encode_entry,
+)
 from topicstore.replication.reading import LocalWrite
 from topicstore.replication.taking_over import Step, may_suspect
 from topicstore_conformance.faults.threads import together
@@ -122,6 +132,31 @@ def test_what_is_queued_while_a_put_is_in_flight_becomes_one_entry(site: Any, st
     assert [1, 49] == [len(entry.changes) for entry in entries(store)[1:]]
     assert (2, 50) == (entries(store)[2].head.first_position, entries(store)[2].head.last_position)
     assert [b"%d" % number for number in range(50)] == a.copy.changes
+
+
+def test_an_entry_is_full_before_it_is_too_large(site: Any, store: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queued changes become several entries, none of which is larger than the limit unless one change alone is."""
+    monkeypatch.setattr(log, "_MOST_BYTES", 30)
+    gate = Gate()
+    a = site("a", "", gate, epoch=1)
+    sizes = [0] * 7 + [9, 9, 50, 4, 3, 30, 1]
+    proposals = [a.log.propose(b"x")]
+    gate.reached()
+    proposals += [a.log.propose(bytes(size)) for size in sizes]
+    gate.open()
+    for proposal in proposals:
+        proposal.wait(LONG)
+    expected = [(0,) * 6, (0, 9), (9,), (50,), (4, 3), (30,), (1,)]
+    assert expected == [tuple(map(len, entry.changes)) for entry in entries(store)[2:]]
+
+
+def test_a_change_that_no_entry_holds_is_refused_and_the_log_goes_on(site: Any) -> None:
+    """A change that is too large for a log entry is refused at once with advice, and later changes are stored."""
+    a, b = site("a", epoch=1), site("b")
+    with pytest.raises(EntryTooLargeError, match="split the batch"):
+        a.log.propose(bytes(LARGEST_CHANGE))
+    a.propose(b"1")
+    assert [b"1"] == a.copy.changes == b.follow()
 
 
 def test_many_threads_that_propose_are_each_told(site: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +69,7 @@ HEADS = st.builds(
     first_position=INT,
     last_position=INT,
 )
+A_HEAD = Head(index=7, kind=Kind.CHANGES, epoch=1, id=b"id", site="berlin", before=b"before", checksum=b"")
 CHANGES = st.lists(st.binary(max_size=200), max_size=4).map(tuple)
 
 
@@ -106,6 +108,32 @@ def test_damage_of_an_entry_is_told_with_its_name(head: Head, changes: tuple[byt
     for shard, index in ((6, head.index), (5, head.index ^ 1)):  # an entry under the name of another entry
         with pytest.raises(CorruptionError, match="checksum"):
             objects.decode_entry(shard, index, stored, "s3://b")
+
+
+def test_the_largest_change_is_read_back_even_if_it_does_not_compress() -> None:
+    """An entry with one change of the largest size is read back, though its bytes are random."""
+    changes = (random.Random(0).randbytes(objects.LARGEST_CHANGE - objects.CHANGE_OVERHEAD),)
+    entry, stored = objects.encode_entry(5, A_HEAD, changes)
+    assert len(stored) <= objects.LARGEST_ENTRY
+    assert entry == objects.decode_entry(5, A_HEAD.index, stored, "s3://b")
+
+
+@pytest.mark.parametrize("changes", [(bytes(1_001),), (b"",) * 1_001, (random.Random(0).randbytes(990),)])
+def test_an_entry_that_is_too_large_is_refused_before_it_is_written(
+    changes: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes that don't fit in an entry are refused: too many bytes, too many changes, or too large an object."""
+    monkeypatch.setattr(objects, "LARGEST_ENTRY", 1_000)
+    with pytest.raises(objects.EntryTooLargeError, match="may be at most 1000"):
+        objects.encode_entry(5, A_HEAD, changes)
+
+
+def test_a_larger_entry_of_an_earlier_version_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry that an earlier version wrote above today's largest size is read."""
+    with monkeypatch.context() as patched:
+        patched.setattr(objects, "LARGEST_ENTRY", 1 << 30)
+        entry, stored = objects.encode_entry(5, A_HEAD, (bytes(65 << 20),))
+    assert entry == objects.decode_entry(5, A_HEAD.index, stored, "s3://b")
 
 
 def check_damage(data: st.DataObject, stored: bytes, decode: Callable[[bytes], object], place: str) -> None:

@@ -20,14 +20,14 @@ from topicstore.runtime.wake_event import AutoResetEvent
 from . import names
 from .heads import Head, Kind, Progress
 from .log_reader import LogReader, Machine
-from .objects import Entry, decode_entry, encode_entry
+from .objects import CHANGE_OVERHEAD, LARGEST_CHANGE, Entry, EntryTooLargeError, decode_entry, encode_entry
 from .owning import Answer, Outcome, Stage, after_put, again, may_acknowledge, may_put, may_release
 from .taking_over import Step, after_fence, after_look, after_reading, at_end
 
 __all__ = ["Proposal", "ShardLog", "ShardMovedError"]
 
 _MOST_BYTES = 8 << 20
-"""The bytes of changes at which an entry is full: the change that reaches the limit is the entry's last."""
+"""The most bytes of the changes of one entry, unless the entry has a single, larger change."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 """The least and the most seconds between two tries of a PUT."""
 
@@ -155,9 +155,16 @@ class ShardLog:
     def propose(self, change: bytes, first_position: int = 0, last_position: int = 0) -> Proposal:
         """Queue a change for the log; return without waiting for it.
 
-        The caller holds the shard's lock, so that proposals are queued in the order of their positions. Raises
+        The caller holds the shard's lock, so that proposals are queued in the order of their positions. Changes are
+        acknowledged in this order too: a batch too large for one change is proposed as several, and awaited by its
+        last. Raises `EntryTooLargeError` for more than `LARGEST_CHANGE` bytes less `CHANGE_OVERHEAD`,
         `ShardMovedError`, or the error that has stopped the log.
         """
+        if len(change) + CHANGE_OVERHEAD > LARGEST_CHANGE:
+            raise EntryTooLargeError(
+                f"a change has {len(change)} bytes, and a log entry has room for {LARGEST_CHANGE - CHANGE_OVERHEAD}; "
+                "split the batch"
+            )
         proposal = Proposal(change, first_position, last_position)
         with self._lock:
             if self._refuses is not None:
@@ -211,8 +218,10 @@ class ShardLog:
             if not may_put(self._in_flight, len(self._queue)):
                 return []
             size = number = 0
-            while number < len(self._queue) and size < _MOST_BYTES:
-                size += len(self._queue[number].change)
+            for proposal in self._queue:
+                size += len(proposal.change) + CHANGE_OVERHEAD
+                if number and size > _MOST_BYTES:
+                    break
                 number += 1
             taken, self._queue = self._queue[:number], self._queue[number:]
             self._in_flight += 1

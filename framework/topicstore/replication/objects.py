@@ -13,7 +13,7 @@ import msgspec
 import xxhash
 import zstandard
 
-from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.errors import CorruptionError, InvalidArgumentError, NewerFormatError
 
 from . import names
 from .heads import Head, Kind, Progress
@@ -21,13 +21,17 @@ from .heads import Head, Kind, Progress
 __all__ = [
     "BASES",
     "BEATS",
+    "CHANGE_OVERHEAD",
     "CLUSTER_DOCUMENTS",
     "CUTS",
+    "LARGEST_CHANGE",
+    "LARGEST_ENTRY",
     "Base",
     "Beat",
     "ClusterDocument",
     "Cut",
     "Entry",
+    "EntryTooLargeError",
     "ObjectCodec",
     "Part",
     "ShardPlace",
@@ -38,10 +42,23 @@ __all__ = [
 
 _VERSION = 1
 _SIZE = 16
-_LARGEST = 1 << 30
-"""The maximum uncompressed bytes of one entry's changes; a larger size counts as corruption."""
+LARGEST_ENTRY = 64 << 20
+"""The most bytes that an entry is written with: of its object, and of its uncompressed changes."""
+LARGEST_CHANGE = LARGEST_ENTRY - (1 << 20)
+"""The most bytes of one change. The rest of an entry has room for the head, and for what compression may add."""
+CHANGE_OVERHEAD = 5
+"""The most bytes that the encoding of an entry adds to each of its changes."""
+_LARGEST_READ = 1 << 30
+"""The most uncompressed bytes of an entry that is read; a larger size counts as corruption.
+
+It is above `LARGEST_ENTRY`, because earlier versions wrote larger entries.
+"""
 
 R = TypeVar("R", bound=msgspec.Struct)
+
+
+class EntryTooLargeError(InvalidArgumentError):
+    """The changes don't fit in one log entry; nothing was sent. Split the batch into several changes."""
 
 
 class Site(msgspec.Struct, frozen=True, array_like=True):
@@ -195,7 +212,11 @@ _ENTRIES = ObjectCodec(_StoredEntry, "log entry")
 
 
 def encode_entry(shard: int, head: Head, changes: tuple[bytes, ...]) -> tuple[Entry, bytes]:
-    """Return the entry, with the checksum filled in, and the bytes to store under its name."""
+    """Return the entry, with the checksum filled in, and the bytes to store under its name.
+
+    Raises `EntryTooLargeError` if the changes or the object are larger than `LARGEST_ENTRY`. Changes with at most
+    `LARGEST_CHANGE` bytes in all, `CHANGE_OVERHEAD` counted for each, always fit.
+    """
     plain = _ENCODER.encode(changes) if changes else b""
     stored = _StoredEntry(
         kind=head.kind,
@@ -209,6 +230,11 @@ def encode_entry(shard: int, head: Head, changes: tuple[bytes, ...]) -> tuple[En
         changes=zstandard.compress(plain, 3) if plain else b"",
     )
     data = _ENTRIES.encode(names.entry(shard, head.index), stored)
+    if max(len(plain), len(data)) > LARGEST_ENTRY:
+        raise EntryTooLargeError(
+            f"the changes of one log entry have {len(plain)} bytes, {len(data)} as an object; each may be at most "
+            f"{LARGEST_ENTRY}"
+        )
     return Entry(msgspec.structs.replace(head, checksum=data[:_SIZE]), changes), data
 
 
@@ -233,7 +259,7 @@ def decode_entry(shard: int, index: int, data: bytes, store: str) -> Entry:
 def _unpacked(stored: _StoredEntry, place: str) -> tuple[bytes, ...]:
     if not stored.size and not stored.changes:
         return ()
-    if not 0 < stored.size <= _LARGEST:
+    if not 0 < stored.size <= _LARGEST_READ:
         raise CorruptionError(f"its changes are said to have {stored.size} bytes", place)
     try:
         plain = zstandard.ZstdDecompressor().decompress(stored.changes, max_output_size=stored.size)
