@@ -4,51 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
+from topicstore.contract.log_store import LogStore, ObjectExistsError, StorageUnavailableError
+from topicstore_conformance.replication.memory_store import Objects
 
 LONG = 30
 """The timeout of waits in seconds, after which a test fails."""
-
-
-class Objects(LogStore):
-    """A log store in a dict, which all sites share."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self._lock = threading.Lock()
-
-    @classmethod
-    def open(cls, url: str, options: Mapping[str, Any]) -> LogStore:  # noqa: ARG003 - it keeps everything in itself
-        return cls()
-
-    @property
-    def place(self) -> str:
-        return "memory:///"
-
-    def create(self, name: str, data: bytes) -> None:
-        with self._lock:
-            if name in self.objects:
-                raise ObjectExistsError(name, self.place)
-            self.objects[name] = data
-
-    def get(self, name: str) -> bytes:
-        with self._lock:
-            if name not in self.objects:
-                raise ObjectNotFoundError(name, self.place)
-            return self.objects[name]
-
-    def names(self, prefix: str, after: str = "") -> Iterator[list[str]]:
-        with self._lock:
-            found = sorted(name for name in self.objects if name.startswith(prefix + "/") and name > after)
-        if found:
-            yield found
-
-    def delete(self, name: str) -> None:
-        with self._lock:
-            self.objects.pop(name, None)
 
 
 class Gate:

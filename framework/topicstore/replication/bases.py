@@ -7,7 +7,7 @@ repeated, by any site: objects are never changed once created, and only objects 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 import xxhash
@@ -23,13 +23,23 @@ from .truncating import base_progress, cut_at, may_delete
 __all__ = ["cut_log", "highest", "read_part", "sweep", "write_base"]
 
 
-def write_base(store: LogStore, shard: int, site: str, applied: Progress, log_end: int, parts: Iterable[bytes]) -> Base:
+def write_base(
+    store: LogStore,
+    shard: int,
+    site: str,
+    applied: Progress,
+    log_end: int,
+    parts: Iterable[bytes],
+    *,
+    identity: Callable[[int], str] = secrets.token_hex,
+) -> Base:
     """Create a base of the applied state, whose encoded pieces are ``parts``. Return the base stored at its index.
 
     If another site has created a base with the same index, with the same content in other parts, that base is returned.
+    ``identity`` returns random text, which keeps the parts of two writers apart.
     """
     progress = base_progress(applied, log_end)
-    writing = secrets.token_hex(8)
+    writing = identity(8)
     made: list[Part] = []
     for number, data in enumerate(parts):
         name = names.base_part(shard, progress.next, writing, number)

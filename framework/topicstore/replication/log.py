@@ -22,6 +22,7 @@ from .heads import Head, Kind, Progress
 from .log_reader import LogReader, Machine
 from .objects import CHANGE_OVERHEAD, LARGEST_CHANGE, Entry, EntryTooLargeError, decode_entry, encode_entry
 from .owning import Answer, Outcome, Stage, after_put, again, may_acknowledge, may_put, may_release
+from .reading import apply
 from .taking_over import Step, after_fence, after_look, after_reading, at_end
 
 __all__ = ["Proposal", "ShardLog", "ShardMovedError"]
@@ -73,7 +74,9 @@ class Proposal:
 class ShardLog:
     """A shard's log on one site. One thread takes over; any thread may propose changes.
 
-    ``pause`` is called with the number of tries before a PUT is repeated, and waits.
+    ``pause`` is called with the number of tries before a PUT is repeated, and waits. ``identity`` returns a number of
+    random bytes, for the id of an entry. Without ``threads``, the log starts none: its user calls `write_queued` after
+    proposing.
     """
 
     def __init__(
@@ -83,6 +86,9 @@ class ShardLog:
         machine: Machine,
         site: str,
         pause: Callable[[int], object] | None = None,
+        *,
+        identity: Callable[[int], bytes] = secrets.token_bytes,
+        threads: bool = True,
     ) -> None:
         self.reader = LogReader(store, shard, machine)
         self._store = store
@@ -90,6 +96,8 @@ class ShardLog:
         self._machine = machine
         self._site = site
         self._pause = pause or self._back_off
+        self._identity = identity
+        self._threads = threads
         self._lock = threading.Lock()
         """Guards the queue, the number of PUTs in flight, and the reason why proposals are refused."""
         self._queue: list[Proposal] = []
@@ -147,8 +155,9 @@ class ShardLog:
     def _begin(self, epoch: int) -> None:
         with self._lock:
             self._epoch, self._refuses, self._leaving = epoch, None, False
-            self._thread = threading.Thread(target=self._work, name=f"topicstore-log-{self._shard}", daemon=True)
-            self._thread.start()
+            if self._threads:
+                self._thread = threading.Thread(target=self._work, name=f"topicstore-log-{self._shard}", daemon=True)
+                self._thread.start()
 
     # --- writing ---
 
@@ -196,6 +205,15 @@ class ShardLog:
             self._thread.join()
 
     def _work(self) -> None:
+        while self.write_queued():
+            self._wake.wait(None)
+
+    def write_queued(self) -> bool:
+        """Write and apply the queued changes, and release the shard if `release` asks for it.
+
+        Returns whether this site still owns the shard. Errors are raised by `Proposal.wait`, not here. Called by the
+        log's own thread, or by its user's if it has none.
+        """
         pending: list[Proposal] = []
         try:
             while not self._stopping.is_set():
@@ -203,14 +221,15 @@ class ShardLog:
                 if pending:
                     self._write(pending)
                 elif self._may_release():
-                    self._put_next(Kind.RELEASED, ())
+                    self._apply(self._put_next(Kind.RELEASED, (), self._machine.progress), ())
                     break
                 else:
-                    self._wake.wait(None)
+                    return True
             what = "has stopped writing" if self._stopping.is_set() else "has released"
             self._end(pending, ShardMovedError(f"site {self._site} {what} shard {self._shard}"))
         except BaseException as error:  # noqa: BLE001 - every thread that waits raises it
             self._end(pending, error)
+        return False
 
     def _next(self) -> list[Proposal]:
         """Take the changes of the next entry from the queue; none while a PUT is in flight."""
@@ -232,28 +251,34 @@ class ShardLog:
             return self._leaving and may_release(self._in_flight, len(self._queue))
 
     def _write(self, pending: list[Proposal]) -> None:
-        self._put_next(Kind.CHANGES, pending)
+        written = self._put_next(Kind.CHANGES, pending, self._machine.progress)
         with self._lock:
             self._in_flight -= 1
+        self._apply(written, pending)
+        pending.clear()
+
+    def _apply(self, written: Sequence[Entry], pending: Sequence[Proposal]) -> None:
+        """Apply entries that are in the log, and then acknowledge their changes."""
+        for entry in written:
+            self.reader.apply(entry)
         if may_acknowledge(Stage.APPLIED):
             for proposal in pending:
                 proposal.settle()
-            pending.clear()
 
-    def _put_next(self, kind: Kind, pending: Sequence[Proposal]) -> None:
-        """Write the next entry and apply it. Raises `ShardMovedError`."""
-        identity = secrets.token_bytes(16)
+    def _put_next(self, kind: Kind, pending: Sequence[Proposal], at: Progress) -> list[Entry]:
+        """Write the entry that follows ``at``; return it after the void entries before it. Raises `ShardMovedError`."""
+        identity = self._identity(16)
         changes = tuple(proposal.change for proposal in pending)
+        void: list[Entry] = []
         while True:
-            head = self._head(kind, self._epoch, self._machine.progress, pending, identity)
-            entry, outcome, found = self._put(head, changes)
+            entry, outcome, found = self._put(self._head(kind, self._epoch, at, pending, identity), changes)
             if outcome is Outcome.WRITTEN:
-                self.reader.apply(entry)
-                return
+                return [*void, entry]
             if outcome is Outcome.FENCED or found is None:
                 owner = f"site {found.head.site}" if found is not None else "another site"
                 raise ShardMovedError(f"shard {self._shard} has moved to {owner}; epoch {self._epoch} is over")
-            self.reader.apply(found)  # a void entry has the index: retry at the next
+            void.append(found)
+            at = apply(at, found.head)[-1].progress
 
     def _head(
         self, kind: Kind, epoch: int, at: Progress, pending: Sequence[Proposal] = (), identity: bytes = b""
@@ -263,7 +288,7 @@ class ShardLog:
             index=at.next,
             kind=kind,
             epoch=epoch,
-            id=identity or secrets.token_bytes(16),
+            id=identity or self._identity(16),
             site=self._site,
             before=at.before,
             checksum=b"",
