@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 
-from topicstore.contract.log_store import LogStore, ObjectExistsError, StorageUnavailableError
+from topicstore.contract.log_store import LogStore, LogStoreRefusedError, ObjectExistsError, StorageUnavailableError
 from topicstore_conformance.replication.memory_store import Objects
 
 LONG = 30
@@ -35,7 +35,8 @@ class Line(Objects):
     """A site's connection to the store, with a command for each PUT; without a command, the PUT succeeds.
 
     ``drop``: the request is lost. ``lose``: the answer is lost. ``late``: the request is delayed, and arrives at each
-    call of `arrive`. ``refuse``: the store answers that the name exists, which is false. `Gate`: the request waits.
+    call of `arrive`. ``refuse``: the store answers that the name exists, which is false.
+    ``forbid``: the store refuses the request. `Gate`: the request waits.
     """
 
     def __init__(self, store: LogStore, *commands: str | Gate) -> None:
@@ -54,6 +55,8 @@ class Line(Objects):
             self._late.append((name, data))
         if command == "refuse":
             raise ObjectExistsError(name, self.place)
+        if command == "forbid":
+            raise LogStoreRefusedError("403 Forbidden")
         if command not in ("drop", "late"):
             self._store.create(name, data)
         if command in ("drop", "late", "lose"):

@@ -337,6 +337,21 @@ def test_no_answer_within_the_time_is_told_and_the_change_goes_on(site: Any) -> 
     assert [b"1"] == a.copy.changes
 
 
+def test_the_reason_for_which_the_store_refuses_is_told(site: Any) -> None:
+    """While a store refuses, its reason is in the waiting caller's error and in `failure`, until it answers again."""
+    gate = Gate()
+    a = site("a", "", "forbid", gate, epoch=1)
+    assert None is a.log.failure
+    change = a.log.propose(b"1")
+    gate.reached()
+    with pytest.raises(StorageUnavailableError, match=r"for 0 s \(403 Forbidden\); the change is still on its way"):
+        change.wait(0)
+    assert "403 Forbidden" == a.log.failure
+    gate.open()
+    change.wait(LONG)
+    assert None is a.log.failure
+
+
 def test_a_log_that_is_closed_while_nothing_answers_fails_what_is_pending(store: Objects) -> None:
     """If the log is closed while the store doesn't answer, pending changes fail with an unknown outcome."""
     gate = Gate("drop")
@@ -349,7 +364,7 @@ def test_a_log_that_is_closed_while_nothing_answers_fails_what_is_pending(store:
     a.log._stopping.wait(LONG)
     gate.open()
     closing.join()
-    with pytest.raises(StorageUnavailableError, match="the change may be stored"):
+    with pytest.raises(StorageUnavailableError, match=r"answered \(no answer\); the change may be stored"):
         change.wait(LONG)
     with pytest.raises(StorageUnavailableError):
         a.log.propose(b"2")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import secrets
 import threading
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import attrs
 
@@ -49,6 +51,7 @@ class Proposal:
     first_position: int
     """The lowest position that the change assigns; 0 if it assigns none."""
     last_position: int
+    _log: ShardLog
     _done: threading.Event = attrs.field(factory=threading.Event, init=False)
     _failure: BaseException | None = attrs.field(default=None, init=False)
 
@@ -60,7 +63,8 @@ class Proposal:
         """
         if not self._done.wait(timeout):
             raise StorageUnavailableError(
-                f"the store has not answered for {timeout:g} s; the change is still on its way, and may be stored"
+                f"the store has not answered for {timeout:g} s{self._log.reason}; the change is still on its way, and "
+                "may be stored"
             )
         if self._failure is not None:
             raise self._failure
@@ -108,6 +112,8 @@ class ShardLog:
         """Whether the shard is to be released as soon as the queue is empty."""
         self._stopping = threading.Event()
         self._wake = AutoResetEvent()
+        self.failure: str | None = None
+        """The error with which the store answered the last PUT; None after a success. Reading it needs no lock."""
         self._epoch = 0
         self._thread: threading.Thread | None = None
         end_at_exit(self, ShardLog.close)
@@ -116,6 +122,12 @@ class ShardLog:
     def owned(self) -> bool:
         """Whether this site accepts proposals. Another site may already own the shard; the next PUT detects this."""
         return self._refuses is None
+
+    @property
+    def reason(self) -> str:
+        """The end of an error's sentence: the store's last error in parentheses, or nothing."""
+        failure = self.failure
+        return "" if failure is None else f" ({failure})"
 
     # --- taking over ---
 
@@ -174,7 +186,7 @@ class ShardLog:
                 f"a change has {len(change)} bytes, and a log entry has room for {LARGEST_CHANGE - CHANGE_OVERHEAD}; "
                 "split the batch"
             )
-        proposal = Proposal(change, first_position, last_position)
+        proposal = Proposal(change, first_position, last_position, self)
         with self._lock:
             if self._refuses is not None:
                 raise self._refuses
@@ -308,20 +320,33 @@ class ShardLog:
             head, tries = again(head), tries + 1
             self._pause(tries)
             if self._stopping.is_set():
-                raise StorageUnavailableError("the log was closed before the store answered; the change may be stored")
+                raise StorageUnavailableError(
+                    f"the log was closed before the store answered{self.reason}; the change may be stored"
+                )
 
     def _create(self, index: int, data: bytes) -> tuple[Answer, Entry | None]:
         name = names.entry(self._shard, index)
+        answer, found = Answer.CREATED, None
         try:
             try:
                 self._store.create(name, data)
             except ObjectExistsError:
-                return Answer.EXISTS, decode_entry(self._shard, index, self._store.get(name), self._store.place)
+                answer = Answer.EXISTS
+                found = decode_entry(self._shard, index, self._store.get(name), self._store.place)
         except ObjectNotFoundError:
-            return Answer.EXISTS, None
-        except StorageUnavailableError:
+            self._failed(f"{self._store.place} says that {name} is taken, and has no such object")
+        except StorageUnavailableError as error:
+            self._failed(str(error))
             return Answer.NONE, None
-        return Answer.CREATED, None
+        else:
+            self.failure = None
+        return answer, found
+
+    def _failed(self, failure: str) -> None:
+        known, self.failure = self.failure, failure
+        if failure != known:
+            with suppress(RuntimeWarning):  # if warnings are errors, `failure` still reports it
+                warnings.warn(f"the log of shard {self._shard} waits: {failure}", RuntimeWarning, stacklevel=1)
 
     def _back_off(self, tries: int) -> None:
         self._stopping.wait(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(tries, 10)))
