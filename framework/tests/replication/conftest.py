@@ -43,10 +43,10 @@ class Line(Objects):
         self._store = store
         self.commands = deque(commands)
         self._late: list[tuple[str, bytes]] = []
-        self.puts = 0
+        self.requests: list[str] = []
+        """The reading requests, such as ``GET shards/3/log/…``."""
 
     def create(self, name: str, data: bytes) -> None:
-        self.puts += 1
         command = self.commands.popleft() if self.commands else ""
         if isinstance(command, Gate):
             command.pass_through()
@@ -71,9 +71,11 @@ class Line(Objects):
                 continue
 
     def get(self, name: str) -> bytes:
+        self.requests.append(f"GET {name}")
         return self._store.get(name)
 
     def names(self, prefix: str, after: str = "") -> Iterator[list[str]]:
+        self.requests.append(f"LIST {prefix}")
         yield from self._store.names(prefix, after)
 
     def delete(self, name: str) -> None:

@@ -18,7 +18,10 @@ INT = st.integers(0, 2**63 - 1)
 TEXT = st.text(max_size=20)
 BYTES = st.binary(max_size=20)
 NAMES = st.lists(TEXT, max_size=4).map(tuple)
-PROGRESS = st.builds(Progress, INT, INT, BYTES, INT)
+FENCE = st.none() | st.integers(-1, 2**63 - 1)
+PROGRESS = st.builds(Progress, INT, INT, BYTES, INT, FENCE)
+PARTS = st.lists(st.builds(objects.Part, TEXT, INT, BYTES), max_size=3).map(tuple)
+SHARED = st.builds(objects.SharedParts, generation=INT, changed=INT, parts=PARTS)
 RECORDS: dict[str, tuple[objects.ObjectCodec[Any], str, st.SearchStrategy[Any]]] = {
     "cluster document": (
         objects.CLUSTER_DOCUMENTS,
@@ -51,9 +54,12 @@ RECORDS: dict[str, tuple[objects.ObjectCodec[Any], str, st.SearchStrategy[Any]]]
             objects.Base,
             progress=PROGRESS,
             site=TEXT,
-            parts=st.lists(st.builds(objects.Part, TEXT, INT, BYTES), max_size=3).map(tuple),
+            parts=PARTS,
+            fences=st.none() | st.lists(INT, max_size=3).map(tuple),
+            shared=st.lists(SHARED, max_size=2).map(tuple),
         ),
     ),
+    "sealed generation": (objects.SHARED_PARTS, names.generation_head(3, 99, 7), SHARED),
     "cut": (objects.CUTS, names.cut(3, 99), st.builds(objects.Cut, site=TEXT)),
 }
 KINDS = pytest.mark.parametrize("what", sorted(RECORDS))
@@ -68,6 +74,7 @@ HEADS = st.builds(
     checksum=st.just(b""),
     first_position=INT,
     last_position=INT,
+    fence=FENCE,
 )
 A_HEAD = Head(index=7, kind=Kind.CHANGES, epoch=1, id=b"id", site="berlin", before=b"before", checksum=b"")
 CHANGES = st.lists(st.binary(max_size=200), max_size=4).map(tuple)
@@ -191,6 +198,17 @@ def test_changes_that_do_not_unpack_are_told(size: int, changes: bytes, reason: 
     data = objects._ENTRIES.encode(name, stored)
     with pytest.raises(CorruptionError, match=f"{name}: .*{reason}"):
         objects.decode_entry(1, 1, data, "s3://b")
+
+
+def test_entries_and_bases_of_an_earlier_version_are_read() -> None:
+    """Entries and bases that were stored without fences are read; their fences are then unknown."""
+    name, head = names.entry(5, 7), names.base_head(5, 8)
+    body = msgspec.msgpack.encode([1, 1, 3, b"id", "berlin", b"before", 0, 0, 0, b""])
+    entry = objects.decode_entry(5, 7, objects._digest(name, body) + body, "s3://b")
+    assert (Kind.FENCE, None) == (entry.head.kind, entry.head.fence)
+    body = msgspec.msgpack.encode([1, [8, 3, b"before", 10], "berlin", [["part", 4, b"sum"]]])
+    base = objects.BASES.decode(head, objects._digest(head, body) + body, "s3://b")
+    assert (Progress(8, 3, b"before", 10), None, ()) == (base.progress, base.fences, base.shared)
 
 
 @KINDS

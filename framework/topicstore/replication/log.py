@@ -1,7 +1,8 @@
 """`ShardLog`: one shard's log on one site, which follows, takes over, writes and releases the shard.
 
 One thread writes. A caller that stores something proposes a change under the shard's lock, and waits for the change
-without the lock. Changes proposed while a PUT is in flight become the next entry (group commit).
+without the lock. Changes proposed while a PUT is in flight become the next entry (group commit). If there are such
+changes, their PUT begins at once, and a second thread applies the entry before meanwhile.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import secrets
 import threading
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from queue import SimpleQueue
 
 import attrs
 
@@ -27,10 +30,12 @@ from .owning import Answer, Outcome, Stage, after_put, again, may_acknowledge, m
 from .reading import apply
 from .taking_over import Step, after_fence, after_look, after_reading, at_end
 
-__all__ = ["Proposal", "ShardLog", "ShardMovedError"]
+__all__ = ["LogFullError", "Proposal", "ShardLog", "ShardMovedError"]
 
 _MOST_BYTES = 8 << 20
 """The most bytes of the changes of one entry, unless the entry has a single, larger change."""
+_MOST_QUEUED = 64 << 20
+"""The bytes of queued changes at which the queue is full, unless a single change has more."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 """The least and the most seconds between two tries of a PUT."""
 
@@ -40,6 +45,13 @@ class ShardMovedError(RecoverableError):
 
     A change that was only queued was not stored. A change whose PUT was sent may have been stored, if the answer was
     lost; the log shows whether it was.
+    """
+
+
+class LogFullError(RecoverableError):
+    """Too many bytes of changes wait for the store; nothing was queued.
+
+    Release the shard's lock, call `ShardLog.wait_for_room`, and propose again.
     """
 
 
@@ -70,9 +82,59 @@ class Proposal:
             raise self._failure
 
     def settle(self, failure: BaseException | None = None) -> None:
-        """End the wait of `wait`: successfully, or with ``failure``, which `wait` raises."""
-        self._failure = failure
-        self._done.set()
+        """End the wait of `wait`: successfully, or with ``failure``, which `wait` raises. Only the first call counts.
+
+        Called by the log's threads one after the other.
+        """
+        if not self._done.is_set():
+            self._failure = failure
+            self._done.set()
+
+
+class _Applier:
+    """Runs functions in a second thread, one at a time; without ``threads``, at the end of `beside`."""
+
+    def __init__(self, name: str, *, threads: bool) -> None:
+        self._name = name
+        self._threads = threads
+        self._thread: threading.Thread | None = None
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._results: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    @contextmanager
+    def beside(self, call: Callable[[], object] | None) -> Iterator[None]:
+        """Run ``call`` while the body runs; wait for it at the end, and raise its error."""
+        if call is not None and self._threads:
+            self._begin()
+            self._calls.put(call)
+        try:
+            yield
+        finally:
+            if call is not None and not self._threads:
+                call()
+            elif call is not None and (error := self._results.get()) is not None:
+                raise error
+
+    def end(self) -> None:
+        """End the thread, if there is one."""
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001 - `beside` raises it
+                self._results.put(error)
+            else:
+                self._results.put(None)
 
 
 class ShardLog:
@@ -104,7 +166,11 @@ class ShardLog:
         self._threads = threads
         self._lock = threading.Lock()
         """Guards the queue, the number of PUTs in flight, and the reason why proposals are refused."""
+        self._room = threading.Condition(self._lock)
+        """Notified when the queue becomes shorter."""
         self._queue: list[Proposal] = []
+        self._queued = 0
+        """The bytes of the queued changes, `CHANGE_OVERHEAD` included."""
         self._in_flight = 0
         self._refuses: BaseException | None = ShardMovedError(f"site {site} does not own shard {shard}")
         """The error that `propose` raises; None while this site owns the shard."""
@@ -112,6 +178,7 @@ class ShardLog:
         """Whether the shard is to be released as soon as the queue is empty."""
         self._stopping = threading.Event()
         self._wake = AutoResetEvent()
+        self._applier = _Applier(f"topicstore-applying-{shard}", threads=threads)
         self.failure: str | None = None
         """The error with which the store answered the last PUT; None after a success. Reading it needs no lock."""
         self._epoch = 0
@@ -178,10 +245,11 @@ class ShardLog:
 
         The caller holds the shard's lock, so that proposals are queued in the order of their positions. Changes are
         acknowledged in this order too: a batch too large for one change is proposed as several, and awaited by its
-        last. Raises `EntryTooLargeError` for more than `LARGEST_CHANGE` bytes less `CHANGE_OVERHEAD`,
+        last. Raises `LogFullError`, `EntryTooLargeError` for more than `LARGEST_CHANGE` bytes less `CHANGE_OVERHEAD`,
         `ShardMovedError`, or the error that has stopped the log.
         """
-        if len(change) + CHANGE_OVERHEAD > LARGEST_CHANGE:
+        size = len(change) + CHANGE_OVERHEAD
+        if size > LARGEST_CHANGE:
             raise EntryTooLargeError(
                 f"a change has {len(change)} bytes, and a log entry has room for {LARGEST_CHANGE - CHANGE_OVERHEAD}; "
                 "split the batch"
@@ -192,9 +260,27 @@ class ShardLog:
                 raise self._refuses
             if self._leaving:
                 raise ShardMovedError(f"site {self._site} is releasing shard {self._shard}")
+            if not self._has_room_locked(len(change)):
+                raise LogFullError(f"{self._queued} bytes of changes wait for the store{self.reason}")
             self._queue.append(proposal)
+            self._queued += size
         self._wake.set()
         return proposal
+
+    def wait_for_room(self, size: int, timeout: float | None = None) -> None:
+        """Wait until a change of ``size`` bytes fits in the queue, or the log accepts no changes at all.
+
+        The caller doesn't hold the shard's lock, which applying an entry may need. Raises `StorageUnavailableError`
+        after ``timeout`` seconds.
+        """
+        with self._room:
+            if not self._room.wait_for(lambda: self._has_room_locked(size) or self._refuses is not None, timeout):
+                raise StorageUnavailableError(
+                    f"the store has not taken queued changes for {timeout:g} s{self.reason}; nothing was queued"
+                )
+
+    def _has_room_locked(self, size: int) -> bool:
+        return not self._queue or self._queued + size + CHANGE_OVERHEAD <= _MOST_QUEUED
 
     def release(self) -> None:
         """Write all queued changes and then an entry that releases the shard; wait until this is done.
@@ -219,6 +305,7 @@ class ShardLog:
     def _work(self) -> None:
         while self.write_queued():
             self._wake.wait(None)
+        self._applier.end()
 
     def write_queued(self) -> bool:
         """Write and apply the queued changes, and release the shard if `release` asks for it.
@@ -226,21 +313,33 @@ class ShardLog:
         Returns whether this site still owns the shard. Errors are raised by `Proposal.wait`, not here. Called by the
         log's own thread, or by its user's if it has none.
         """
+        written: list[Entry] = []
+        """The last entries that are in the log, which are applied while the PUT of the next one is in flight."""
+        applying: list[Proposal] = []
         pending: list[Proposal] = []
+        at = self._machine.progress
         try:
-            while not self._stopping.is_set():
-                pending = self._next()
+            while True:
+                pending = [] if self._stopping.is_set() else self._next()
                 if pending:
-                    self._write(pending)
+                    with self._applier.beside(partial(self._apply, written, applying) if written else None):
+                        entries = self._put_next(Kind.CHANGES, pending, at)
+                    with self._lock:
+                        self._in_flight -= 1
+                    written, applying = entries, pending
+                    at = self._after(at, written)
+                elif written:
+                    self._apply(written, applying)
+                    written, applying = [], []
+                elif self._stopping.is_set():
+                    raise ShardMovedError(f"site {self._site} has stopped writing shard {self._shard}")
                 elif self._may_release():
-                    self._apply(self._put_next(Kind.RELEASED, (), self._machine.progress), ())
-                    break
+                    self._apply(self._put_next(Kind.RELEASED, (), at), ())
+                    raise ShardMovedError(f"site {self._site} has released shard {self._shard}")
                 else:
                     return True
-            what = "has stopped writing" if self._stopping.is_set() else "has released"
-            self._end(pending, ShardMovedError(f"site {self._site} {what} shard {self._shard}"))
         except BaseException as error:  # noqa: BLE001 - every thread that waits raises it
-            self._end(pending, error)
+            self._end([*applying, *pending], error)
         return False
 
     def _next(self) -> list[Proposal]:
@@ -255,19 +354,14 @@ class ShardLog:
                     break
                 number += 1
             taken, self._queue = self._queue[:number], self._queue[number:]
+            self._queued -= sum(len(proposal.change) + CHANGE_OVERHEAD for proposal in taken)
+            self._room.notify_all()
             self._in_flight += 1
             return taken
 
     def _may_release(self) -> bool:
         with self._lock:
             return self._leaving and may_release(self._in_flight, len(self._queue))
-
-    def _write(self, pending: list[Proposal]) -> None:
-        written = self._put_next(Kind.CHANGES, pending, self._machine.progress)
-        with self._lock:
-            self._in_flight -= 1
-        self._apply(written, pending)
-        pending.clear()
 
     def _apply(self, written: Sequence[Entry], pending: Sequence[Proposal]) -> None:
         """Apply entries that are in the log, and then acknowledge their changes."""
@@ -290,7 +384,14 @@ class ShardLog:
                 owner = f"site {found.head.site}" if found is not None else "another site"
                 raise ShardMovedError(f"shard {self._shard} has moved to {owner}; epoch {self._epoch} is over")
             void.append(found)
-            at = apply(at, found.head)[-1].progress
+            at = self._after(at, [found])
+
+    @staticmethod
+    def _after(at: Progress, written: Sequence[Entry]) -> Progress:
+        """Return the progress after entries that follow ``at``."""
+        for entry in written:
+            at = apply(at, entry.head)[-1].progress
+        return at
 
     def _head(
         self, kind: Kind, epoch: int, at: Progress, pending: Sequence[Proposal] = (), identity: bytes = b""
@@ -306,6 +407,7 @@ class ShardLog:
             checksum=b"",
             first_position=positions[0].first_position if positions else 0,
             last_position=positions[-1].last_position if positions else 0,
+            fence=at.fence,
         )
 
     def _put(self, head: Head, changes: tuple[bytes, ...]) -> tuple[Entry, Outcome, Entry | None]:
@@ -356,6 +458,7 @@ class ShardLog:
         with self._lock:
             self._refuses = reason
             self._in_flight = 0
-            queued, self._queue = self._queue, []
+            queued, self._queue, self._queued = self._queue, [], 0
+            self._room.notify_all()
         for proposal in (*pending, *queued):
             proposal.settle(reason)

@@ -26,6 +26,7 @@ __all__ = [
     "CUTS",
     "LARGEST_CHANGE",
     "LARGEST_ENTRY",
+    "SHARED_PARTS",
     "Base",
     "Beat",
     "ClusterDocument",
@@ -35,6 +36,7 @@ __all__ = [
     "ObjectCodec",
     "Part",
     "ShardPlace",
+    "SharedParts",
     "Site",
     "decode_entry",
     "encode_entry",
@@ -120,6 +122,16 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     checksum: bytes
 
 
+class SharedParts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The parts of a sealed generation, which all bases share as long as no entry changes the generation."""
+
+    version: int = _VERSION
+    generation: int
+    changed: int
+    """The index of the last entry that changed the generation."""
+    parts: tuple[Part, ...]
+
+
 class Base(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The head of a base: its parts, and the progress that they represent."""
 
@@ -128,6 +140,11 @@ class Base(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The progress from which a replica that takes the base continues."""
     site: str
     parts: tuple[Part, ...]
+    """The parts that this base alone has."""
+    fences: tuple[int, ...] | None = None
+    """The indexes of all fences below the base, ascending; None if an earlier version wrote the base or a fence."""
+    shared: tuple[SharedParts, ...] = ()
+    """The sealed generations."""
 
 
 class Cut(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -150,6 +167,7 @@ class _StoredEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The uncompressed bytes of the changes."""
     changes: bytes
     """A msgpack array of byte strings, compressed with zstandard; empty if there are no changes."""
+    fence: int | None = None
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -208,6 +226,7 @@ CLUSTER_DOCUMENTS = ObjectCodec(ClusterDocument, "cluster document")
 BEATS = ObjectCodec(Beat, "beat")
 BASES = ObjectCodec(Base, "base")
 CUTS = ObjectCodec(Cut, "cut")
+SHARED_PARTS = ObjectCodec(SharedParts, "sealed generation")
 _ENTRIES = ObjectCodec(_StoredEntry, "log entry")
 
 
@@ -228,6 +247,7 @@ def encode_entry(shard: int, head: Head, changes: tuple[bytes, ...]) -> tuple[En
         last_position=head.last_position,
         size=len(plain),
         changes=zstandard.compress(plain, 3) if plain else b"",
+        fence=head.fence,
     )
     data = _ENTRIES.encode(names.entry(shard, head.index), stored)
     if max(len(plain), len(data)) > LARGEST_ENTRY:
@@ -252,6 +272,7 @@ def decode_entry(shard: int, index: int, data: bytes, store: str) -> Entry:
         checksum=data[:_SIZE],
         first_position=stored.first_position,
         last_position=stored.last_position,
+        fence=stored.fence,
     )
     return Entry(head, _unpacked(stored, f"{store}: log entry {name}"))
 
