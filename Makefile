@@ -82,7 +82,7 @@ test-http: $(ALL)
 	HTTP_EXAMPLES=$(or $(EXAMPLES),1000) $(BIN)/python -m pytest --timeout 0 framework/tests/server/http/test_every_route.py
 
 test-replication: $(ALL)
-	TOPICSTORE_CONFORMANCE=thorough $(BIN)/python -m pytest -v --timeout 0 framework/tests/replication/test_model.py
+	TOPICSTORE_CONFORMANCE=thorough $(BIN)/python -m pytest -v --timeout 0 framework/tests/replication/test_model.py framework/tests/replication/test_program.py
 
 conformance: $(ALL)
 	@$(BIN)/python -m topicstore.cli conformance --all

@@ -1,8 +1,9 @@
-"""A fixture with an S3-compatible server on a free local port."""
+"""Servers on free local ports: an S3-compatible one, and one that refuses or fails."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import Any
 
@@ -33,3 +34,38 @@ def s3_server() -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+class Answering(ThreadingHTTPServer):
+    """A server that answers every request with one status and one code of an S3 error."""
+
+    daemon_threads = True
+    status, code = 403, "AccessDenied"
+
+
+class _Answer(BaseHTTPRequestHandler):
+    server: Answering
+
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = f"<Error><Code>{self.server.code}</Code><Message>the reason</Message></Error>".encode()
+        self.send_response(self.server.status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 - the names that `http.server` looks for
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing to stderr."""
+
+
+@pytest.fixture
+def answering() -> Iterator[Answering]:
+    """A server that the test commands."""
+    with Answering(("127.0.0.1", 0), _Answer) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()

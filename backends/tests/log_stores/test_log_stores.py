@@ -5,15 +5,23 @@ from __future__ import annotations
 import itertools
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from topicstore.contract.errors import InvalidArgumentError, InvalidOptionError
-from topicstore.contract.log_store import ObjectExistsError, StorageUnavailableError
+from topicstore.contract.log_store import (
+    LogStoreRefusedError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    StorageUnavailableError,
+)
 from topicstore_backends.log_stores import directory
 from topicstore_backends.log_stores.directory import DirectoryLogStore
 from topicstore_conformance.log_store import LogStoreSuite, opened
+
+from .conftest import Answering
 
 numbers = itertools.count()
 
@@ -86,6 +94,72 @@ class TestS3(LogStoreSuite):
         """An unknown setting raises `InvalidOptionError` with its name when the store is opened."""
         with pytest.raises(InvalidOptionError, match="bukket"):
             opened(url, {"config": {"bukket": "x"}})
+
+
+def calls(server: Answering) -> list[Callable[[], object]]:
+    """Return a call of each method of a store that a server answers for."""
+    pytest.importorskip("obstore", reason='needs obstore: pip install "topicstore[cluster]"')
+    options = s3_options(f"http://127.0.0.1:{server.server_port}")
+    store = opened("s3://bucket/prefix", {**options, "timeout": 0.2})
+    return [
+        lambda: store.create("a/1", b"1"),
+        lambda: store.get("a/1"),
+        lambda: list(store.names("a")),
+        lambda: store.delete("a/1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "reason"),
+    [
+        (403, "AccessDenied", "403 Forbidden.*AccessDenied.*the reason"),
+        (403, "SignatureDoesNotMatch", "SignatureDoesNotMatch"),
+        (401, "Unauthorized", "401 Unauthorized"),
+        (400, "ExpiredToken", "ExpiredToken"),
+        (404, "NoSuchBucket", "NoSuchBucket"),
+        (301, "PermanentRedirect", "incorrectly configured region"),
+    ],
+)
+def test_a_refusal_is_told_from_silence(answering: Answering, status: int, code: str, reason: str) -> None:
+    """An answer that would be the same again is a refusal, from every method, with the store's own words."""
+    answering.status, answering.code = status, code
+    for call in calls(answering):
+        with pytest.raises(LogStoreRefusedError, match=reason):
+            call()
+
+
+@pytest.mark.parametrize(("status", "code"), [(503, "SlowDown"), (429, "SlowDown"), (400, "RequestTimeout")])
+def test_a_store_that_is_busy_does_not_refuse(answering: Answering, status: int, code: str) -> None:
+    """An answer that may be another one later is no refusal."""
+    answering.status, answering.code = status, code
+    for call in calls(answering):
+        with pytest.raises(StorageUnavailableError, match=str(status)) as told:
+            call()
+        assert type(told.value) is StorageUnavailableError
+
+
+def test_an_object_that_is_missing_is_no_refusal(answering: Answering) -> None:
+    """A missing object is reported as such, though the answer has the status of a missing bucket."""
+    answering.status, answering.code = 404, "NoSuchKey"
+    _, get, _, delete = calls(answering)
+    with pytest.raises(ObjectNotFoundError):
+        get()
+    delete()
+
+
+def test_a_directory_that_cannot_be_used_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file in the directory's place, or missing permission, is a refusal, with the reason of the file system."""
+    (tmp_path / "file").touch()
+    with pytest.raises(LogStoreRefusedError, match=r"file.*: File exists; look at"):
+        opened((tmp_path / "file" / "store").as_uri(), {})
+    store = DirectoryLogStore(tmp_path / "store")
+
+    def forbidden(_handle: int) -> None:
+        raise OSError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "fsync", forbidden)
+    with pytest.raises(LogStoreRefusedError, match="Permission denied; look at the disk and its permissions"):
+        store.create("log/1", b"1")
 
 
 @pytest.mark.parametrize("url", ["file://host/x", "file:x"])

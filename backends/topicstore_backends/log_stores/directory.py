@@ -10,6 +10,7 @@ Network file systems that cache directory entries, such as NFS, don't satisfy `t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -23,6 +24,7 @@ from topicstore.contract.descriptors import lock_file
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.log_store import (
     LogStore,
+    LogStoreRefusedError,
     ObjectExistsError,
     ObjectNotFoundError,
     StorageUnavailableError,
@@ -39,6 +41,10 @@ _STAGING = ".drafts"
 _OWNER_ONLY = 0o700
 _CHUNK = 1_000
 """The most names that are yielded at once."""
+_REFUSED = frozenset(
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
+)
+"""The errors that last until somebody changes permissions, mounts or the path."""
 
 
 class DirectoryLogStore(LogStore):
@@ -165,7 +171,8 @@ class DirectoryLogStore(LogStore):
                 sync(one.parent)  # also if another process has just made it, and not synced it yet
 
     def _unavailable(self, path: Path, error: OSError) -> StorageUnavailableError:
-        return StorageUnavailableError(f"{path}: {error.strerror or error}; look at the disk and its permissions")
+        kind = LogStoreRefusedError if error.errno in _REFUSED else StorageUnavailableError
+        return kind(f"{path}: {error.strerror or error}; look at the disk and its permissions")
 
 
 def _remove_abandoned(directory: Path) -> None:

@@ -10,6 +10,7 @@ doesn't prove that the object exists: the caller reads the object, and tries aga
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -17,11 +18,18 @@ from urllib.parse import urlsplit, urlunsplit
 
 import attrs
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
 from obstore.store import from_url
 from topicstore.contract.errors import InvalidArgumentError, InvalidOptionError
 from topicstore.contract.log_store import (
     LogStore,
+    LogStoreRefusedError,
     ObjectExistsError,
     ObjectNotFoundError,
     StorageUnavailableError,
@@ -34,6 +42,16 @@ __all__ = ["ObjectLogStore", "ObjectStoreOptions"]
 _CHUNK = 1_000
 """The most names that are yielded at once; a page of S3."""
 _FAILED = (BaseError, OSError)  # obstore raises Python's own errors for some failures
+_REFUSED = (PermissionDeniedError, UnauthenticatedError, PermissionError)
+_REFUSAL = re.compile(
+    r"status code: (?!408|425|429)4\d\d (?!.*<Code>RequestTimeout<)|incorrectly configured region", re.DOTALL
+)
+"""What the text of an answer has if the same request would fail again. Listings have no class of errors for it.
+
+Statuses 408, 425 and 429, and S3's 400 ``RequestTimeout``, are answers of a store that is busy.
+"""
+_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|bucket does not exist")
+"""What the text of a 404 has if the bucket or container is missing, and not an object: of S3, Azure and Google."""
 
 
 @attrs.frozen
@@ -86,6 +104,8 @@ class ObjectLogStore(LogStore):
         try:
             return bytes(obstore.get(self._store, check_name(name)).bytes())
         except FileNotFoundError as absent:
+            if _NO_BUCKET.search(str(absent)):
+                raise self._unavailable(absent) from absent
             raise ObjectNotFoundError(name, self._place) from absent
         except _FAILED as error:
             raise self._unavailable(error) from error
@@ -115,15 +135,17 @@ class ObjectLogStore(LogStore):
         """Delete an object, if there is one."""
         try:
             obstore.delete(self._store, check_name(name))
-        except FileNotFoundError:
-            return
+        except FileNotFoundError as absent:
+            if _NO_BUCKET.search(str(absent)):
+                raise self._unavailable(absent) from absent
         except _FAILED as error:
             raise self._unavailable(error) from error
 
     def _unavailable(self, error: BaseException) -> StorageUnavailableError:
-        return StorageUnavailableError(
-            f"{self._place}: {_brief(error)}; look at the address, the network and the credentials"
-        )
+        text = _brief(error)
+        refused = isinstance(error, _REFUSED) or _REFUSAL.search(text) or _NO_BUCKET.search(text)
+        kind = LogStoreRefusedError if refused else StorageUnavailableError
+        return kind(f"{self._place}: {text}; look at the address, the network and the credentials")
 
 
 def _settings(scheme: str, options: ObjectStoreOptions) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import msgspec
 from topicstore.replication import owning, reading, taking_over
-from topicstore.replication.heads import Head, Kind, Progress
+from topicstore.replication.heads import Head, Progress
 from topicstore.replication.owning import Answer, Outcome, Stage
 from topicstore.replication.reading import LocalWrite, Source
 from topicstore.replication.taking_over import Step
@@ -70,7 +70,7 @@ FAULTS = {
     fault.what: fault
     for fault in (
         # Numbers are those of the rules in `topicstore.replication`.
-        Fault("1: fences are deleted", lambda _: {"may_delete": lambda head, cut: head.index < cut}),
+        Fault("1: fences are deleted", lambda _: {"may_delete": lambda index, cut, _: index < cut}),
         Fault(
             "2: the epoch of a base is not looked at", lambda moment: {"after_reading": partial(_trusts_base, moment)}
         ),
@@ -109,7 +109,7 @@ FAULTS = {
         ),
         Fault(
             "entries are deleted before the cut is there",
-            lambda moment: {"may_delete": lambda head, _: head.index < moment.base and head.kind is not Kind.FENCE},
+            lambda moment: {"may_delete": lambda index, _, fences: index < moment.base and index not in fences},
         ),
         Fault(
             "an index that is said to be taken is believed to be one's own", lambda _: {"after_put": _believes_taken}

@@ -94,7 +94,8 @@ def _after(replica: Replica, entry: Entry) -> tuple[Replica, str]:
                     f"{change.id.decode()} is stored on a condition that does not hold: {change.expects!r}, {last!r}"
                 )
             position, stored = change.position, (*stored, (change.id, change.position))
-    read = Progress(head.index + 1, max(head.epoch, progress.epoch), head.checksum, position)
+    fence = head.index if head.kind is Kind.FENCE else progress.fence
+    read = Progress(head.index + 1, max(head.epoch, progress.epoch), head.checksum, position, fence)
     return Replica.of(read, stored), fault
 
 

@@ -144,10 +144,12 @@ class World:
         if state.cut < state.base.progress.next:
             yield f"cut at {state.base.progress.next}", state._replace(cut=state.base.progress.next)
         self.decide.moment.base = state.base.progress.next
+        # A base lists the fences of the log as it was first written.
+        fences = {one.head.index for one in state.first if one is not None and one.head.kind is Kind.FENCE}
         gone = [
             index
             for index, entry in enumerate(state.slots)
-            if entry is not None and self.decide.may_delete(entry.head, state.cut)
+            if entry is not None and self.decide.may_delete(index, state.cut, fences)
         ]
         for some in [[index] for index in gone] if self.scope.scattered else [gone] if gone else []:
             slots = tuple(None if index in some else entry for index, entry in enumerate(state.slots))

@@ -4,51 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
-from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
+from topicstore.contract.log_store import LogStore, LogStoreRefusedError, ObjectExistsError, StorageUnavailableError
+from topicstore_conformance.replication.memory_store import Objects
 
 LONG = 30
 """The timeout of waits in seconds, after which a test fails."""
-
-
-class Objects(LogStore):
-    """A log store in a dict, which all sites share."""
-
-    def __init__(self) -> None:
-        self.objects: dict[str, bytes] = {}
-        self._lock = threading.Lock()
-
-    @classmethod
-    def open(cls, url: str, options: Mapping[str, Any]) -> LogStore:  # noqa: ARG003 - it keeps everything in itself
-        return cls()
-
-    @property
-    def place(self) -> str:
-        return "memory:///"
-
-    def create(self, name: str, data: bytes) -> None:
-        with self._lock:
-            if name in self.objects:
-                raise ObjectExistsError(name, self.place)
-            self.objects[name] = data
-
-    def get(self, name: str) -> bytes:
-        with self._lock:
-            if name not in self.objects:
-                raise ObjectNotFoundError(name, self.place)
-            return self.objects[name]
-
-    def names(self, prefix: str, after: str = "") -> Iterator[list[str]]:
-        with self._lock:
-            found = sorted(name for name in self.objects if name.startswith(prefix + "/") and name > after)
-        if found:
-            yield found
-
-    def delete(self, name: str) -> None:
-        with self._lock:
-            self.objects.pop(name, None)
 
 
 class Gate:
@@ -73,17 +35,18 @@ class Line(Objects):
     """A site's connection to the store, with a command for each PUT; without a command, the PUT succeeds.
 
     ``drop``: the request is lost. ``lose``: the answer is lost. ``late``: the request is delayed, and arrives at each
-    call of `arrive`. ``refuse``: the store answers that the name exists, which is false. `Gate`: the request waits.
+    call of `arrive`. ``refuse``: the store answers that the name exists, which is false.
+    ``forbid``: the store refuses the request. `Gate`: the request waits.
     """
 
     def __init__(self, store: LogStore, *commands: str | Gate) -> None:
         self._store = store
         self.commands = deque(commands)
         self._late: list[tuple[str, bytes]] = []
-        self.puts = 0
+        self.requests: list[str] = []
+        """The reading requests, such as ``GET shards/3/log/…``."""
 
     def create(self, name: str, data: bytes) -> None:
-        self.puts += 1
         command = self.commands.popleft() if self.commands else ""
         if isinstance(command, Gate):
             command.pass_through()
@@ -92,6 +55,8 @@ class Line(Objects):
             self._late.append((name, data))
         if command == "refuse":
             raise ObjectExistsError(name, self.place)
+        if command == "forbid":
+            raise LogStoreRefusedError("403 Forbidden")
         if command not in ("drop", "late"):
             self._store.create(name, data)
         if command in ("drop", "late", "lose"):
@@ -106,9 +71,11 @@ class Line(Objects):
                 continue
 
     def get(self, name: str) -> bytes:
+        self.requests.append(f"GET {name}")
         return self._store.get(name)
 
     def names(self, prefix: str, after: str = "") -> Iterator[list[str]]:
+        self.requests.append(f"LIST {prefix}")
         yield from self._store.names(prefix, after)
 
     def delete(self, name: str) -> None:

@@ -7,9 +7,9 @@ import pytest
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.log_store import StorageUnavailableError
 from topicstore.replication import names
-from topicstore.replication.bases import cut_log, read_part, sweep, write_base
+from topicstore.replication.bases import Sealed, cut_log, read_part, sweep, write_base
 from topicstore.replication.heads import Kind, Progress
-from topicstore.replication.objects import BASES
+from topicstore.replication.objects import BASES, Base
 
 from .conftest import Line, Objects
 from .test_log import SHARD, Site, entries
@@ -68,13 +68,13 @@ def test_a_truncation_that_is_broken_off_loses_nothing(changes: int) -> None:
     site.truncate()
     assert site.copy.changes == Site(store, "newer").follow()
     assert [(0, Kind.FENCE), (7, Kind.FENCE)] == [(one.head.index, one.head.kind) for one in entries(store)]
-    assert {"log": 2, "bases": 1, "cuts": 1, "parts": 1} == counts(store)
+    assert {"log": 2, "bases": 1, "cuts": 1, "parts": 1, "generations": 0} == counts(store)
     site.log.close()
 
 
 def counts(store: Objects) -> dict[str, int]:
     kinds = [name.split("/")[2] for name in store.objects]
-    return {kind: kinds.count(kind) for kind in ("log", "bases", "cuts", "parts")}
+    return {kind: kinds.count(kind) for kind in ("log", "bases", "cuts", "parts", "generations")}
 
 
 def test_two_sites_that_write_one_base_use_the_first() -> None:
@@ -87,7 +87,98 @@ def test_two_sites_that_write_one_base_use_the_first() -> None:
     higher = write_base(store, SHARD, "b", Progress(5, 1, b"y", 9), 5, [b"c"])
     sweep(store, SHARD)
     assert [b"c"] == [read_part(store, part) for part in higher.parts]
-    assert {"log": 0, "bases": 1, "cuts": 0, "parts": 1} == counts(store)
+    assert {"log": 0, "bases": 1, "cuts": 0, "parts": 1, "generations": 0} == counts(store)
+
+
+def test_truncation_reads_no_entry_but_the_fences_that_no_base_lists() -> None:
+    """Truncation finds the fences in the head of a base, which follows them from one to the one before."""
+    store = Objects()
+    site = filled(store)
+    for epoch in (3, 4):
+        site.log.release()
+        assert site.log.take_over(epoch)
+    site.propose(b"7", b"8")
+    read: list[str] = []
+    get = site.line.get
+
+    def recorded(name: str) -> bytes:
+        read.append(name)
+        return get(name)
+
+    site.line.get = recorded  # type: ignore[method-assign]
+    site.truncate()
+    fences = [one.head.index for one in entries(store)]
+    assert {Kind.FENCE} == {one.head.kind for one in entries(store)}
+    assert [0, 7, 10, 12] == fences
+    assert [names.entry(SHARD, index) for index in (12, 10, 7)] == [one for one in read if "/log/" in one]
+    (head,) = [name for name in store.objects if name.startswith(names.bases(SHARD))]
+    assert tuple(fences) == BASES.decode(head, store.objects[head], "").fences
+    site.log.close()
+
+
+def test_a_base_of_an_earlier_version_keeps_the_fences() -> None:
+    """Truncation below a base that lists no fences reads the entries, and keeps the fences."""
+    store = Objects()
+    site = filled(store)
+    at = site.copy.progress
+    head = names.base_head(SHARD, at.next)
+    store.create(head, BASES.encode(head, Base(progress=at, site="a", parts=())))
+    cut_log(store, SHARD, "a", at.next)
+    assert [(0, Kind.FENCE), (7, Kind.FENCE)] == [(one.head.index, one.head.kind) for one in entries(store)]
+    site.log.close()
+
+
+def sealed(generation: int, changed: int, written: list[int]) -> Sealed:
+    """Return a sealed generation that records when it is encoded."""
+
+    def pieces() -> list[bytes]:
+        written.append(generation)
+        return [b"%d/%d" % (generation, changed), b"end"]
+
+    return Sealed(generation, changed, pieces)
+
+
+def test_a_sealed_generation_is_written_once_and_again_when_it_is_changed() -> None:
+    """Bases share the parts of a sealed generation; once an entry changes it, it is written anew, and the old one goes.
+
+    Generations that no base has any more are deleted.
+    """
+    store = Objects()
+    written: list[int] = []
+
+    def base(index: int, *generations: tuple[int, int]) -> list[bytes]:
+        at = Progress(index, 1, b"x", 9, -1)
+        made = write_base(store, SHARD, "a", at, index, [], [sealed(*one, written) for one in generations])
+        sweep(store, SHARD)
+        return [read_part(store, part) for shared in made.shared for part in shared.parts]
+
+    assert [b"1/2", b"end"] == base(4, (1, 2))
+    assert [b"1/2", b"end", b"2/5", b"end"] == base(6, (1, 2), (2, 5))
+    assert [1, 2] == written
+    assert [b"1/2", b"end", b"2/7", b"end"] == base(8, (1, 2), (2, 7))
+    assert [1, 2, 2] == written
+    assert {"generations": 6, "bases": 1} == {what: count for what, count in counts(store).items() if count}
+    assert [b"2/7", b"end"] == base(9, (2, 7))
+    assert 3 == counts(store)["generations"]
+
+
+def test_of_two_sites_that_write_one_generation_the_first_counts() -> None:
+    """Parts of a generation that lost the race, or that nobody finished, go; a later generation's parts stay."""
+    store = Objects()
+    written: list[int] = []
+    other = sealed(1, 2, written)
+
+    def pieces() -> list[bytes]:
+        write_base(store, SHARD, "b", Progress(4, 1, b"x", 9, -1), 4, [], [other])
+        return [b"late"]
+
+    at = Progress(5, 1, b"x", 9, -1)
+    made = write_base(store, SHARD, "a", at, 5, [], [Sealed(1, 2, pieces)])
+    store.create(names.generation_part(SHARD, 7, 2, "writing", 0), b"still being written")
+    assert 5 == counts(store)["generations"]
+    sweep(store, SHARD)
+    assert [b"1/2", b"end"] == [read_part(store, part) for shared in made.shared for part in shared.parts]
+    assert 4 == counts(store)["generations"]
 
 
 def test_a_base_that_is_still_being_written_is_left_alone() -> None:

@@ -15,13 +15,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.contract.errors import CorruptionError, DatabaseClosedError, InvalidArgumentError
 from topicstore.contract.log_store import LogStore, ObjectExistsError, StorageUnavailableError
-from topicstore.replication import names
+from topicstore.replication import log, log_reader, names
 from topicstore.replication.bases import cut_log, read_part, write_base
 from topicstore.replication.heads import BEGINNING, Kind
-from topicstore.replication.log import ShardLog, ShardMovedError
+from topicstore.replication.log import LogFullError, ShardLog, ShardMovedError
 from topicstore.replication.log_reader import LogReader
 from topicstore.replication.log_stores import open_log_store
-from topicstore.replication.objects import BASES, CUTS, Base, Cut, Entry, decode_entry, encode_entry
+from topicstore.replication.objects import (
+    BASES,
+    CUTS,
+    LARGEST_CHANGE,
+    Base,
+    Cut,
+    Entry,
+    EntryTooLargeError,
+    decode_entry,
+    encode_entry,
+)
 from topicstore.replication.reading import LocalWrite
 from topicstore.replication.taking_over import Step, may_suspect
 from topicstore_conformance.faults.threads import together
@@ -122,6 +132,115 @@ def test_what_is_queued_while_a_put_is_in_flight_becomes_one_entry(site: Any, st
     assert [1, 49] == [len(entry.changes) for entry in entries(store)[1:]]
     assert (2, 50) == (entries(store)[2].head.first_position, entries(store)[2].head.last_position)
     assert [b"%d" % number for number in range(50)] == a.copy.changes
+
+
+def test_an_entry_is_full_before_it_is_too_large(site: Any, store: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queued changes become several entries, none of which is larger than the limit unless one change alone is."""
+    monkeypatch.setattr(log, "_MOST_BYTES", 30)
+    gate = Gate()
+    a = site("a", "", gate, epoch=1)
+    sizes = [0] * 7 + [9, 9, 50, 4, 3, 30, 1]
+    proposals = [a.log.propose(b"x")]
+    gate.reached()
+    proposals += [a.log.propose(bytes(size)) for size in sizes]
+    gate.open()
+    for proposal in proposals:
+        proposal.wait(LONG)
+    expected = [(0,) * 6, (0, 9), (9,), (50,), (4, 3), (30,), (1,)]
+    assert expected == [tuple(map(len, entry.changes)) for entry in entries(store)[2:]]
+
+
+def test_the_next_put_begins_while_an_entry_is_applied(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an entry is applied, the PUT of the changes that were queued meanwhile is in flight."""
+    first, second = Gate(), Gate()
+    a, b = site("a", "", first, second, epoch=1), site("b")
+    write = a.copy.write
+
+    def waits(entry: Entry, local: LocalWrite) -> None:
+        if entry.changes == (b"1",):
+            second.reached()
+        write(entry, local)
+
+    monkeypatch.setattr(a.copy, "write", waits)
+    proposals = [a.log.propose(b"1")]
+    first.reached()
+    proposals.append(a.log.propose(b"2"))
+    first.open()
+    proposals[0].wait(LONG)
+    assert [b"1"] == a.copy.changes
+    second.open()
+    proposals[1].wait(LONG)
+    assert [b"1", b"2"] == a.copy.changes == b.follow()
+
+
+def test_an_engine_that_fails_beside_a_put_stops_the_log(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If applying an entry fails while the next PUT is in flight, both changes fail, and nothing later is applied."""
+    first, second = Gate(), Gate()
+    a, b = site("a", "", first, second, epoch=1), site("b")
+
+    def fail(_entry: Entry, _write: LocalWrite) -> None:
+        second.reached()
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(a.copy, "write", fail)
+    proposals = [a.log.propose(b"1")]
+    first.reached()
+    proposals.append(a.log.propose(b"2"))
+    first.open()
+    second.reached()
+    second.open()
+    for proposal in proposals:
+        with pytest.raises(OSError, match="the disk is full"):
+            proposal.wait(LONG)
+    assert [] == a.copy.changes
+    assert [b"1", b"2"] == b.follow()
+
+
+def test_an_entry_is_acknowledged_though_the_next_one_is_fenced(site: Any) -> None:
+    """An owner that is fenced while it applies an entry acknowledges this entry, and fails the next one."""
+    first, second = Gate(), Gate()
+    a, b = site("a", "", first, second, epoch=1), site("b")
+    proposals = [a.log.propose(b"1")]
+    first.reached()
+    proposals.append(a.log.propose(b"2"))
+    first.open()
+    second.reached()
+    assert b.log.take_over(2)
+    second.open()
+    proposals[0].wait(LONG)
+    with pytest.raises(ShardMovedError):
+        proposals[1].wait(LONG)
+    assert [b"1"] == a.follow() == b.follow()
+
+
+def test_a_full_queue_refuses_changes_until_there_is_room(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue holds a bounded number of bytes; a caller waits for room without the shard's lock."""
+    monkeypatch.setattr(log, "_MOST_QUEUED", 100)
+    gate = Gate()
+    a = site("a", "", gate, epoch=1)
+    proposals = [a.log.propose(b"1")]
+    gate.reached()
+    proposals += [a.log.propose(bytes(200))]
+    with pytest.raises(LogFullError, match="205 bytes of changes wait for the store"):
+        a.log.propose(b"2")
+    with pytest.raises(StorageUnavailableError, match="nothing was queued"):
+        a.log.wait_for_room(1, 0)
+    gate.open()
+    a.log.wait_for_room(1, LONG)
+    proposals += [a.log.propose(b"2")]
+    for proposal in proposals:
+        proposal.wait(LONG)
+    a.log.release()
+    a.log.wait_for_room(1_000, 0)
+
+
+def test_a_change_that_no_entry_holds_is_refused_and_the_log_goes_on(site: Any) -> None:
+    """A change that is too large for a log entry is refused at once with advice, and later changes are stored."""
+    a, b = site("a", epoch=1), site("b")
+    with pytest.raises(EntryTooLargeError, match="split the batch"):
+        a.log.propose(bytes(LARGEST_CHANGE))
+    a.propose(b"1")
+    assert [b"1"] == a.copy.changes == b.follow()
 
 
 def test_many_threads_that_propose_are_each_told(site: Any) -> None:
@@ -230,6 +349,53 @@ def test_a_fence_in_an_emptied_place_does_not_make_an_owner(site: Any, store: Ob
     assert [0, 2, 4, 5] == [entry.head.index for entry in entries(store)]
 
 
+def test_an_idle_follower_asks_for_the_next_entry_only(site: Any) -> None:
+    """A read that finds nothing costs one GET; one that finds an entry looks for cuts too; some look for both."""
+    a, b = site("a", epoch=1), site("b")
+    a.propose(b"1")
+    b.follow()
+    b.follow()
+    b.line.requests.clear()
+    for _ in range(log_reader._LOOK_EVERY - 2):
+        assert Step.FENCE is b.log.reader.read()
+    assert [f"GET {names.entry(SHARD, 2)}"] * (log_reader._LOOK_EVERY - 2) == b.line.requests
+    b.line.requests.clear()
+    a.propose(b"2")
+    assert [b"1", b"2"] == b.follow()
+    gets = [f"GET {names.entry(SHARD, index)}" for index in (2, 3)]
+    assert [*gets, f"LIST {names.cuts(SHARD)}"] == b.line.requests
+    b.line.requests.clear()
+    assert Step.FENCE is b.log.reader.read(certain=True)
+    assert [gets[1], f"LIST {names.cuts(SHARD)}"] == b.line.requests
+
+
+def test_a_follower_whose_next_entry_was_truncated_begins_at_the_base(site: Any) -> None:
+    """A follower that was stopped for long finds the base after some reads, and at once if it must be certain."""
+    a, b, c = site("a", epoch=1), site("b"), site("c")
+    for follower in (b, c):
+        follower.follow()
+        follower.follow()
+    a.propose(b"1", b"2")
+    a.truncate()
+    assert Step.FENCE is b.log.reader.read()
+    assert Step.READ is b.log.reader.read(certain=True)
+    assert [b"1", b"2"] == b.copy.changes
+    reads = [c.log.reader.read() for _ in range(log_reader._LOOK_EVERY)]
+    assert Step.READ in reads
+    assert [b"1", b"2"] == c.copy.changes
+
+
+def test_a_reader_takes_a_bounded_part_of_the_log(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One read takes entries until their changes have the most bytes, so that a long log needs little memory."""
+    monkeypatch.setattr(log_reader, "_MOST_BYTES", 100)
+    a, b = site("a", epoch=1), site("b")
+    a.propose(*[bytes(40)] * 7)
+    applied = []
+    while b.log.reader.read() is Step.READ:
+        applied.append(len(b.copy.changes))
+    assert [3, 6, 7] == applied[:3]
+
+
 def test_a_replica_that_is_behind_a_base_reads_on_unless_the_log_was_cut(site: Any) -> None:
     """A replica behind the newest base keeps its state and reads the log, unless the log was cut."""
     a, b = site("a", epoch=1), site("b")
@@ -302,6 +468,21 @@ def test_no_answer_within_the_time_is_told_and_the_change_goes_on(site: Any) -> 
     assert [b"1"] == a.copy.changes
 
 
+def test_the_reason_for_which_the_store_refuses_is_told(site: Any) -> None:
+    """While a store refuses, its reason is in the waiting caller's error and in `failure`, until it answers again."""
+    gate = Gate()
+    a = site("a", "", "forbid", gate, epoch=1)
+    assert None is a.log.failure
+    change = a.log.propose(b"1")
+    gate.reached()
+    with pytest.raises(StorageUnavailableError, match=r"for 0 s \(403 Forbidden\); the change is still on its way"):
+        change.wait(0)
+    assert "403 Forbidden" == a.log.failure
+    gate.open()
+    change.wait(LONG)
+    assert None is a.log.failure
+
+
 def test_a_log_that_is_closed_while_nothing_answers_fails_what_is_pending(store: Objects) -> None:
     """If the log is closed while the store doesn't answer, pending changes fail with an unknown outcome."""
     gate = Gate("drop")
@@ -314,7 +495,7 @@ def test_a_log_that_is_closed_while_nothing_answers_fails_what_is_pending(store:
     a.log._stopping.wait(LONG)
     gate.open()
     closing.join()
-    with pytest.raises(StorageUnavailableError, match="the change may be stored"):
+    with pytest.raises(StorageUnavailableError, match=r"answered \(no answer\); the change may be stored"):
         change.wait(LONG)
     with pytest.raises(StorageUnavailableError):
         a.log.propose(b"2")

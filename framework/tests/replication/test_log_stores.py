@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from topicstore.contract.errors import InvalidArgumentError, UnknownPluginError
-from topicstore.contract.log_store import NotConditionalError, check_name
+from topicstore.contract.log_store import LogStoreRefusedError, NotConditionalError, check_name
 from topicstore.replication.log_stores import open_log_store, probe
 
 from .conftest import Objects
@@ -27,6 +27,22 @@ def test_a_store_that_ignores_the_condition_is_refused() -> None:
     with pytest.raises(NotConditionalError, match=r"^s3://careless created an object whose name was taken.*Ceph"):
         probe(store)
     assert {} == store.objects
+
+
+class Forbidding(Objects):
+    """A store whose credentials allow nothing."""
+
+    def create(self, name: str, data: bytes) -> None:
+        raise LogStoreRefusedError(f"s3://mine: 403 Forbidden for {name}, {len(data)} bytes")
+
+    def delete(self, name: str) -> None:
+        raise AssertionError(f"{name} was not created")
+
+
+def test_a_store_that_refuses_the_site_is_not_opened() -> None:
+    """A store that refuses the site is not opened; the error has the store's own reason."""
+    with pytest.raises(LogStoreRefusedError, match="403 Forbidden"):
+        probe(Forbidding())
 
 
 def test_a_store_that_keeps_to_it_is_opened(tmp_path: Path) -> None:

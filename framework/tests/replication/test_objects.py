@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,10 @@ INT = st.integers(0, 2**63 - 1)
 TEXT = st.text(max_size=20)
 BYTES = st.binary(max_size=20)
 NAMES = st.lists(TEXT, max_size=4).map(tuple)
-PROGRESS = st.builds(Progress, INT, INT, BYTES, INT)
+FENCE = st.none() | st.integers(-1, 2**63 - 1)
+PROGRESS = st.builds(Progress, INT, INT, BYTES, INT, FENCE)
+PARTS = st.lists(st.builds(objects.Part, TEXT, INT, BYTES), max_size=3).map(tuple)
+SHARED = st.builds(objects.SharedParts, generation=INT, changed=INT, parts=PARTS)
 RECORDS: dict[str, tuple[objects.ObjectCodec[Any], str, st.SearchStrategy[Any]]] = {
     "cluster document": (
         objects.CLUSTER_DOCUMENTS,
@@ -50,9 +54,12 @@ RECORDS: dict[str, tuple[objects.ObjectCodec[Any], str, st.SearchStrategy[Any]]]
             objects.Base,
             progress=PROGRESS,
             site=TEXT,
-            parts=st.lists(st.builds(objects.Part, TEXT, INT, BYTES), max_size=3).map(tuple),
+            parts=PARTS,
+            fences=st.none() | st.lists(INT, max_size=3).map(tuple),
+            shared=st.lists(SHARED, max_size=2).map(tuple),
         ),
     ),
+    "sealed generation": (objects.SHARED_PARTS, names.generation_head(3, 99, 7), SHARED),
     "cut": (objects.CUTS, names.cut(3, 99), st.builds(objects.Cut, site=TEXT)),
 }
 KINDS = pytest.mark.parametrize("what", sorted(RECORDS))
@@ -67,7 +74,9 @@ HEADS = st.builds(
     checksum=st.just(b""),
     first_position=INT,
     last_position=INT,
+    fence=FENCE,
 )
+A_HEAD = Head(index=7, kind=Kind.CHANGES, epoch=1, id=b"id", site="berlin", before=b"before", checksum=b"")
 CHANGES = st.lists(st.binary(max_size=200), max_size=4).map(tuple)
 
 
@@ -106,6 +115,32 @@ def test_damage_of_an_entry_is_told_with_its_name(head: Head, changes: tuple[byt
     for shard, index in ((6, head.index), (5, head.index ^ 1)):  # an entry under the name of another entry
         with pytest.raises(CorruptionError, match="checksum"):
             objects.decode_entry(shard, index, stored, "s3://b")
+
+
+def test_the_largest_change_is_read_back_even_if_it_does_not_compress() -> None:
+    """An entry with one change of the largest size is read back, though its bytes are random."""
+    changes = (random.Random(0).randbytes(objects.LARGEST_CHANGE - objects.CHANGE_OVERHEAD),)
+    entry, stored = objects.encode_entry(5, A_HEAD, changes)
+    assert len(stored) <= objects.LARGEST_ENTRY
+    assert entry == objects.decode_entry(5, A_HEAD.index, stored, "s3://b")
+
+
+@pytest.mark.parametrize("changes", [(bytes(1_001),), (b"",) * 1_001, (random.Random(0).randbytes(990),)])
+def test_an_entry_that_is_too_large_is_refused_before_it_is_written(
+    changes: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes that don't fit in an entry are refused: too many bytes, too many changes, or too large an object."""
+    monkeypatch.setattr(objects, "LARGEST_ENTRY", 1_000)
+    with pytest.raises(objects.EntryTooLargeError, match="may be at most 1000"):
+        objects.encode_entry(5, A_HEAD, changes)
+
+
+def test_a_larger_entry_of_an_earlier_version_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry that an earlier version wrote above today's largest size is read."""
+    with monkeypatch.context() as patched:
+        patched.setattr(objects, "LARGEST_ENTRY", 1 << 30)
+        entry, stored = objects.encode_entry(5, A_HEAD, (bytes(65 << 20),))
+    assert entry == objects.decode_entry(5, A_HEAD.index, stored, "s3://b")
 
 
 def check_damage(data: st.DataObject, stored: bytes, decode: Callable[[bytes], object], place: str) -> None:
@@ -163,6 +198,17 @@ def test_changes_that_do_not_unpack_are_told(size: int, changes: bytes, reason: 
     data = objects._ENTRIES.encode(name, stored)
     with pytest.raises(CorruptionError, match=f"{name}: .*{reason}"):
         objects.decode_entry(1, 1, data, "s3://b")
+
+
+def test_entries_and_bases_of_an_earlier_version_are_read() -> None:
+    """Entries and bases that were stored without fences are read; their fences are then unknown."""
+    name, head = names.entry(5, 7), names.base_head(5, 8)
+    body = msgspec.msgpack.encode([1, 1, 3, b"id", "berlin", b"before", 0, 0, 0, b""])
+    entry = objects.decode_entry(5, 7, objects._digest(name, body) + body, "s3://b")
+    assert (Kind.FENCE, None) == (entry.head.kind, entry.head.fence)
+    body = msgspec.msgpack.encode([1, [8, 3, b"before", 10], "berlin", [["part", 4, b"sum"]]])
+    base = objects.BASES.decode(head, objects._digest(head, body) + body, "s3://b")
+    assert (Progress(8, 3, b"before", 10), None, ()) == (base.progress, base.fences, base.shared)
 
 
 @KINDS

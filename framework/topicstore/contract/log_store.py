@@ -8,6 +8,8 @@ that creates the object of the next entry has appended that entry. Every log sto
 * `LogStore.get` and `LogStore.names` are strongly consistent: they see each object that was created before the call,
   and none that was deleted before the call. A cache, or a replica that lags behind, would break the log.
 * After an error other than `ObjectExistsError` and `ObjectNotFoundError`, it is unknown whether the call took effect.
+* Wherever `StorageUnavailableError` is raised, a store that can tell a refusal from silence raises its subclass
+  `LogStoreRefusedError`: the same call will fail until somebody changes permissions, credentials or the address.
 
 A plugin returns a `topicstore.contract.plugin_specs.LogStoreSpec` that names the implementing class from
 the hook ``topicstore_logs``. `topicstore_conformance.log_store.LogStoreSuite` tests the class.
@@ -26,6 +28,7 @@ from .options import NoOptions
 __all__ = [
     "MAX_NAME",
     "LogStore",
+    "LogStoreRefusedError",
     "NotConditionalError",
     "ObjectExistsError",
     "ObjectNotFoundError",
@@ -58,6 +61,14 @@ class StorageUnavailableError(RecoverableError):
     """The store didn't answer conclusively; the call may have taken effect, or may still do so.
 
     The message names the likely cause: the network, the address, the credentials or the disk. Retry the same call.
+    """
+
+
+class LogStoreRefusedError(StorageUnavailableError):
+    """The store refuses the call: no permission, a wrong key, no such bucket. The message has the store's own words.
+
+    A store that refuses is not opened. A site that has it open repeats the call, because an administrator may correct
+    permissions meanwhile.
     """
 
 

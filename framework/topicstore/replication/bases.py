@@ -1,47 +1,126 @@
 """Bases: writing snapshots of a shard, from which replicas start, and truncating the log below them.
 
-A base consists of parts and a head, which is created last and names the parts. Every function may be interrupted and
+A base consists of parts and a head, which is created last and names the parts. A sealed generation has a head of its
+own, and its parts belong to all bases that name it. Every function may be interrupted and
 repeated, by any site: objects are never changed once created, and only objects that a higher base replaces are deleted.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
+import attrs
 import xxhash
 
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError
 
 from . import names
-from .heads import Progress
-from .objects import BASES, CUTS, Base, Cut, Part, decode_entry
+from .heads import Kind, Progress
+from .objects import BASES, CUTS, SHARED_PARTS, Base, Cut, Part, SharedParts, decode_entry
 from .truncating import base_progress, cut_at, may_delete
 
-__all__ = ["cut_log", "highest", "read_part", "sweep", "write_base"]
+__all__ = ["Sealed", "cut_log", "highest", "newest_base", "read_part", "sweep", "write_base"]
 
 
-def write_base(store: LogStore, shard: int, site: str, applied: Progress, log_end: int, parts: Iterable[bytes]) -> Base:
+@attrs.frozen
+class Sealed:
+    """A sealed generation, to be written unless it is in the store already."""
+
+    generation: int
+    changed: int
+    """The index of the last entry that changed the generation."""
+    pieces: Callable[[], Iterable[bytes]]
+    """Encodes the generation; called only if it is to be written."""
+
+
+def write_base(
+    store: LogStore,
+    shard: int,
+    site: str,
+    applied: Progress,
+    log_end: int,
+    parts: Iterable[bytes],
+    sealed: Iterable[Sealed] = (),
+    *,
+    identity: Callable[[int], str] = secrets.token_hex,
+) -> Base:
     """Create a base of the applied state, whose encoded pieces are ``parts``. Return the base stored at its index.
 
-    If another site has created a base with the same index, with the same content in other parts, that base is returned.
+    ``sealed`` are all generations that are sealed at this index; each is written once, and shared by later bases until
+    an entry changes it. If another site has created a base with the same index, with the same content in other parts,
+    that base is returned. ``identity`` returns random text, which keeps the parts of two writers apart.
     """
     progress = base_progress(applied, log_end)
-    writing = secrets.token_hex(8)
-    made: list[Part] = []
-    for number, data in enumerate(parts):
-        name = names.base_part(shard, progress.next, writing, number)
-        store.create(name, data)
-        made.append(Part(name, len(data), xxhash.xxh3_128_digest(data)))
+    fences = _fences(store, shard, progress)
+    shared = tuple(_share(store, shard, one, identity) for one in sealed)
+    writing = identity(8)
+    made = _write_parts(store, lambda number: names.base_part(shard, progress.next, writing, number), parts)
     head = names.base_head(shard, progress.next)
-    base = Base(progress=progress, site=site, parts=tuple(made))
+    base = Base(progress=progress, site=site, parts=made, fences=fences, shared=shared)
     try:
         store.create(head, BASES.encode(head, base))
     except ObjectExistsError:
         return BASES.decode(head, store.get(head), store.place)
     return base
+
+
+def _share(store: LogStore, shard: int, sealed: Sealed, identity: Callable[[int], str]) -> SharedParts:
+    """Return the parts of a sealed generation; write them unless a site has done so."""
+    key = sealed.changed, sealed.generation
+    head = names.generation_head(shard, *key)
+    with suppress(ObjectNotFoundError):
+        return SHARED_PARTS.decode(head, store.get(head), store.place)
+    writing = identity(8)
+    parts = _write_parts(store, lambda number: names.generation_part(shard, *key, writing, number), sealed.pieces())
+    shared = SharedParts(generation=sealed.generation, changed=sealed.changed, parts=parts)
+    try:
+        store.create(head, SHARED_PARTS.encode(head, shared))
+    except ObjectExistsError:
+        return SHARED_PARTS.decode(head, store.get(head), store.place)
+    return shared
+
+
+def _write_parts(store: LogStore, name: Callable[[int], str], pieces: Iterable[bytes]) -> tuple[Part, ...]:
+    made: list[Part] = []
+    for number, data in enumerate(pieces):
+        store.create(name(number), data)
+        made.append(Part(name(number), len(data), xxhash.xxh3_128_digest(data)))
+    return tuple(made)
+
+
+def _fences(store: LogStore, shard: int, progress: Progress) -> tuple[int, ...] | None:
+    """Return the indexes of the fences below a progress; None if an entry of an earlier version doesn't say.
+
+    Each entry names the last fence before it. Fences are small and are never deleted, so this follows them back to the
+    last one that the newest base lists.
+    """
+    base = newest_base(store, shard)
+    known = base.fences if base is not None and base.fences is not None and base.progress.next <= progress.next else ()
+    behind: list[int] = []
+    fence = progress.fence
+    while fence is not None and fence >= 0 and fence not in known:
+        behind.append(fence)
+        fence = decode_entry(shard, fence, store.get(names.entry(shard, fence)), store.place).head.fence
+    if fence is None:
+        return None
+    return (*(one for one in known if one <= fence), *reversed(behind))
+
+
+def newest_base(store: LogStore, shard: int) -> Base | None:
+    """Return the head of the newest base; None if there is none."""
+    gone = -1
+    while (index := highest(store, names.bases(shard))) is not None:
+        head = names.base_head(shard, index)
+        try:
+            return BASES.decode(head, store.get(head), store.place)
+        except ObjectNotFoundError as missing:  # deleted in the meantime, unless it is still the highest base
+            if index == gone:
+                raise CorruptionError("it is listed, and can't be read", f"{store.place}: base {head}") from missing
+            gone = index
+    return None
 
 
 def read_part(store: LogStore, part: Part) -> bytes:
@@ -73,25 +152,55 @@ def cut_log(store: LogStore, shard: int, site: str, oldest_reader: int) -> int:
 
 
 def sweep(store: LogStore, shard: int) -> None:
-    """Delete obsolete objects: entries below the highest cut except fences, lower cuts, and bases below the highest."""
+    """Delete obsolete objects: entries below the highest cut except fences, lower cuts, and lower bases.
+
+    Sealed generations that the highest base lacks are deleted too, unless a later base may be about to have them.
+    """
     cut = highest(store, names.cuts(shard)) or 0
+    base = newest_base(store, shard)
+    if base is None:
+        return
+    _delete_entries(store, shard, cut, base)
+    _delete_below(store, names.cuts(shard), cut)
+    _delete_below(store, names.bases(shard), base.progress.next)
+    for name in _names(store, names.parts(shard)):
+        if names.base_of(name) >= base.progress.next:
+            break
+        store.delete(name)
+    _delete_generations(store, shard, base)
+
+
+def _delete_entries(store: LogStore, shard: int, cut: int, base: Base) -> None:
     for name in _names(store, names.entries(shard)):
         index = names.number_of(name)
         if index >= cut:
             break
-        try:
-            entry = decode_entry(shard, index, store.get(name), store.place)
-        except ObjectNotFoundError:
-            continue
-        if may_delete(entry.head, cut):
+        fences = base.fences if base.fences is not None else _fence_at(store, shard, index)
+        if may_delete(index, cut, fences):
             store.delete(name)
-    _delete_below(store, names.cuts(shard), cut)
-    base = highest(store, names.bases(shard)) or 0
-    _delete_below(store, names.bases(shard), base)
-    for name in _names(store, names.parts(shard)):
-        if names.base_of(name) >= base:
+
+
+def _fence_at(store: LogStore, shard: int, index: int) -> tuple[int, ...]:
+    """Return the index if its entry is a fence; for a base of an earlier version, which does not list them."""
+    try:
+        entry = decode_entry(shard, index, store.get(names.entry(shard, index)), store.place)
+    except ObjectNotFoundError:
+        return ()
+    return (index,) if entry.head.kind is Kind.FENCE else ()
+
+
+def _delete_generations(store: LogStore, shard: int, base: Base) -> None:
+    """Delete the sealed generations that the base doesn't have, and parts of theirs that lost a race.
+
+    Generations that an entry of a later base has changed may be in the middle of being written.
+    """
+    kept = {part.name for shared in base.shared for part in shared.parts}
+    kept |= {names.generation_head(shard, shared.changed, shared.generation) for shared in base.shared}
+    for name in _names(store, names.generations(shard)):
+        if names.changed_of(shard, name) >= base.progress.next:
             break
-        store.delete(name)
+        if name not in kept:
+            store.delete(name)
 
 
 def _delete_below(store: LogStore, prefix: str, number: int) -> None:

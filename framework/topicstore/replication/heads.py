@@ -39,6 +39,8 @@ class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The lowest position that the entry assigns; 0 if it assigns none."""
     last_position: int = 0
     """The highest position that the entry assigns; 0 if it assigns none."""
+    fence: int | None = None
+    """The index of the last fence before the entry, -1 if there is none; None if an earlier version wrote the entry."""
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
@@ -52,7 +54,9 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
     """The checksum of the last entry read."""
     last_position: int
     """The highest position that the entries read have assigned."""
+    fence: int | None = None
+    """The index of the last fence among the entries read, -1 if there is none; None if that is unknown."""
 
 
-BEGINNING = Progress(0, 0, b"", 0)
+BEGINNING = Progress(0, 0, b"", 0, -1)
 """The progress of a replica that has read nothing."""

@@ -1,14 +1,19 @@
 """`ShardLog`: one shard's log on one site, which follows, takes over, writes and releases the shard.
 
 One thread writes. A caller that stores something proposes a change under the shard's lock, and waits for the change
-without the lock. Changes proposed while a PUT is in flight become the next entry (group commit).
+without the lock. Changes proposed while a PUT is in flight become the next entry (group commit). If there are such
+changes, their PUT begins at once, and a second thread applies the entry before meanwhile.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from queue import SimpleQueue
 
 import attrs
 
@@ -20,14 +25,17 @@ from topicstore.runtime.wake_event import AutoResetEvent
 from . import names
 from .heads import Head, Kind, Progress
 from .log_reader import LogReader, Machine
-from .objects import Entry, decode_entry, encode_entry
+from .objects import CHANGE_OVERHEAD, LARGEST_CHANGE, Entry, EntryTooLargeError, decode_entry, encode_entry
 from .owning import Answer, Outcome, Stage, after_put, again, may_acknowledge, may_put, may_release
+from .reading import apply
 from .taking_over import Step, after_fence, after_look, after_reading, at_end
 
-__all__ = ["Proposal", "ShardLog", "ShardMovedError"]
+__all__ = ["LogFullError", "Proposal", "ShardLog", "ShardMovedError"]
 
 _MOST_BYTES = 8 << 20
-"""The bytes of changes at which an entry is full: the change that reaches the limit is the entry's last."""
+"""The most bytes of the changes of one entry, unless the entry has a single, larger change."""
+_MOST_QUEUED = 64 << 20
+"""The bytes of queued changes at which the queue is full, unless a single change has more."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 """The least and the most seconds between two tries of a PUT."""
 
@@ -40,6 +48,13 @@ class ShardMovedError(RecoverableError):
     """
 
 
+class LogFullError(RecoverableError):
+    """Too many bytes of changes wait for the store; nothing was queued.
+
+    Release the shard's lock, call `ShardLog.wait_for_room`, and propose again.
+    """
+
+
 @attrs.define(eq=False)
 class Proposal:
     """A change that was queued for the log and can be waited for."""
@@ -48,6 +63,7 @@ class Proposal:
     first_position: int
     """The lowest position that the change assigns; 0 if it assigns none."""
     last_position: int
+    _log: ShardLog
     _done: threading.Event = attrs.field(factory=threading.Event, init=False)
     _failure: BaseException | None = attrs.field(default=None, init=False)
 
@@ -59,21 +75,74 @@ class Proposal:
         """
         if not self._done.wait(timeout):
             raise StorageUnavailableError(
-                f"the store has not answered for {timeout:g} s; the change is still on its way, and may be stored"
+                f"the store has not answered for {timeout:g} s{self._log.reason}; the change is still on its way, and "
+                "may be stored"
             )
         if self._failure is not None:
             raise self._failure
 
     def settle(self, failure: BaseException | None = None) -> None:
-        """End the wait of `wait`: successfully, or with ``failure``, which `wait` raises."""
-        self._failure = failure
-        self._done.set()
+        """End the wait of `wait`: successfully, or with ``failure``, which `wait` raises. Only the first call counts.
+
+        Called by the log's threads one after the other.
+        """
+        if not self._done.is_set():
+            self._failure = failure
+            self._done.set()
+
+
+class _Applier:
+    """Runs functions in a second thread, one at a time; without ``threads``, at the end of `beside`."""
+
+    def __init__(self, name: str, *, threads: bool) -> None:
+        self._name = name
+        self._threads = threads
+        self._thread: threading.Thread | None = None
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._results: SimpleQueue[BaseException | None] = SimpleQueue()
+
+    @contextmanager
+    def beside(self, call: Callable[[], object] | None) -> Iterator[None]:
+        """Run ``call`` while the body runs; wait for it at the end, and raise its error."""
+        if call is not None and self._threads:
+            self._begin()
+            self._calls.put(call)
+        try:
+            yield
+        finally:
+            if call is not None and not self._threads:
+                call()
+            elif call is not None and (error := self._results.get()) is not None:
+                raise error
+
+    def end(self) -> None:
+        """End the thread, if there is one."""
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except BaseException as error:  # noqa: BLE001 - `beside` raises it
+                self._results.put(error)
+            else:
+                self._results.put(None)
 
 
 class ShardLog:
     """A shard's log on one site. One thread takes over; any thread may propose changes.
 
-    ``pause`` is called with the number of tries before a PUT is repeated, and waits.
+    ``pause`` is called with the number of tries before a PUT is repeated, and waits. ``identity`` returns a number of
+    random bytes, for the id of an entry. Without ``threads``, the log starts none: its user calls `write_queued` after
+    proposing.
     """
 
     def __init__(
@@ -83,6 +152,9 @@ class ShardLog:
         machine: Machine,
         site: str,
         pause: Callable[[int], object] | None = None,
+        *,
+        identity: Callable[[int], bytes] = secrets.token_bytes,
+        threads: bool = True,
     ) -> None:
         self.reader = LogReader(store, shard, machine)
         self._store = store
@@ -90,9 +162,15 @@ class ShardLog:
         self._machine = machine
         self._site = site
         self._pause = pause or self._back_off
+        self._identity = identity
+        self._threads = threads
         self._lock = threading.Lock()
         """Guards the queue, the number of PUTs in flight, and the reason why proposals are refused."""
+        self._room = threading.Condition(self._lock)
+        """Notified when the queue becomes shorter."""
         self._queue: list[Proposal] = []
+        self._queued = 0
+        """The bytes of the queued changes, `CHANGE_OVERHEAD` included."""
         self._in_flight = 0
         self._refuses: BaseException | None = ShardMovedError(f"site {site} does not own shard {shard}")
         """The error that `propose` raises; None while this site owns the shard."""
@@ -100,6 +178,9 @@ class ShardLog:
         """Whether the shard is to be released as soon as the queue is empty."""
         self._stopping = threading.Event()
         self._wake = AutoResetEvent()
+        self._applier = _Applier(f"topicstore-applying-{shard}", threads=threads)
+        self.failure: str | None = None
+        """The error with which the store answered the last PUT; None after a success. Reading it needs no lock."""
         self._epoch = 0
         self._thread: threading.Thread | None = None
         end_at_exit(self, ShardLog.close)
@@ -108,6 +189,12 @@ class ShardLog:
     def owned(self) -> bool:
         """Whether this site accepts proposals. Another site may already own the shard; the next PUT detects this."""
         return self._refuses is None
+
+    @property
+    def reason(self) -> str:
+        """The end of an error's sentence: the store's last error in parentheses, or nothing."""
+        failure = self.failure
+        return "" if failure is None else f" ({failure})"
 
     # --- taking over ---
 
@@ -147,26 +234,53 @@ class ShardLog:
     def _begin(self, epoch: int) -> None:
         with self._lock:
             self._epoch, self._refuses, self._leaving = epoch, None, False
-            self._thread = threading.Thread(target=self._work, name=f"topicstore-log-{self._shard}", daemon=True)
-            self._thread.start()
+            if self._threads:
+                self._thread = threading.Thread(target=self._work, name=f"topicstore-log-{self._shard}", daemon=True)
+                self._thread.start()
 
     # --- writing ---
 
     def propose(self, change: bytes, first_position: int = 0, last_position: int = 0) -> Proposal:
         """Queue a change for the log; return without waiting for it.
 
-        The caller holds the shard's lock, so that proposals are queued in the order of their positions. Raises
+        The caller holds the shard's lock, so that proposals are queued in the order of their positions. Changes are
+        acknowledged in this order too: a batch too large for one change is proposed as several, and awaited by its
+        last. Raises `LogFullError`, `EntryTooLargeError` for more than `LARGEST_CHANGE` bytes less `CHANGE_OVERHEAD`,
         `ShardMovedError`, or the error that has stopped the log.
         """
-        proposal = Proposal(change, first_position, last_position)
+        size = len(change) + CHANGE_OVERHEAD
+        if size > LARGEST_CHANGE:
+            raise EntryTooLargeError(
+                f"a change has {len(change)} bytes, and a log entry has room for {LARGEST_CHANGE - CHANGE_OVERHEAD}; "
+                "split the batch"
+            )
+        proposal = Proposal(change, first_position, last_position, self)
         with self._lock:
             if self._refuses is not None:
                 raise self._refuses
             if self._leaving:
                 raise ShardMovedError(f"site {self._site} is releasing shard {self._shard}")
+            if not self._has_room_locked(len(change)):
+                raise LogFullError(f"{self._queued} bytes of changes wait for the store{self.reason}")
             self._queue.append(proposal)
+            self._queued += size
         self._wake.set()
         return proposal
+
+    def wait_for_room(self, size: int, timeout: float | None = None) -> None:
+        """Wait until a change of ``size`` bytes fits in the queue, or the log accepts no changes at all.
+
+        The caller doesn't hold the shard's lock, which applying an entry may need. Raises `StorageUnavailableError`
+        after ``timeout`` seconds.
+        """
+        with self._room:
+            if not self._room.wait_for(lambda: self._has_room_locked(size) or self._refuses is not None, timeout):
+                raise StorageUnavailableError(
+                    f"the store has not taken queued changes for {timeout:g} s{self.reason}; nothing was queued"
+                )
+
+    def _has_room_locked(self, size: int) -> bool:
+        return not self._queue or self._queued + size + CHANGE_OVERHEAD <= _MOST_QUEUED
 
     def release(self) -> None:
         """Write all queued changes and then an entry that releases the shard; wait until this is done.
@@ -189,21 +303,44 @@ class ShardLog:
             self._thread.join()
 
     def _work(self) -> None:
+        while self.write_queued():
+            self._wake.wait(None)
+        self._applier.end()
+
+    def write_queued(self) -> bool:
+        """Write and apply the queued changes, and release the shard if `release` asks for it.
+
+        Returns whether this site still owns the shard. Errors are raised by `Proposal.wait`, not here. Called by the
+        log's own thread, or by its user's if it has none.
+        """
+        written: list[Entry] = []
+        """The last entries that are in the log, which are applied while the PUT of the next one is in flight."""
+        applying: list[Proposal] = []
         pending: list[Proposal] = []
+        at = self._machine.progress
         try:
-            while not self._stopping.is_set():
-                pending = self._next()
+            while True:
+                pending = [] if self._stopping.is_set() else self._next()
                 if pending:
-                    self._write(pending)
+                    with self._applier.beside(partial(self._apply, written, applying) if written else None):
+                        entries = self._put_next(Kind.CHANGES, pending, at)
+                    with self._lock:
+                        self._in_flight -= 1
+                    written, applying = entries, pending
+                    at = self._after(at, written)
+                elif written:
+                    self._apply(written, applying)
+                    written, applying = [], []
+                elif self._stopping.is_set():
+                    raise ShardMovedError(f"site {self._site} has stopped writing shard {self._shard}")
                 elif self._may_release():
-                    self._put_next(Kind.RELEASED, ())
-                    break
+                    self._apply(self._put_next(Kind.RELEASED, (), at), ())
+                    raise ShardMovedError(f"site {self._site} has released shard {self._shard}")
                 else:
-                    self._wake.wait(None)
-            what = "has stopped writing" if self._stopping.is_set() else "has released"
-            self._end(pending, ShardMovedError(f"site {self._site} {what} shard {self._shard}"))
+                    return True
         except BaseException as error:  # noqa: BLE001 - every thread that waits raises it
-            self._end(pending, error)
+            self._end([*applying, *pending], error)
+        return False
 
     def _next(self) -> list[Proposal]:
         """Take the changes of the next entry from the queue; none while a PUT is in flight."""
@@ -211,10 +348,14 @@ class ShardLog:
             if not may_put(self._in_flight, len(self._queue)):
                 return []
             size = number = 0
-            while number < len(self._queue) and size < _MOST_BYTES:
-                size += len(self._queue[number].change)
+            for proposal in self._queue:
+                size += len(proposal.change) + CHANGE_OVERHEAD
+                if number and size > _MOST_BYTES:
+                    break
                 number += 1
             taken, self._queue = self._queue[:number], self._queue[number:]
+            self._queued -= sum(len(proposal.change) + CHANGE_OVERHEAD for proposal in taken)
+            self._room.notify_all()
             self._in_flight += 1
             return taken
 
@@ -222,29 +363,35 @@ class ShardLog:
         with self._lock:
             return self._leaving and may_release(self._in_flight, len(self._queue))
 
-    def _write(self, pending: list[Proposal]) -> None:
-        self._put_next(Kind.CHANGES, pending)
-        with self._lock:
-            self._in_flight -= 1
+    def _apply(self, written: Sequence[Entry], pending: Sequence[Proposal]) -> None:
+        """Apply entries that are in the log, and then acknowledge their changes."""
+        for entry in written:
+            self.reader.apply(entry)
         if may_acknowledge(Stage.APPLIED):
             for proposal in pending:
                 proposal.settle()
-            pending.clear()
 
-    def _put_next(self, kind: Kind, pending: Sequence[Proposal]) -> None:
-        """Write the next entry and apply it. Raises `ShardMovedError`."""
-        identity = secrets.token_bytes(16)
+    def _put_next(self, kind: Kind, pending: Sequence[Proposal], at: Progress) -> list[Entry]:
+        """Write the entry that follows ``at``; return it after the void entries before it. Raises `ShardMovedError`."""
+        identity = self._identity(16)
         changes = tuple(proposal.change for proposal in pending)
+        void: list[Entry] = []
         while True:
-            head = self._head(kind, self._epoch, self._machine.progress, pending, identity)
-            entry, outcome, found = self._put(head, changes)
+            entry, outcome, found = self._put(self._head(kind, self._epoch, at, pending, identity), changes)
             if outcome is Outcome.WRITTEN:
-                self.reader.apply(entry)
-                return
+                return [*void, entry]
             if outcome is Outcome.FENCED or found is None:
                 owner = f"site {found.head.site}" if found is not None else "another site"
                 raise ShardMovedError(f"shard {self._shard} has moved to {owner}; epoch {self._epoch} is over")
-            self.reader.apply(found)  # a void entry has the index: retry at the next
+            void.append(found)
+            at = self._after(at, [found])
+
+    @staticmethod
+    def _after(at: Progress, written: Sequence[Entry]) -> Progress:
+        """Return the progress after entries that follow ``at``."""
+        for entry in written:
+            at = apply(at, entry.head)[-1].progress
+        return at
 
     def _head(
         self, kind: Kind, epoch: int, at: Progress, pending: Sequence[Proposal] = (), identity: bytes = b""
@@ -254,12 +401,13 @@ class ShardLog:
             index=at.next,
             kind=kind,
             epoch=epoch,
-            id=identity or secrets.token_bytes(16),
+            id=identity or self._identity(16),
             site=self._site,
             before=at.before,
             checksum=b"",
             first_position=positions[0].first_position if positions else 0,
             last_position=positions[-1].last_position if positions else 0,
+            fence=at.fence,
         )
 
     def _put(self, head: Head, changes: tuple[bytes, ...]) -> tuple[Entry, Outcome, Entry | None]:
@@ -274,20 +422,33 @@ class ShardLog:
             head, tries = again(head), tries + 1
             self._pause(tries)
             if self._stopping.is_set():
-                raise StorageUnavailableError("the log was closed before the store answered; the change may be stored")
+                raise StorageUnavailableError(
+                    f"the log was closed before the store answered{self.reason}; the change may be stored"
+                )
 
     def _create(self, index: int, data: bytes) -> tuple[Answer, Entry | None]:
         name = names.entry(self._shard, index)
+        answer, found = Answer.CREATED, None
         try:
             try:
                 self._store.create(name, data)
             except ObjectExistsError:
-                return Answer.EXISTS, decode_entry(self._shard, index, self._store.get(name), self._store.place)
+                answer = Answer.EXISTS
+                found = decode_entry(self._shard, index, self._store.get(name), self._store.place)
         except ObjectNotFoundError:
-            return Answer.EXISTS, None
-        except StorageUnavailableError:
+            self._failed(f"{self._store.place} says that {name} is taken, and has no such object")
+        except StorageUnavailableError as error:
+            self._failed(str(error))
             return Answer.NONE, None
-        return Answer.CREATED, None
+        else:
+            self.failure = None
+        return answer, found
+
+    def _failed(self, failure: str) -> None:
+        known, self.failure = self.failure, failure
+        if failure != known:
+            with suppress(RuntimeWarning):  # if warnings are errors, `failure` still reports it
+                warnings.warn(f"the log of shard {self._shard} waits: {failure}", RuntimeWarning, stacklevel=1)
 
     def _back_off(self, tries: int) -> None:
         self._stopping.wait(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(tries, 10)))
@@ -297,6 +458,7 @@ class ShardLog:
         with self._lock:
             self._refuses = reason
             self._in_flight = 0
-            queued, self._queue = self._queue, []
+            queued, self._queue, self._queued = self._queue, [], 0
+            self._room.notify_all()
         for proposal in (*pending, *queued):
             proposal.settle(reason)

@@ -16,8 +16,13 @@ from .taking_over import Step, after_reading
 
 __all__ = ["LogReader", "Machine"]
 
-_AT_ONCE = 256
-"""The number of entries after which one call stops reading and looks for cuts."""
+_MOST_ENTRIES, _MOST_BYTES = 256, 8 << 20
+"""The number of entries, and the bytes of changes, after which one call stops reading and looks for cuts."""
+_LOOK_EVERY = 100
+"""The number of calls that find nothing after which one looks for cuts and for later entries.
+
+Truncation may have deleted the entry that is read next, if the process was stopped for long. Then no GET finds it.
+"""
 
 
 class Machine(Protocol):
@@ -46,12 +51,17 @@ class LogReader:
         self._machine = machine
         self._checked = False
         """Whether the log was found to hold the last applied entry."""
+        self._nothing = _LOOK_EVERY
+        """The number of calls that found nothing since the last one that looked for later entries."""
 
-    def read(self, epoch: int | None = None) -> Step:
+    def read(self, epoch: int | None = None, *, certain: bool = False) -> Step:
         """Read and apply some of the entries after the last applied one.
 
         ``epoch`` is the epoch of a site that takes over. Returns `Step.READ` if there may be more entries, `Step.FENCE`
-        if there were none, and `Step.STOP` if an entry applied before the call has a higher epoch.
+        at the log's end, and `Step.STOP` if an entry applied before the call has a higher epoch.
+
+        A call that finds nothing costs one GET, and does not notice at once that truncation has deleted the next entry.
+        With ``certain`` it looks for cuts too: at `Step.FENCE`, all that was acknowledged before the call is applied.
 
         Raises `CorruptionError` if the log differs from the one applied on this site or has lost entries, and
         `StorageUnavailableError`; entries applied earlier stay applied.
@@ -63,16 +73,34 @@ class LogReader:
             last = self._get(progress.next - 1) if progress.next else None
             check_reaches(progress, last.head if last is not None else None, self.cut())
             self._checked = True
-        found, gap = self._behind(progress)
+        found, ended = self._behind(progress)
+        thorough = epoch is not None or self._nothing >= _LOOK_EVERY
+        if not found:
+            self._nothing += 1
+            return self._look(progress, thorough) if thorough or certain else Step.FENCE
         cut = self.cut()  # only after reading; see `where_to_read`
         if where_to_read(progress, cut) is Source.BASE:
             self.take_base()
             return Step.READ
         for entry in found:
             self.apply(entry)
-        if gap is not None and missing(gap, cut) is Source.BASE:
+        if thorough or not ended or where_to_read(self._machine.progress, cut) is Source.BASE:
+            return Step.READ
+        self._nothing = 0
+        return Step.FENCE
+
+    def _look(self, progress: Progress, thorough: bool) -> Step:
+        """Look for the reason why there is no next entry: the log's end, truncation or, if ``thorough``, damage."""
+        later = thorough and self._has_later(progress.next)
+        if later and self._get(progress.next) is not None:
+            return Step.READ  # it was created in the meantime
+        cut = self.cut()
+        if thorough:
+            self._nothing = 0
+        if (missing(progress.next, cut) if later else where_to_read(progress, cut)) is Source.BASE:
             self.take_base()
-        return Step.READ if found or gap is not None else Step.FENCE
+            return Step.READ
+        return Step.FENCE
 
     def apply(self, entry: Entry) -> None:
         """Apply the next entry. Raises `CorruptionError` if it doesn't follow the last applied entry."""
@@ -106,23 +134,22 @@ class LogReader:
                     raise CorruptionError(f"{gone.name} is missing", f"{self._store.place}: base {name}") from gone
                 tried = index
 
-    def _behind(self, progress: Progress) -> tuple[list[Entry], int | None]:
-        """Return consecutive entries, and the index of an entry that is missing below an existing one, or None."""
-        after = names.entry(self._shard, progress.next - 1) if progress.next else ""
+    def _behind(self, progress: Progress) -> tuple[list[Entry], bool]:
+        """Return consecutive entries, and whether no entry was found after them."""
         found: list[Entry] = []
-        for chunk in self._store.names(names.entries(self._shard), after):
-            for name in chunk:
-                index = progress.next + len(found)
-                # A listing that runs while entries are created may lack an entry but have the one after it.
-                while index <= names.number_of(name):
-                    entry = self._get(index)
-                    if entry is None:
-                        return found, index
-                    found.append(entry)
-                    index += 1
-                if len(found) >= _AT_ONCE:
-                    return found, None
-        return found, None
+        size = 0
+        while len(found) < _MOST_ENTRIES and size < _MOST_BYTES:
+            entry = self._get(progress.next + len(found))
+            if entry is None:
+                return found, True
+            found.append(entry)
+            size += sum(map(len, entry.changes))
+        return found, False
+
+    def _has_later(self, index: int) -> bool:
+        """Return whether the log has entries from ``index`` on."""
+        after = names.entry(self._shard, index - 1) if index else ""
+        return any(self._store.names(names.entries(self._shard), after))
 
     def _get(self, index: int) -> Entry | None:
         try:

@@ -39,29 +39,27 @@ def open_log_store(url: str, options: Mapping[str, Any] | None = None) -> LogSto
 def probe(store: LogStore) -> None:
     """Check that the store refuses to create an object a second time, and keeps the first one.
 
-    Raises `NotConditionalError` if the store overwrites or accepts the second object, and `StorageUnavailableError`
-    if it gives no answer.
+    Raises `NotConditionalError` if the store overwrites or accepts the second object, `LogStoreRefusedError` if it
+    refuses the site, and `StorageUnavailableError` if it gives no answer.
     """
     name = f"{_PROBES}/{secrets.token_hex(16)}"
     try:
         store.create(name, b"first")
     except ObjectExistsError as lost:  # the name is random: a retried request has found the object of the first try
         raise StorageUnavailableError(f"{store.place} says that a new name is taken; try again") from lost
+    taken = _is_taken(store, name)
+    store.delete(name)
+    if not taken:
+        raise NotConditionalError(
+            f"{store.place} created an object whose name was taken. Sites that share it could overwrite each other's "
+            "entries. Use a store that keeps to the condition If-None-Match: *, as S3, Google Cloud Storage, Azure, "
+            "MinIO and Ceph do"
+        )
+
+
+def _is_taken(store: LogStore, name: str) -> bool:
     try:
         store.create(name, b"second")
     except ObjectExistsError:
-        found = store.get(name)
-        if found != b"first":
-            raise _refused(store) from None
-    else:
-        raise _refused(store)
-    finally:
-        store.delete(name)
-
-
-def _refused(store: LogStore) -> NotConditionalError:
-    return NotConditionalError(
-        f"{store.place} created an object whose name was taken. Sites that share it could overwrite each other's "
-        "entries. Use a store that keeps to the condition If-None-Match: *, as S3, Google Cloud Storage, Azure, MinIO "
-        "and Ceph do"
-    )
+        return store.get(name) == b"first"
+    return False

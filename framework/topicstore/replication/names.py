@@ -12,11 +12,15 @@ __all__ = [
     "bases",
     "beat",
     "beats",
+    "changed_of",
     "cluster_document",
     "cut",
     "cuts",
     "entries",
     "entry",
+    "generation_head",
+    "generation_part",
+    "generations",
     "number_of",
     "parts",
 ]
@@ -69,6 +73,27 @@ def parts(shard: int) -> str:
 def base_part(shard: int, index: int, writing: str, number: int) -> str:
     """Return the name of a part of a base; ``writing`` is random, because two sites may write the same base."""
     return f"{parts(shard)}/{index:0{_DIGITS}}/{writing}/{number:0{_DIGITS}}"
+
+
+def generations(shard: int) -> str:
+    """Return the prefix of the sealed generations that a shard's bases share."""
+    return f"shards/{shard}/generations"
+
+
+def generation_head(shard: int, changed: int, generation: int) -> str:
+    """Return the name of the head of a sealed generation, as it is after the entry ``changed``. It is created last."""
+    return f"{generations(shard)}/{changed:0{_DIGITS}}/{generation:0{_DIGITS}}/head"
+
+
+def generation_part(shard: int, changed: int, generation: int, writing: str, number: int) -> str:
+    """Return the name of a part of a sealed generation; ``writing`` is random, as in `base_part`."""
+    head = generation_head(shard, changed, generation)
+    return f"{head.rpartition('/')[0]}/parts/{writing}/{number:0{_DIGITS}}"
+
+
+def changed_of(shard: int, name: str) -> int:
+    """Return the entry that last changed the generation of an object. Raises `CorruptionError` as `number_of` does."""
+    return number_of(name[len(generations(shard)) + 1 :].partition("/")[0])
 
 
 def base_of(part: str) -> int:

@@ -13,7 +13,7 @@ import msgspec
 import xxhash
 import zstandard
 
-from topicstore.contract.errors import CorruptionError, NewerFormatError
+from topicstore.contract.errors import CorruptionError, InvalidArgumentError, NewerFormatError
 
 from . import names
 from .heads import Head, Kind, Progress
@@ -21,16 +21,22 @@ from .heads import Head, Kind, Progress
 __all__ = [
     "BASES",
     "BEATS",
+    "CHANGE_OVERHEAD",
     "CLUSTER_DOCUMENTS",
     "CUTS",
+    "LARGEST_CHANGE",
+    "LARGEST_ENTRY",
+    "SHARED_PARTS",
     "Base",
     "Beat",
     "ClusterDocument",
     "Cut",
     "Entry",
+    "EntryTooLargeError",
     "ObjectCodec",
     "Part",
     "ShardPlace",
+    "SharedParts",
     "Site",
     "decode_entry",
     "encode_entry",
@@ -38,10 +44,23 @@ __all__ = [
 
 _VERSION = 1
 _SIZE = 16
-_LARGEST = 1 << 30
-"""The maximum uncompressed bytes of one entry's changes; a larger size counts as corruption."""
+LARGEST_ENTRY = 64 << 20
+"""The most bytes that an entry is written with: of its object, and of its uncompressed changes."""
+LARGEST_CHANGE = LARGEST_ENTRY - (1 << 20)
+"""The most bytes of one change. The rest of an entry has room for the head, and for what compression may add."""
+CHANGE_OVERHEAD = 5
+"""The most bytes that the encoding of an entry adds to each of its changes."""
+_LARGEST_READ = 1 << 30
+"""The most uncompressed bytes of an entry that is read; a larger size counts as corruption.
+
+It is above `LARGEST_ENTRY`, because earlier versions wrote larger entries.
+"""
 
 R = TypeVar("R", bound=msgspec.Struct)
+
+
+class EntryTooLargeError(InvalidArgumentError):
+    """The changes don't fit in one log entry; nothing was sent. Split the batch into several changes."""
 
 
 class Site(msgspec.Struct, frozen=True, array_like=True):
@@ -103,6 +122,16 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     checksum: bytes
 
 
+class SharedParts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The parts of a sealed generation, which all bases share as long as no entry changes the generation."""
+
+    version: int = _VERSION
+    generation: int
+    changed: int
+    """The index of the last entry that changed the generation."""
+    parts: tuple[Part, ...]
+
+
 class Base(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The head of a base: its parts, and the progress that they represent."""
 
@@ -111,6 +140,11 @@ class Base(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The progress from which a replica that takes the base continues."""
     site: str
     parts: tuple[Part, ...]
+    """The parts that this base alone has."""
+    fences: tuple[int, ...] | None = None
+    """The indexes of all fences below the base, ascending; None if an earlier version wrote the base or a fence."""
+    shared: tuple[SharedParts, ...] = ()
+    """The sealed generations."""
 
 
 class Cut(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -133,6 +167,7 @@ class _StoredEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The uncompressed bytes of the changes."""
     changes: bytes
     """A msgpack array of byte strings, compressed with zstandard; empty if there are no changes."""
+    fence: int | None = None
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -191,11 +226,16 @@ CLUSTER_DOCUMENTS = ObjectCodec(ClusterDocument, "cluster document")
 BEATS = ObjectCodec(Beat, "beat")
 BASES = ObjectCodec(Base, "base")
 CUTS = ObjectCodec(Cut, "cut")
+SHARED_PARTS = ObjectCodec(SharedParts, "sealed generation")
 _ENTRIES = ObjectCodec(_StoredEntry, "log entry")
 
 
 def encode_entry(shard: int, head: Head, changes: tuple[bytes, ...]) -> tuple[Entry, bytes]:
-    """Return the entry, with the checksum filled in, and the bytes to store under its name."""
+    """Return the entry, with the checksum filled in, and the bytes to store under its name.
+
+    Raises `EntryTooLargeError` if the changes or the object are larger than `LARGEST_ENTRY`. Changes with at most
+    `LARGEST_CHANGE` bytes in all, `CHANGE_OVERHEAD` counted for each, always fit.
+    """
     plain = _ENCODER.encode(changes) if changes else b""
     stored = _StoredEntry(
         kind=head.kind,
@@ -207,8 +247,14 @@ def encode_entry(shard: int, head: Head, changes: tuple[bytes, ...]) -> tuple[En
         last_position=head.last_position,
         size=len(plain),
         changes=zstandard.compress(plain, 3) if plain else b"",
+        fence=head.fence,
     )
     data = _ENTRIES.encode(names.entry(shard, head.index), stored)
+    if max(len(plain), len(data)) > LARGEST_ENTRY:
+        raise EntryTooLargeError(
+            f"the changes of one log entry have {len(plain)} bytes, {len(data)} as an object; each may be at most "
+            f"{LARGEST_ENTRY}"
+        )
     return Entry(msgspec.structs.replace(head, checksum=data[:_SIZE]), changes), data
 
 
@@ -226,6 +272,7 @@ def decode_entry(shard: int, index: int, data: bytes, store: str) -> Entry:
         checksum=data[:_SIZE],
         first_position=stored.first_position,
         last_position=stored.last_position,
+        fence=stored.fence,
     )
     return Entry(head, _unpacked(stored, f"{store}: log entry {name}"))
 
@@ -233,7 +280,7 @@ def decode_entry(shard: int, index: int, data: bytes, store: str) -> Entry:
 def _unpacked(stored: _StoredEntry, place: str) -> tuple[bytes, ...]:
     if not stored.size and not stored.changes:
         return ()
-    if not 0 < stored.size <= _LARGEST:
+    if not 0 < stored.size <= _LARGEST_READ:
         raise CorruptionError(f"its changes are said to have {stored.size} bytes", place)
     try:
         plain = zstandard.ZstdDecompressor().decompress(stored.changes, max_output_size=stored.size)

@@ -62,7 +62,8 @@ def apply(progress: Progress, head: Head) -> list[LocalWrite]:
                 f"its positions begin at {head.first_position}, not behind {position}, the last one before it", place
             )
         position = head.last_position
-    read = Progress(head.index + 1, max(progress.epoch, head.epoch), head.checksum, position)
+    fence = head.index if head.kind is Kind.FENCE else progress.fence
+    read = Progress(head.index + 1, max(progress.epoch, head.epoch), head.checksum, position, fence)
     return [LocalWrite(counts and head.kind is Kind.CHANGES, head.first_position, read)]
 
 

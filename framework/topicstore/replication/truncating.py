@@ -6,9 +6,9 @@ that finds an index empty, or with another entry, finds the cut as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from .heads import Head, Kind, Progress
+from .heads import Progress
 
 __all__ = ["base_progress", "cut_at", "may_delete"]
 
@@ -31,11 +31,14 @@ def cut_at(bases: Iterable[int], oldest_reader: int, cut: int) -> int:
     return max((base for base in bases if cut < base <= oldest_reader), default=cut)
 
 
-def may_delete(head: Head, cut: int) -> bool:
-    """Return whether an entry may be deleted. Fences stay for ever.
+def may_delete(index: int, cut: int, fences: Collection[int]) -> bool:
+    """Return whether the object at an index of the log may be deleted. Fences stay for ever.
 
     An owner that was paused resumes with the index of the fence that followed its last entry. If this index were free,
     the owner would write and acknowledge an entry below the cut, where no reader looks. The owner has only one PUT in
     flight, so it can't write anywhere else.
+
+    ``fences`` are the indexes of the fences that a base at or above the cut lists. A fence that a site has created in
+    the place of a deleted entry is not among them: its creator finds the cut and doesn't own the shard by it.
     """
-    return head.index < cut and head.kind is not Kind.FENCE
+    return index < cut and index not in fences
