@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -205,11 +206,12 @@ def close(db: ts.Database) -> None:
 
 
 def interrupted_in_a_loop() -> None:
-    """Interrupt only while the handler of `asyncio.run`, which cancels the task, is installed.
+    """Interrupt while the handler of `asyncio.run`, which cancels the task, is installed, but not asyncio's own code.
 
-    Before that, Ctrl-C would interrupt asyncio's own code.
+    There, an interrupt may lose the wake-up of a task, for which `asyncio.run` then waits for ever.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    interrupted = sys._getframe(2).f_globals.get("__name__", "")
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler and not interrupted.startswith("asyncio"):
         signal.raise_signal(signal.SIGINT)
 
 
