@@ -30,6 +30,7 @@ from .contract.times import Time, instant
 from .contract.topics import TopicFilter
 from .lifecycle.archives import Archives
 from .lifecycle.retention import Retention
+from .lifecycle.retention_outlook import kept
 from .lifecycle.retention_policy import RetentionSettings
 from .pubsub.retained import remove_expired
 from .pubsub.retained_expiry import RetainedExpiry
@@ -103,6 +104,8 @@ class DatabaseInfo:
     retention: RetentionSettings
     retention_failure: str | None
     """The error of the last run of background retention; None if the run succeeded."""
+    kept: tuple[str, ...]
+    """Which published messages are stored, by which rules, and how long they stay, as sentences."""
     clock_ahead: float
     """Seconds by which the clock has jumped ahead since the database was opened. Retention ignores these seconds when
     it computes the age of messages."""
@@ -125,6 +128,8 @@ def database_info(
     publisher: Publisher | None,
 ) -> DatabaseInfo:
     """Return the statistics of a database. This is cheap: it reads no messages."""
+    from .pubsub.persistence_rules import stored_rules
+
     generations, manifest = generation_infos(storage), storage.manifest
     shards = [shard_info(shard) for shard in storage.shards]
     return DatabaseInfo(
@@ -147,6 +152,7 @@ def database_info(
         notes_failure=None if storage.recovery_points is None else storage.recovery_points.failure,
         retention=retention.settings,
         retention_failure=retention.failure,
+        kept=kept(retention.settings, [rule.described for rule in stored_rules(storage.state(0))]),
         clock_ahead=retention.clock_ahead,
         generations=generations,
         shards=shards,
@@ -545,11 +551,11 @@ class Database:
         if self.storage.mode is not None:
             from .pubsub.publish import Publisher
 
-            return Sessions(Publisher(self.storage))
+            return Sessions(Publisher(self.storage), self.retention)
         publisher = self._publisher
         with self._beginning:
             if self._sessions is None:
-                self._sessions = Sessions(publisher)
+                self._sessions = Sessions(publisher, self.retention)
             return self._sessions
 
     @property
@@ -725,13 +731,14 @@ def state_decoders() -> Decoders:
     from .sessions import clock as session_clock
     from .sessions import records
     from .sessions.shared import records as shared_records
-    from .storage import keyed_message_records
+    from .storage import interest, keyed_message_records
 
     return {
         **keyed_message_records.DECODERS,
         **persistence_rules.DECODERS,
         **retention.DECODERS,
         **expiry.DECODERS,
+        **interest.DECODERS,
         **records.DECODERS,
         **session_clock.DECODERS,
         **shared_records.DECODERS,

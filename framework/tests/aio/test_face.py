@@ -15,6 +15,7 @@ from topicstore import aio
 INTERNAL = {
     "Database": {"storage", "hub"},
     "Sessions": {"states", "dispatcher", "shared", "entered"},
+    "PersistenceRules": {"filters"},
     "Queue": {"write_copy"},
     "Queues": {"write_copies"},
     "Session": {"on_end"},

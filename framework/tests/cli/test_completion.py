@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import topicstore as ts
 from click.shell_completion import BashComplete
 from topicstore.cli import cli
 from topicstore.plugins import registry
@@ -55,6 +58,20 @@ def test_contenders() -> None:
     """`--contender` completes to the contenders whose names begin with the given letters, without wildcards."""
     words = ["bench", "run", "results", "--contender"]
     assert [name for name in completed(words, "") if name.startswith("raw")] == completed(words, "raw") != []
+
+
+@pytest.mark.parametrize("command", ["replay", "topics", "latest", "explain", "delete"])
+def test_topics(tmp_path: Path, command: str) -> None:
+    """A filter completes to the topics of the database that begin so; of many, to filters of the next level."""
+    path = str(tmp_path / "db")
+    with ts.open(path) as db:
+        db.store([ts.Message(topic, b"1") for topic in ("fleet/a/x", "fleet/b", "hall/co2")])
+    assert ["fleet/a/x", "fleet/b"] == completed([command, path], "fl")
+    assert ["fleet/b"] == completed([command, path], "fleet/b")
+    with ts.open(path) as db:
+        db.store([ts.Message(f"many/{level % 3}/{level}", b"1") for level in range(120)])
+    assert ["many/0/#", "many/1/#", "many/2/#"] == completed([command, path], "many/")
+    assert [] == completed([command, path], "fleet/+/") == completed([command, str(tmp_path / "none")], "")
 
 
 def test_commands_and_options() -> None:

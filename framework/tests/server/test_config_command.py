@@ -80,18 +80,20 @@ def test_check_says_what_a_start_does(run: Run, tmp_path: Path) -> None:
     (tmp_path / "server.toml").write_text(
         '[durable_storage.messages]\nlayout = { type = "skipstream" }\nquota = "1GB"\n'
         '[durable_sessions]\nmessage_retention_period = "2d"\n'
-        '[[durable_sessions.persistence]]\ntopic_filter = "a/#"\n'
+        '[[durable_sessions.persistence]]\ntopic_filter = "a/#"\nkeep = "1h"\n'
     )
     assert "ok\na start creates the database topicstore-data\n" == run("check", "--config", "server.toml").stdout
     with ts.open(tmp_path / "topicstore-data"):
         pass
-    assert run("check").stdout == "ok\n"
+    assert run("check").stdout == "ok\na start sets delivered of retention to 10m\n"
     assert run("check", "--config", "server.toml").stdout.splitlines() == [
         "ok",
         "a start begins generation 2 with the layout 'skipstream' in topicstore-data",
         "a start adds the rule of persistence 'a/#'",
+        "a start sets delivered of retention to 10m",
         "a start sets max_age of retention to 2d",
         "a start sets max_bytes of retention to 1GB",
+        "a start sets filters of retention to a/#=1h",
     ]
 
 

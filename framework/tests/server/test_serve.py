@@ -392,12 +392,20 @@ def test_who_may_is_said_plainly() -> None:
 
     def said(settings: ServerSettings) -> str:
         return banner(
-            settings, Path("/d"), durability="sync", stored_by="b", persisted=["a/#"], urls=["mqtt://h:1"], mqtt=["h:1"]
+            settings,
+            Path("/d"),
+            durability="sync",
+            stored_by="b",
+            kept=["what is published to a/# is stored"],
+            stores=bool(settings.durable_sessions.persistence),
+            urls=["mqtt://h:1"],
+            mqtt=["h:1"],
         )
 
     everywhere = {"mqtt": ListenerSettings(listen=Address("0.0.0.0:1883"))}
     assert "survives power loss" in said(ServerSettings())
-    assert "what is published to a/# in /d" in said(ServerSettings())
+    assert "    What is published to a/# is stored.\n" in said(ServerSettings())
+    assert "topicstore serve --keep 30d" in said(ServerSettings())
     assert "Nobody else can connect." in said(ServerSettings())
     assert "Others may do nothing until" in said(ServerSettings(listeners=everywhere))
     closed = ServerSettings(listeners=everywhere, authentication=AuthenticationSettings(anonymous="never"))
@@ -408,6 +416,57 @@ def test_who_may_is_said_plainly() -> None:
     denied = ServerSettings(authorization=AuthorizationSettings(unlisted="deny"))
     assert "everything" not in said(denied)
     assert "what they may do, the section [authorization] says" in said(denied)
+
+
+def _sentences(path: Path) -> str:
+    with ts.open(path, "r") as db:
+        return "; ".join(db.info().kept)
+
+
+def test_what_is_kept_is_said_and_true(tmp_path: Path) -> None:
+    """A server without rules says that it stores nothing for good; ``--store`` and ``--keep`` add rules that stay."""
+    path = tmp_path / "data"
+    with serving(path) as server, PahoClient(server.port, "sender") as client:
+        client.publish("a", b"1")
+    said = _sentences(path)
+    assert "no rule stores what is published: a message is stored only if a session waits for it" in said
+    assert (
+        "goes once no session needs it, at the earliest after 10 minutes; all else that is stored stays for ever"
+        in said
+    )
+    with (
+        serving(path, "--keep", "30d", "--keep", "debug/#=1h", "--keep", "alarms/#=infinity") as server,
+        PahoClient(server.port, "sender") as client,
+    ):
+        client.publish("a", b"2")
+    with serving(path, "--store", "sensors/#") as server, PahoClient(server.port, "sender") as client:
+        client.publish("sensors/1", b"3")  # the rules of the run before stay in the database
+    with ts.open(path) as db:
+        assert [b"2", b"3"] == [message.payload for message in db.replay("#")]
+        assert {"#", "alarms/#", "debug/#", "sensors/#"} == {rule.topic_filter for rule in db.persistence}
+        limits = db.retention.settings
+        assert (30 * 86_400, {"debug/#": 3_600, "alarms/#": None}) == (limits.max_age, limits.filters)
+    said = _sentences(path)
+    assert "all else that is stored stays for 30 days; what matches debug/# stays for 1 hour" in said
+    assert "what matches alarms/# stays for ever" in said
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "wrong"),
+    [
+        ("--keep", "30", "'30' has no unit"),
+        ("--keep", "0s", "no time for which messages could stay"),
+        ("--keep", "a/#/b=1h", "a/#/b"),
+        ("--store", "a/#/b", "a/#/b"),
+    ],
+)
+def test_rules_that_are_none(tmp_path: Path, option: str, text: str, wrong: str) -> None:
+    """A wrong filter or time of ``--store`` or ``--keep`` is refused, and no database is made."""
+    code, _, stderr = run("serve", str(tmp_path / "data"), option, text)
+    assert 2 == code
+    assert wrong in stderr
+    assert option in stderr
+    assert not (tmp_path / "data").exists()
 
 
 @pytest.mark.skipif(

@@ -31,8 +31,8 @@ def keep_value(storage: Storage, key: bytes, value: object) -> None:
 
 def keep(db: ts.Database) -> None:
     """Make a database store state records of almost every kind."""
-    db.persistence.add("a/#")
-    db.retention.set(max_age=1e6, filters={"nothing/#": 1.0})
+    db.persistence.add("a/0")
+    db.retention.set(max_age=1e6, filters={"nothing/#": 1.0}, delivered=600)
     one = db.sessions.open("one", expiry_interval=3600, will=Will(ts.Message("will", b"gone", "one"), 1))
     one.subscribe("a/#", qos=2)
     one.subscribe("$share/g/a/+", qos=1)

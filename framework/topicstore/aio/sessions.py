@@ -254,6 +254,11 @@ class AsyncSessions(Collection[Sessions]):
     wants = threaded(Sessions.wants)
 
     @property
+    def removal_failure(self) -> str | None:
+        """The error of the last removal of delivered messages in the background; None if it succeeded."""
+        return self._find().removal_failure
+
+    @property
     def pace(self) -> Pace:
         """The intervals of the sessions' periodic work; see `Sessions.pace`."""
         return self._find().pace
@@ -269,6 +274,7 @@ class AsyncSessions(Collection[Sessions]):
     close = threaded(Sessions.close)
     lag = threaded(Sessions.lag)
     longest_behind = threaded(Sessions.longest_behind)
+    remove_delivered = threaded(Sessions.remove_delivered)
     clients = threaded(Sessions.clients)
     __aiter__ = iterated(Sessions.__iter__)
     __getitem__ = threaded(Sessions.__getitem__)

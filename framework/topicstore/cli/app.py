@@ -20,6 +20,7 @@ from click.shell_completion import CompletionItem
 from topicstore import __version__
 from topicstore.contract.descriptors import take_closed_streams
 
+from .examples import show_examples
 from .terminal.exits import DONE, EPILOG, USAGE, Failure, failure
 
 __all__ = ["FOREIGN", "ForeignCommand", "cli", "foreign_commands", "main"]
@@ -162,11 +163,13 @@ class _Program(click.Group):
             module = importlib.import_module(f"{__package__}.{place}")
             command: click.Command = getattr(module, place.rpartition(".")[2])
             _show_whole_summaries(getattr(command, "commands", {}))
+            show_examples(cmd_name, command)
             return command
         found = foreign_commands(cmd_name)
         for foreign in found:
             if foreign.command is not None:
                 _show_whole_summaries(getattr(foreign.command, "commands", {}))
+                show_examples(cmd_name, foreign.command)
                 return foreign.command
         if found:
             reason = f"the command {cmd_name!r} of {found[0].distribution} can't be used: {found[0].reason}"

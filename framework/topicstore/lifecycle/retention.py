@@ -41,7 +41,7 @@ Stored form (state keyspace of shard 0; keys begin with the byte 1, which is lef
 
     "ps" -> record (see `topicstore.shard.record_codec`) of version 1, max_age and rotate_every in
             microseconds or nil, max_bytes or nil, when_full, archive_to or nil, filters, each with
-            microseconds or nil
+            microseconds or nil, delivered in microseconds or nil
 
 Fields are only ever appended. The version is 2 with an ``archive_to``, and 3 with filters, so that older programs,
 which would drop messages that must stay, refuse the record.
@@ -146,6 +146,7 @@ class _Record(msgspec.Struct, frozen=True, array_like=True):
     when_full: WhenFull
     archive_to: str | None = None
     filters: dict[str, int | None] = {}
+    delivered: int | None = None
 
 
 _CODEC = RecordCodec(_Record, _FILTERS_VERSION)
@@ -168,6 +169,7 @@ class Retention:
         self._settings: RetentionSettings | None = None
         """The settings; None before they are read."""
         self._quota = storage.quota
+        self._interest = storage.interest
         storage.jobs.add(self._wake_if_due, messages=0)  # due at every store, for `ClockGuard.stored`
         self._due = (FOREVER, FOREVER)
         """The monotonic time, and the number of bytes written, after which a run may be due."""
@@ -216,6 +218,7 @@ class Retention:
         when_full: WhenFull | Keep = KEEP,
         archive_to: str | Keep | None = KEEP,
         filters: Mapping[str, Length | None] | Keep | None = KEEP,
+        delivered: Length | Keep | None = KEEP,
     ) -> RetentionSettings:
         """Change the settings durably, and return all settings (see `RetentionSettings`).
 
@@ -235,6 +238,7 @@ class Retention:
                 "when_full": when_full,
                 "archive_to": archive_to,
                 "filters": filters,
+                "delivered": delivered,
             }
         )
         storage = self._storage()
@@ -248,6 +252,7 @@ class Retention:
 
     def _adopt_locked(self, settings: RetentionSettings) -> None:
         self._settings = settings
+        self._interest.track(on=settings.delivered is not None)
         self._quota.reset()
         self._due = (0, 0) if settings.limited else (FOREVER, FOREVER)
 
@@ -458,7 +463,8 @@ def _encode(settings: RetentionSettings) -> bytes:
     rotate_every = None if settings.rotate_every is None else micros(settings.rotate_every)
     filters = {name: None if length is None else micros(length) for name, length in settings.filters.items()}
     version = _FILTERS_VERSION if filters else _VERSION if settings.archive_to is None else _ARCHIVING_VERSION
-    limits = max_age, rotate_every, settings.max_bytes, settings.when_full, settings.archive_to, filters
+    delivered = None if settings.delivered is None else micros(settings.delivered)
+    limits = max_age, rotate_every, settings.max_bytes, settings.when_full, settings.archive_to, filters, delivered
     return _CODEC.encode(_KEY, _Record(version, *limits))
 
 
@@ -471,6 +477,7 @@ def _decode(key: bytes, stored: bytes) -> RetentionSettings:
         when_full=record.when_full,
         archive_to=record.archive_to,
         filters={name: None if length is None else length / 1e6 for name, length in record.filters.items()},
+        delivered=None if record.delivered is None else record.delivered / 1e6,
     )
 
 

@@ -9,9 +9,9 @@ import attrs
 from topicstore.contract.positions import span_text
 from topicstore.contract.times import format_time
 
-from .retention_policy import GenerationAge, RetentionSettings, Rule, going, must_rotate, rules
+from .retention_policy import GenerationAge, RetentionSettings, Rule, going, micros, must_rotate, rules
 
-__all__ = ["Departure", "outlook", "reasons"]
+__all__ = ["Departure", "kept", "outlook", "reasons"]
 
 
 @attrs.frozen(kw_only=True)
@@ -29,6 +29,36 @@ class Departure:
     live_bytes: int | None = None
     due: bool = False
     """Whether the next run may remove them, or some of them."""
+
+
+def kept(settings: RetentionSettings, stored: Sequence[str]) -> tuple[str, ...]:
+    """Return which published messages are stored, by which rules, and how long they stay, as sentences.
+
+    ``stored``: the persistence rules, as text.
+    """
+    if stored:
+        named = ", ".join(stored)
+        which = f"what is published to {named} is stored, and other messages only if a session waits for them"
+    else:
+        which = "no rule stores what is published: a message is stored only if a session waits for it"
+    if settings.delivered is None:
+        waiting = "what is stored only for sessions stays as long as all else"
+    else:
+        age = span_text(micros(settings.delivered))
+        waiting = f"what is stored only for sessions goes once no session needs it, at the earliest after {age}"
+    ages = [_stay("all else that is stored", settings.max_age)]
+    ages += [_stay(f"what matches {name}", length) for name, length in settings.filters.items()]
+    if settings.archive_to is not None:
+        ages.append(f"what goes is archived to {settings.archive_to}")
+    if settings.drops_bytes is not None:
+        ages.append(f"the oldest go earlier where more than {settings.drops_bytes:,} bytes are stored")
+    elif settings.max_bytes is not None:
+        ages.append(f"where {settings.max_bytes:,} bytes are stored, more is refused")
+    return which, waiting, "; ".join(ages)
+
+
+def _stay(what: str, length: float | None) -> str:
+    return f"{what} stays for ever" if length is None else f"{what} stays for {span_text(micros(length))}"
 
 
 def outlook(

@@ -70,9 +70,12 @@ class RetentionSettings:
     filters: Mapping[str, float | None] = attrs.field(factory=dict, converter=_lengths)
     """By topic filter, the age after which matching messages are removed, instead of ``max_age``; None: never. If
     several filters match a message, the longest time applies."""
+    delivered: float | None = attrs.field(default=None, converter=seconds)
+    """Age after which messages that are stored only because sessions wait for them are removed, once no session needs
+    them (`topicstore.sessions.delivered`); None: they stay like all others. `topicstore.server` sets ten minutes."""
 
     def __attrs_post_init__(self) -> None:
-        lengths = {"max_age": self.max_age, "rotate_every": self.rotate_every}
+        lengths = {"max_age": self.max_age, "rotate_every": self.rotate_every, "delivered": self.delivered}
         lengths |= {f"filters[{TopicFilter(name).text!r}]": length for name, length in self.filters.items()}
         for name, length in lengths.items():
             if length is not None and (type(length) not in (int, float) or not 0 < length < 1e9):

@@ -31,7 +31,7 @@ from topicstore.shard.state import FrameworkWrite, ShardState
 
 from .filter_index import FilterIndex
 
-__all__ = ["DECODERS", "PersistenceRule", "PersistenceRules"]
+__all__ = ["DECODERS", "PersistenceRule", "PersistenceRules", "stored_rules"]
 
 _PREFIX = b"\1pr"
 _VERSION = 1
@@ -54,6 +54,12 @@ class PersistenceRule:
         if self.client_id is not None:
             check_utf8(self.client_id, "client id", InvalidArgumentError)
         check_within("least_qos", self.least_qos, 0, 2)
+
+    @property
+    def described(self) -> str:
+        """The rule as text for people, such as ``sensors/# from QoS 1 on``."""
+        of = "" if self.client_id is None else f" by client {self.client_id!r}"
+        return f"{self.topic_filter}{of}{f' from QoS {self.least_qos} on' if self.least_qos else ''}"
 
 
 class _Record(msgspec.Struct, frozen=True, array_like=True):
@@ -90,14 +96,15 @@ class PersistenceRules:
         for rule in rules:
             self._routes.add(TopicFilter(rule.topic_filter), rule)
         self._decisions = _undecided(rules)
+        self.filters = _filters(rules)
+        """The topic filters of all rules, sorted. Replaced as a whole, so that reading it needs no lock."""
 
     def __repr__(self) -> str:
         return f"<PersistenceRules of {self._state!r}>"
 
     def __iter__(self) -> Iterator[PersistenceRule]:
         """Iterate over a snapshot of the rules, sorted by filter."""
-        rules = [_decode(key, value) for key, value in self._state.scan(_PREFIX)]
-        return iter(sorted(rules, key=lambda rule: (rule.topic_filter, rule.client_id or "", rule.least_qos)))
+        return iter(stored_rules(self._state))
 
     def __len__(self) -> int:
         """Return the number of rules."""
@@ -120,8 +127,10 @@ class PersistenceRules:
         key, value = _encode(rule)
         with self._changing:
             self._state.write([FrameworkWrite(key, value)])
+            rules = list(self)
+            self.filters = _filters(rules)  # before messages match the rule
             self._routes.add(TopicFilter(topic_filter), rule)
-            self._decisions = _undecided(list(self))
+            self._decisions = _undecided(rules)
         return rule
 
     def remove(self, rule: PersistenceRule) -> bool:
@@ -129,8 +138,10 @@ class PersistenceRules:
         key, _ = _encode(rule)
         with self._changing:
             self._state.write([FrameworkWrite(key, None)])
+            rules = list(self)
             had = self._routes.remove(TopicFilter(rule.topic_filter), rule)
-            self._decisions = _undecided(list(self))
+            self._decisions = _undecided(rules)
+            self.filters = _filters(rules)
         return had
 
     # --- matching ---
@@ -160,6 +171,16 @@ class PersistenceRules:
         topic, client_id = asked if isinstance(asked, tuple) else (asked, None)
         matching = (rule for rule in self._routes.match(topic) if rule.client_id in (None, client_id))
         return min((rule.least_qos for rule in matching), default=_NEVER)
+
+
+def stored_rules(state: ShardState) -> list[PersistenceRule]:
+    """Return the persistence rules in the state of shard 0, sorted by filter."""
+    rules = [_decode(key, value) for key, value in state.scan(_PREFIX)]
+    return sorted(rules, key=lambda rule: (rule.topic_filter, rule.client_id or "", rule.least_qos))
+
+
+def _filters(rules: list[PersistenceRule]) -> tuple[str, ...]:
+    return tuple(sorted({rule.topic_filter for rule in rules}))
 
 
 def _undecided(rules: list[PersistenceRule]) -> _Decisions:

@@ -132,7 +132,12 @@ class Publisher:
         keyed, writes = retained_rows(batch, storage.shard_of)
         for shard, more in state.items():
             writes[shard] = [*writes.get(shard, ()), *more]
-        result = _store(storage, batch, stored, keyed, writes)
+        passing = stored is False
+        if not (passing or storage.interest.idle) and _asked(batch.properties, len(batch)) is False:
+            passing = True
+            if storage.interest.current != self.rules.filters:
+                storage.interest.begin(self.rules.filters)
+        result = _store(storage, batch, stored, keyed, writes, passing=passing)
         hub = self._hub
         if hub is not None and stored is not True:
             others = np.ones(len(batch), np.bool_) if stored is False else ~stored
@@ -188,16 +193,18 @@ def _store(
     stored: Chosen,
     keyed: Mapping[int, tuple[int, bytes]],
     state: Mapping[int, Sequence[StateWrite]],
+    *,
+    passing: bool = False,
 ) -> StoreResult:
     """Commit stored and retained messages and the state. If all messages are only passed on, plugins are not called."""
     if not keyed and stored is True:
-        return storage.write(batch, state)
+        return storage.write(batch, state, passing=passing)
     if keyed or stored is not False:
         earliest = storage.kept(EarliestEnd)
         if keyed:
             earliest.look(storage)
         rows = np.full(len(batch), stored) if isinstance(stored, bool) else stored
-        result = storage.write(batch, state, Destinations(stored=rows, keyed=keyed))
+        result = storage.write(batch, state, Destinations(stored=rows, keyed=keyed), passing=passing)
         earliest.expect(batch, keyed, storage.clock())
         return result
     if state:

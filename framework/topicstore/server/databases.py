@@ -17,6 +17,7 @@ from topicstore.storage.directory.manifest import DEFAULT_BACKEND, DEFAULT_LAYOU
 from topicstore.storage.generations import GenerationInfo
 
 from .config.model import MESSAGES, ServerSettings, SettingsError, StorageSettings
+from .config.units import Period
 
 __all__ = [
     "begin_generation",
@@ -31,6 +32,8 @@ __all__ = [
     "places",
 ]
 
+_RETENTION_INTERVAL = 60.0
+"""Seconds between two runs of retention while nothing is stored."""
 _FIXED = {"backend": "backend", "n_shards": "shards", "durability": "durability"}
 """The settings that are fixed when a database is created, with their names in the manifest."""
 
@@ -160,6 +163,7 @@ def change_database(db: ts.Database, settings: ServerSettings) -> None:
         db.persistence.add(rule.topic_filter, client_id=rule.client_id, least_qos=rule.least_qos)
     if limits := changed_limits(db, settings):
         db.retention.set(**limits)
+    db.retention.start(_RETENTION_INTERVAL)
 
 
 def missing_rules(db: ts.Database, settings: ServerSettings) -> list[PersistenceRule]:
@@ -168,10 +172,19 @@ def missing_rules(db: ts.Database, settings: ServerSettings) -> list[Persistence
     return [rule for one in settings.durable_sessions.persistence if (rule := one.rule()) not in has]
 
 
+def _kept_by_filter(settings: ServerSettings) -> dict[str, float | None]:
+    """Return the times of the persistence rules by topic filter; of rules with the same filter the longest."""
+    found: dict[str, Period] = {}
+    for rule in settings.durable_sessions.persistence:
+        if rule.keep is not None:
+            found[rule.topic_filter] = max(rule.keep, found.get(rule.topic_filter, rule.keep))
+    return {topic_filter: period.limit for topic_filter, period in found.items()}
+
+
 def changed_limits(db: ts.Database, settings: ServerSettings) -> dict[str, Any]:
     """Return the settings' retention limits that differ from a database's, as arguments of `Retention.set`."""
     period, storage = settings.durable_sessions.message_retention_period, settings.messages
-    wanted: dict[str, Any] = {}
+    wanted: dict[str, Any] = {"delivered": settings.durable_sessions.delivered_retention_period.limit}
     if period is not None:
         wanted["max_age"] = period.limit
     if storage.quota is not None:
@@ -179,4 +192,6 @@ def changed_limits(db: ts.Database, settings: ServerSettings) -> dict[str, Any]:
     if storage.when_full is not None:
         wanted["when_full"] = storage.when_full
     has = db.retention.settings
+    if kept := _kept_by_filter(settings):
+        wanted["filters"] = {**has.filters, **kept}
     return {name: value for name, value in wanted.items() if getattr(has, name) != value}

@@ -43,7 +43,8 @@ def banner(
     *,
     durability: str,
     stored_by: str,
-    persisted: Sequence[str],
+    kept: Sequence[str],
+    stores: bool,
     urls: Sequence[str],
     mqtt: Sequence[str],
 ) -> str:
@@ -51,7 +52,8 @@ def banner(
 
     durability: the database's durability, ``commit`` or ``sync``.
     stored_by:  names of its backend and layout.
-    persisted:  topic filters of its persistence rules.
+    kept:       `DatabaseInfo.kept`: what is stored, by which rules, and how long it stays.
+    stores:     whether it has persistence rules.
     urls:       URLs of all listeners.
     mqtt:       addresses of the listeners for which ``mosquitto_pub`` needs no certificates.
     """
@@ -60,8 +62,10 @@ def banner(
         "topicstore serves MQTT 3.1.1 and 5 at",
         *(f"    {url}" for url in urls),
         "",
-        f"It keeps sessions, retained messages, {_kept(persisted)} in {path}",
+        f"It keeps messages, sessions and retained messages in {path}",
         f"({stored_by}). What it has acknowledged survives {survives}.",
+        *(f"    {sentence[:1].upper()}{sentence[1:]}." for sentence in kept),
+        *([] if stores else ["To store all that is published, for 30 days: topicstore serve --keep 30d"]),
         "",
         *_who(settings),
         "",
@@ -69,13 +73,6 @@ def banner(
     if mqtt:
         lines += _trial(Address(mqtt[0]), named=settings.authentication.anonymous == "never")
     return "\n".join([*lines, "Ctrl-C ends it in order."])
-
-
-def _kept(persisted: Sequence[str]) -> str:
-    """Describe which messages are stored, because by default messages without a waiting session are not."""
-    if not persisted:
-        return "and of other messages what waits for sessions"
-    return f"what waits for sessions, and what is published to {', '.join(persisted)}"
 
 
 def _who(settings: ServerSettings) -> list[str]:

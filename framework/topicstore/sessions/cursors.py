@@ -188,6 +188,10 @@ class FilterCursor(SessionCursor):
         """By shard, the position up to which all messages were read."""
         return self._places
 
+    def settled_places(self) -> list[int]:
+        """Return, by shard, the position up to which all messages were handed out."""
+        return list(map(min, self._settled, self._places))
+
     def start(self, places: list[int]) -> None:
         """Move the place to these positions, by shard, forwards or backwards."""
         self._places = list(places)

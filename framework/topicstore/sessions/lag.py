@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Protocol
@@ -42,6 +42,7 @@ from .shared_filters import is_shared, read_filter
 __all__ = [
     "Lagging",
     "ReadPositions",
+    "StoredPlaces",
     "StoredPositions",
     "read_positions",
 ]
@@ -203,7 +204,7 @@ class Lagging:
 
     def _read_positions(self, client_ids: Sequence[str]) -> _Positions:
         states: StoredPositions = (
-            self._registry.states if len(client_ids) < _MANY else _AllPositions(self._registry.states)
+            self._registry.states if len(client_ids) < _MANY else StoredPlaces(self._registry.states)
         )
         found: dict[str, Mapping[str, ReadPositions]] = {}
         for client_id in client_ids:
@@ -214,7 +215,7 @@ class Lagging:
         return read_positions(states, self._registry.groups, client_id, self._registry.connected.get(client_id))
 
 
-class _AllPositions:
+class StoredPlaces:
     """The subscriptions and places of all stored sessions, read with one scan of each shard."""
 
     def __init__(self, states: SessionState) -> None:
@@ -230,10 +231,20 @@ class _AllPositions:
                 self._places[owner][number] = decode(key, value, tuple[int, list[int]])[1]
 
     def subscriptions(self, client_id: str) -> Iterable[tuple[int, SubscriptionRecord]]:
+        """Return the subscriptions of a session, with their numbers."""
         return self._subscriptions.get(self._owner(client_id), ())
 
     def places(self, client_id: str) -> dict[int, list[int]]:
+        """Return the places of a session's subscriptions, by number."""
         return self._places.get(self._owner(client_id), {})
+
+    def of_filters(self) -> Iterator[tuple[str, list[int]]]:
+        """Yield the filter and the places of every subscription that isn't shared and has places."""
+        for owner, found in self._subscriptions.items():
+            places = self._places.get(owner, {})
+            for number, record in found:
+                if number in places and not is_shared(record.topic_filter):
+                    yield record.topic_filter, places[number]
 
     def _owner(self, client_id: str) -> str:
         return client_id if client_id in self._old else owner_of(client_id).decode()

@@ -61,6 +61,7 @@ __all__ = [
     "DECODERS",
     "EXPIRY",
     "INCOMING",
+    "IN_FLIGHT",
     "LEASES",
     "LIVE",
     "LONGEST",
@@ -118,7 +119,7 @@ SUBSCRIPTION = b"\1ss"
 PLACE = b"\1sc"
 _RETAINED = b"\1sn"
 LEASES = b"\1sg"
-_IN_FLIGHT = b"\1sf"
+IN_FLIGHT = b"\1sf"
 _RELEASED = b"\1sp"
 INCOMING = b"\1i"
 TIMER = b"\1t"
@@ -318,7 +319,7 @@ class Keys:
 
     def batch(self, number: int) -> bytes:
         """Return the key of an in-flight batch."""
-        return b"%b%b\0%b" % (_IN_FLIGHT, self._client, number.to_bytes(8, "big"))
+        return b"%b%b\0%b" % (IN_FLIGHT, self._client, number.to_bytes(8, "big"))
 
     def released(self, number: int) -> bytes:
         """Return the key of packet ids to release."""
@@ -339,7 +340,7 @@ class Keys:
             "places": PLACE,
             "retained": _RETAINED,
             "leases": LEASES,
-            "batches": _IN_FLIGHT,
+            "batches": IN_FLIGHT,
             "released": _RELEASED,
             "incoming": INCOMING,
         }
@@ -414,7 +415,7 @@ DECODERS: Decoders = {
     SUBSCRIPTION: decoder(SubscriptionRecord),
     PLACE: decoder(tuple[int, list[int]]),
     _RETAINED: decoder(tuple[int, str]),
-    _IN_FLIGHT: decoder(StoredInFlight),
+    IN_FLIGHT: decoder(StoredInFlight),
     _RELEASED: decoder(tuple[int, bytes]),
     INCOMING: decoder(tuple[int]),
     TIMER: decoder(tuple[int]),

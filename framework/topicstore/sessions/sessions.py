@@ -12,6 +12,7 @@ from topicstore.contract.arguments import KEEP, Keep, Length, seconds
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.model import Message
+from topicstore.lifecycle.retention import Retention
 from topicstore.pubsub.notifier import CallWaiter
 from topicstore.pubsub.publish import Publisher
 from topicstore.runtime.closing import close_all
@@ -20,6 +21,7 @@ from topicstore.storage.counting.lag import Lag
 from .batches import Acknowledged, Connect, PublishedRows
 from .connect import Opening, checked
 from .deliver import Deliveries
+from .delivered import DeliveredMessages
 from .delivery_batch import Allow, Packet, single
 from .disconnect import Leaving
 from .in_flight import MAX_PACKET_ID
@@ -71,7 +73,7 @@ class Sessions:
     are errors, passed to `threading.excepthook`.
     """
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(self, publisher: Publisher, retention: Retention) -> None:
         self._registry = registry = SessionRegistry(publisher)
         self._dispatcher = registry.dispatcher
         self._locks = registry.locks
@@ -84,6 +86,9 @@ class Sessions:
         self.groups = SharedSubscriptions(registry.groups, self._entered)
         """The shared subscriptions, and the time for which a member may be slow or away before others take over."""
         self._lagging = Lagging(registry, self._entered)
+        self._delivered = DeliveredMessages(registry, retention, self._entered)
+        retention.settings  # noqa: B018 - loads them, by which `Storage.interest` tracks what is published
+        publisher.storage().on_close(self._delivered.stop)
         wills = Wills(registry)
         self._timers = Timers(registry, wills, self.pace)
         self._leaving = Leaving(registry, self._timers)
@@ -334,6 +339,7 @@ class Sessions:
 
     def close(self) -> None:
         """Commit all changes and end all connections as if they were lost. `Database.close` calls this."""
+        self._delivered.stop()
         self._locks.hold_all(lambda: close_all((self._note_clock_locked, self._close_locked, self._dispatcher.close)))
 
     def _close_locked(self) -> None:
@@ -573,7 +579,24 @@ class Sessions:
             self._note_clock_locked()
             return self._timers.tick(self._registry.clock(), self._leaving.end_silent)
 
+        self._delivered.look()
         return self._writing(tick)
+
+    def remove_delivered(self) -> int:
+        """Remove messages that are stored only because sessions wait for them, and that no session needs any more.
+
+        Removes only what is older than `RetentionSettings.delivered`, and nothing without that setting; returns the
+        number of messages. `tick` begins the same in the background, four times in that age. Messages go in their
+        order: one that a session has still to deliver holds the younger ones of its shard back. Raises the errors of
+        `Database.delete`.
+        """
+        self._check_open()
+        return self._delivered.remove()
+
+    @property
+    def removal_failure(self) -> str | None:
+        """The error of the last removal of delivered messages in the background; None if it succeeded."""
+        return self._delivered.failure
 
     def _note_clock_locked(self) -> None:
         with contextlib.suppress(TopicstoreError):  # the next tick tries again, and the shard itself reports why

@@ -52,6 +52,7 @@ from .background_jobs import BackgroundJobs
 from .directory.ballast import Ballast
 from .directory.manifest import Manifest
 from .directory.recovery_points import RecoveryPoints
+from .interest import InterestSpans
 from .quota import Quota
 from .read_only import Mode, ReadOnlyShards
 from .read_path import plan_replay, read_batch
@@ -137,6 +138,8 @@ class Storage:
         """The record of each shard's last fsynced write; None if the database is read-only or not persistent."""
         self.quota = Quota(shards)
         """The limit on the stored bytes, which retention sets."""
+        self.interest = InterestSpans(shards, clocks.monotonic)
+        """The positions of messages that are stored only because sessions wait for them."""
         self.jobs = BackgroundJobs(shards, clocks.monotonic)
         """The background jobs that become due as messages are stored."""
         self.listener: StorageListener | None = None
@@ -171,13 +174,22 @@ class Storage:
         batch: MessageBatch,
         state: Mapping[int, Sequence[StateWrite]],
         destinations: Destinations | None = None,
+        *,
+        passing: bool = False,
     ) -> StoreResult:
-        """Store a checked batch, and state by shard, through the hooks. Raises the errors of `Database.store`."""
+        """Store a checked batch, and state by shard, through the hooks. Raises the errors of `Database.store`.
+
+        passing: whether the spans of `interest` may cover the messages.
+        """
         self.check_may_write()
+        stores = len(batch) and (destinations is None or destinations.stored.any())
+        if stores and not (passing or self.interest.idle):
+            with self.interest.storing():
+                return self.write(batch, state, destinations, passing=True)
         for shard in state:
             self.check_shard(shard)
         self.check_times(batch)
-        if len(batch) and (destinations is None or destinations.stored.any()):
+        if stores:
             self.quota.admit()
         request = StoreRequest(db=self, batch=batch, state=state, destinations=destinations)
         result: StoreResult = (
@@ -216,6 +228,7 @@ class Storage:
         try:
             do_all([partial(recover, shard) for shard in failed], "could not be opened again")
         finally:
+            self.interest.forget()
             if recovered and self.listener is not None:
                 self.listener.dropped()
         return recovered

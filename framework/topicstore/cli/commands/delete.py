@@ -6,6 +6,7 @@ import click
 
 from topicstore.cli.command import Answer, answers
 from topicstore.cli.connecting import AnyDatabase
+from topicstore.cli.terminal.completion import topics
 from topicstore.cli.terminal.display import count_of, visible
 from topicstore.cli.terminal.options import by_option, or_end, time_options, yes_option
 from topicstore.contract.replay_plan import By
@@ -16,7 +17,7 @@ __all__ = ["delete"]
 
 @click.command()
 @answers("r+")
-@click.argument("topic_filter", metavar="FILTER")
+@click.argument("topic_filter", metavar="FILTER", shell_complete=topics)
 @time_options
 @by_option
 @yes_option("deleting")

@@ -8,6 +8,7 @@ import click
 
 from topicstore.cli.command import Answer, answers
 from topicstore.cli.connecting import AnyDatabase
+from topicstore.cli.terminal.completion import topics
 from topicstore.cli.terminal.display import count_of, lines, make_table, milliseconds, panel, single, size
 from topicstore.cli.terminal.options import replay_options
 from topicstore.contract.times import format_time
@@ -21,7 +22,7 @@ __all__ = ["explain"]
 
 @click.command()
 @answers("r")
-@click.argument("topic_filter", metavar="FILTER")
+@click.argument("topic_filter", metavar="FILTER", shell_complete=topics)
 @replay_options(
     ["time", "any"],
     "Merge everything by position, as `replay` does, or keep just each publisher's order in each topic.",

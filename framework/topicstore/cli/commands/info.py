@@ -17,7 +17,6 @@ from topicstore.database import DatabaseInfo
 from topicstore.storage.directory.manifest import Manifest
 
 from .generations import generations_table
-from .retention import limits
 
 if TYPE_CHECKING:
     from rich.panel import Panel
@@ -35,11 +34,11 @@ def info(db: AnyDatabase) -> Answer:
     \b
     streams         sequences of messages that can be read separately
                     (see: topicstore streams)
-    values          bytes written by the layouts, without the engine's overhead
+    written         bytes that the layouts wrote, which the engine may compress
+    kept            which messages are stored, and how long they stay
     readable up to  time of the last position that readers see
     lifted          late messages, stored after the last message of their
                     shard (--late lift); shown only if there are any
-    slab            the part of a generation in one shard
     """  # noqa: D301 - click wants the character
     found, manifest, archived = db.info(), db.manifest, {one.generation: one.path for one in db.archives}
     yield {**attrs.asdict(found), "created_with": attrs.asdict(manifest)}
@@ -68,13 +67,13 @@ def _summary(found: DatabaseInfo, manifest: Manifest) -> Panel:
         ("messages", found.messages),
         ("streams", found.streams),
         ("on disk", size(found.disk_bytes) + each),
-        ("values", f"{size(found.live_bytes)}, as written by the layouts"),
+        ("written", f"{size(found.live_bytes)}, before the engine compresses it"),
         ("backend", found.backend),
         ("layout", f"{found.layout}, of the current generation"),
         ("shards", len(found.shards)),
         ("durability", found.durability),
         ("timestamps", f"{found.timestamps}{', late: ' + manifest.late if found.timestamps == 'message' else ''}"),
-        *limits(found.retention),
+        *zip(("kept", "", ""), found.kept, strict=False),
         ("plugins", ", ".join(found.plugins) or "none"),
         ("created", f"{manifest.created} by {manifest.created_by}"),
         ("id", found.id),
@@ -107,7 +106,7 @@ def _slabs(found: DatabaseInfo, alone: set[str]) -> Table:
         for number, slab in shard.slabs.items()
     ]
     headers = ("shard>", "generation>", "streams>", "of the layout~")
-    return make_table(*headers, title="Slabs", rows=rows, without=alone)
+    return make_table(*headers, title="Layout", rows=rows, without=alone)
 
 
 def _details(named: Mapping[str, str | int]) -> Text:

@@ -81,12 +81,15 @@ def limits(settings: RetentionSettings) -> list[tuple[str, str]]:
     """Return the settings as pairs of label and text, for people."""
     rotation = settings.rotation
     full = {"refuse": "more is refused", "drop": "the oldest go"}[settings.when_full]
+    age = settings.delivered
+    waiting = [] if age is None else [("only for sessions", f"{_stay(age)} at least, until no session needs it")]
     archive = [] if settings.archive_to is None else [("what goes", f"is archived to {settings.archive_to}")]
     return [
         ("messages stay", _stay(settings.max_age)),
         *((f"what matches {name}", _stay(length)) for name, length in settings.filters.items()),
+        *waiting,
         ("a generation lasts", "until another is added" if rotation is None else span_text(rotation)),
-        ("bytes of values", "any number" if settings.max_bytes is None else f"{size(settings.max_bytes)}, then {full}"),
+        ("limit on bytes", "none" if settings.max_bytes is None else f"{size(settings.max_bytes)}, then {full}"),
         *archive,
     ]
 
@@ -114,6 +117,12 @@ def _stay(length: float | None) -> str:
 )
 @click.option(
     "--when-full", type=click.Choice(["refuse", "drop"]), help="Refuse to store, or drop the oldest generations."
+)
+@click.option(
+    "--delivered",
+    type=_AGE,
+    metavar="TIME",
+    help="What is stored only because sessions wait for it goes at this age once no session needs it: 10m, infinity.",
 )
 @click.option(
     "--archive-to",

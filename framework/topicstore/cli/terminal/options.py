@@ -17,7 +17,7 @@ from topicstore.contract.replay_plan import By
 from topicstore.contract.times import format_time, parse_when
 from topicstore.plugins import registry
 
-from .completion import backend_names, layout_names
+from .completion import backend_names, layout_names, topics
 
 __all__ = [
     "PATH",
@@ -81,7 +81,7 @@ class Duration(click.ParamType[float | str]):
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
-filter_argument = click.argument("topic_filter", metavar="[FILTER]", default="#")
+filter_argument = click.argument("topic_filter", metavar="[FILTER]", default="#", shell_complete=topics)
 
 _CREATION = (
     click.option("--backend", shell_complete=backend_names, help="Storage engine.  [default: rocksdb]"),

@@ -94,8 +94,10 @@ def _written(limit: Any) -> str:
     """Return a retention limit in the notation of the settings."""
     from topicstore.server.config.units import Duration, Size
 
+    if isinstance(limit, dict):
+        return ", ".join(f"{name}={_written(length)}" for name, length in limit.items())
     if limit is None:
-        return "no limit"
+        return "infinity"
     if isinstance(limit, (int, float)):
         return str(Duration(limit) if isinstance(limit, float) else Size(limit))
     return str(limit)

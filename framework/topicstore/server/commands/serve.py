@@ -17,6 +17,7 @@ from .command import check_installed
 if TYPE_CHECKING:
     from topicstore.server import Address, Server
     from topicstore.server.config.model import ListenerSettings, ServerSettings
+    from topicstore.server.config.units import Period
     from topicstore.server.signals import Signals
 
 __all__ = ["serve"]
@@ -62,25 +63,55 @@ reads the settings and certificates again, once it serves.
     help="Serve HTTP there, instead of where the settings say; port 0 takes a free one. With --listen and without "
     "this option HTTP isn't served.  [default: 127.0.0.1:18083]",
 )
+@click.option(
+    "--store",
+    multiple=True,
+    metavar="FILTER",
+    help="Store what is published to FILTER, whether or not a session waits for it; '#' for everything. Stays in the "
+    "database's rules.",
+)
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="[FILTER=]TIME",
+    help="Keep stored messages for 12h, 30d or infinity; with FILTER=, store what is published to it, and keep that so "
+    "long. Without --store, a TIME alone stores everything.",
+)
 @click.option("--print-ready", is_flag=True, help="Print one line of JSON once it serves, and nothing else.")
 def serve(
-    path: Path | None, config: Path | None, listen: tuple[str, ...], http: tuple[str, ...], *, print_ready: bool
+    path: Path | None,
+    config: Path | None,
+    listen: tuple[str, ...],
+    http: tuple[str, ...],
+    store: tuple[str, ...],
+    keep: tuple[str, ...],
+    *,
+    print_ready: bool,
 ) -> None:
     """Serve the database PATH to clients of MQTT 3.1.1 and 5, and over HTTP.
 
     PATH is a directory, created where there is none; by default it is topicstore-data in the current directory. Without
     settings only clients on this machine can connect, without a password.
-    """
+
+    \b
+    Examples:
+      topicstore serve
+      topicstore serve data --keep 30d --keep 'debug/#=1h' --keep 'alarms/#=infinity'
+      topicstore serve data --store 'sensors/#' --keep 1w
+      topicstore serve --config server.toml
+    """  # noqa: D301 - click wants the character
     from topicstore.server.signals import Signals
 
     with Signals() as signals:
         check_installed()
         with _importing():
             from topicstore.server.config.load import read_settings
-        settings = _with_arguments(read_settings(config), listen, http)
 
-        def read() -> ServerSettings:
-            return _with_arguments(read_settings(config, empty_ok=False), listen, http)
+        def read(*, empty_ok: bool = False) -> ServerSettings:
+            found = _with_arguments(read_settings(config, empty_ok=empty_ok), listen, http)
+            return _with_rules(found, store, keep)
+
+        settings = read(empty_ok=True)
 
         _run(settings, read, path or settings.messages.data_dir or _DIRECTORY, signals, print_ready=print_ready)
 
@@ -116,6 +147,50 @@ def _with_arguments(settings: ServerSettings, listen: tuple[str, ...], http: tup
     return settings
 
 
+def _with_rules(settings: ServerSettings, store: tuple[str, ...], keep: tuple[str, ...]) -> ServerSettings:
+    """Return settings with the persistence rules and times of ``--store`` and ``--keep`` added."""
+    if not (store or keep):
+        return settings
+    from topicstore.server.config.model import PersistenceSettings
+
+    sessions = settings.durable_sessions
+    rules, period = list(sessions.persistence), sessions.message_retention_period
+    with _naming("--store"):
+        rules += [PersistenceSettings(topic_filter=one) for one in store]
+    for text in keep:
+        topic_filter, equals, time = text.rpartition("=")
+        with _naming("--keep"):
+            length = _period(time)
+            if equals:
+                rules.append(PersistenceSettings(topic_filter=topic_filter, keep=length))
+            else:
+                period = length
+                rules += [] if store else [PersistenceSettings()]
+    changed = msgspec.structs.replace(
+        sessions, persistence=tuple(dict.fromkeys(rules)), message_retention_period=period
+    )
+    return msgspec.structs.replace(settings, durable_sessions=changed)
+
+
+def _period(text: str) -> Period:
+    """Parse a duration above 0, or ``infinity``. Raises ValueError."""
+    from topicstore.server.config.units import Period
+
+    found = Period.read(text)
+    if not found:
+        raise ValueError(f"{text!r} is no time for which messages could stay")
+    return found
+
+
+@contextmanager
+def _naming(option: str) -> Iterator[None]:
+    """Convert a ValueError to a usage error that names the option."""
+    try:
+        yield
+    except ValueError as bad:
+        raise click.BadParameter(str(bad), param_hint=f"'{option}'") from bad
+
+
 def _listener(text: str) -> ListenerSettings:
     from topicstore.server.config.model import ListenerSettings
 
@@ -135,10 +210,8 @@ def _listener(text: str) -> ListenerSettings:
 def _address(text: str, option: str) -> Address:
     from topicstore.server.config.units import Address
 
-    try:
+    with _naming(option):
         return Address(text)
-    except ValueError as bad:
-        raise click.BadParameter(str(bad), param_hint=f"'{option}'") from bad
 
 
 def _run(
@@ -186,7 +259,8 @@ def _run(
                     settings,
                     path.absolute(),
                     durability=manifest.durability,
-                    persisted=[rule.topic_filter for rule in db.persistence],
+                    kept=db.info().kept,
+                    stores=bool(db.persistence),
                     stored_by=f"backend {manifest.backend}, layout {manifest.layout}, durability {manifest.durability}",
                     urls=[url for one in server.listeners for url in one.urls] + server.urls_of_http,
                     mqtt=[address for scheme, addresses in found if scheme == "mqtt" for address in addresses],

@@ -52,7 +52,8 @@ BatchSize = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 class PersistenceSettings(Section, frozen=True):
     """One of ``[[durable_sessions.persistence]]``: messages that are stored even if no session subscribes to them.
 
-    The rules are added to `Database.persistence`, and stay in the database when they are removed from the file.
+    The rules are added to `Database.persistence`, and their times to `Database.retention`. Both stay in the database
+    when they are removed from the file.
     """
 
     topic_filter: str = "#"
@@ -61,9 +62,13 @@ class PersistenceSettings(Section, frozen=True):
     """The client id of the publisher; by default any."""
     least_qos: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0
     """The lowest QoS of the messages."""
+    keep: Period | None = None
+    """How long stored messages of these topics stay, from whichever client, or ``"infinity"``; without it as
+    ``message_retention_period`` says. If several rules match a message, the longest time applies."""
 
     def __post_init__(self) -> None:
         self.rule()
+        _check_period("keep", self.keep)
 
     def rule(self) -> PersistenceRule:
         """Return the database's persistence rule. Raises ValueError if a field is invalid."""
@@ -71,6 +76,12 @@ class PersistenceSettings(Section, frozen=True):
             return PersistenceRule(self.topic_filter, client_id=self.client_id, least_qos=self.least_qos)
         except TopicstoreError as bad:
             raise ValueError(str(bad)) from bad
+
+
+def _check_period(name: str, period: Period | None) -> None:
+    limit = None if period is None else period.limit
+    if limit is not None and not 0 < limit < _LONGEST_PERIOD:
+        raise ValueError(f"{name} is less than {_LONGEST_PERIOD:,.0f} seconds, or 'infinity'")
 
 
 def _check_wait(name: str, wait: float | None) -> None:
@@ -133,15 +144,18 @@ class DurableSessionsSettings(Section, frozen=True):
     message_retention_period: Period | None = None
     """The shortest time that messages are kept, because whole generations of messages are dropped; ``"infinity"`` for
     ever. Without it the database's retention applies, which ``topicstore retention`` and HTTP change."""
+    delivered_retention_period: Period = Period(600)
+    """The age from which messages are removed that are stored only because sessions wait for them, once no session
+    needs them; ``"infinity"`` to keep them as long as all else. A session that is away holds them back until it has
+    come, or has expired. Messages that a rule of ``persistence`` names stay."""
     persistence: tuple[PersistenceSettings, ...] = ()
     """Messages that are stored even if no session subscribes to them, so that later clients can replay them."""
 
     def __post_init__(self) -> None:
         for name in ("idle_poll_interval", "heartbeat_interval", "renew_streams_interval", "session_gc_interval"):
             _check_wait(name, getattr(self, name))
-        period = None if self.message_retention_period is None else self.message_retention_period.limit
-        if period is not None and not 0 < period < _LONGEST_PERIOD:
-            raise ValueError(f"message_retention_period is less than {_LONGEST_PERIOD:,.0f} seconds, or 'infinity'")
+        _check_period("message_retention_period", self.message_retention_period)
+        _check_period("delivered_retention_period", self.delivered_retention_period)
 
     def within(self, zone: ZoneSettings) -> DurableSessionsSettings:
         """Return the settings that apply in a zone."""

@@ -244,8 +244,15 @@ def default_file() -> str:
         *_comment(
             "The settings of 'topicstore serve --config FILE', all with their defaults. After a '#' without a space "
             "stands what by default is not set, with an example: take the '#' away to set it. Each may also be set by "
-            "the environment, as TOPICSTORE__LIMITS__CONNECTIONS=500. Durations and sizes have a unit: '100ms', '8MB'. "
-            "Paths are relative to this file."
+            "the environment, as TOPICSTORE__LIMITS__CONNECTIONS=500. Durations and sizes have a unit: '30m', "
+            "'1d12h', '8MB'. Paths are relative to this file."
+        ),
+        "",
+        *_comment(
+            "What is kept: a message is stored if a rule of persistence names its topic, or its publisher asks for it, "
+            "and stays as long as 'keep' or message_retention_period say, by default for ever. Any other message is "
+            "stored only if a session waits for it, and goes once no session needs it, and delivered_retention_period "
+            "is over."
         ),
         *_table(ServerSettings, settings, (), active=True),
     ]

@@ -636,6 +636,13 @@ class Group:
             if member.since is not None and not member.revoked and now - member.since >= handover_after * _MICROSECONDS
         ]
 
+    def delivered_places(self) -> Places:
+        """Return, by shard and partition, the position up to which all was delivered; `ABOVE_ALL` if nothing is left.
+
+        A partition of a resting member has nothing left.
+        """
+        return np.where(self._heads, ABOVE_ALL, np.minimum(self.settled, self.places))
+
     def unread_places(self) -> Places:
         """Return, by shard and partition, the position up to which all was read; `ABOVE_ALL` if nothing is unread."""
         return np.where(self._heads, ABOVE_ALL, self.places)

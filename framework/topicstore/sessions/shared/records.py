@@ -30,6 +30,8 @@ __all__ = [
     "DECODERS",
     "GROUP",
     "MEMBER",
+    "RETURNED",
+    "REVOKED",
     "GroupKeys",
     "GroupRecord",
     "LeaseRecord",
@@ -43,8 +45,8 @@ __all__ = [
 
 GROUP = b"\1gr"
 MEMBER = b"\1gm"
-_RETURNED = b"\1go"
-_REVOKED = b"\1gh"
+RETURNED = b"\1go"
+REVOKED = b"\1gh"
 
 PackedPlaces = tuple[tuple[tuple[int, int], ...], ...]
 """By shard, pairs of a bit set of partitions (bit i for partition i) and the position of delivery."""
@@ -109,12 +111,12 @@ class GroupKeys:
     @property
     def returned(self) -> bytes:
         """The prefix of the keys of returned messages."""
-        return b"%b%b\0" % (_RETURNED, self._group)
+        return b"%b%b\0" % (RETURNED, self._group)
 
     @property
     def revoked(self) -> bytes:
         """The prefix of the keys of messages that were revoked."""
-        return b"%b%b\0" % (_REVOKED, self._group)
+        return b"%b%b\0" % (REVOKED, self._group)
 
     def member(self, client_id: str) -> bytes:
         """Return the key of a member."""
@@ -151,8 +153,8 @@ def group_of(key: bytes) -> str:
 DECODERS: Decoders = {
     GROUP: decoder(GroupRecord),
     MEMBER: decoder(MemberRecord),
-    _RETURNED: decoder(Returned),
-    _REVOKED: decoder(Returned),
+    RETURNED: decoder(Returned),
+    REVOKED: decoder(Returned),
     LEASES: decoder(LeaseRecord),
 }
 """Decoders of the state of shared subscriptions."""

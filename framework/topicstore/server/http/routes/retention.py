@@ -30,6 +30,7 @@ class RetentionState(msgspec.Struct, kw_only=True):
     when_full: WhenFull
     archive_to: str | None
     filters: dict[str, float | None]
+    delivered: float | None
     live_bytes: int
     """Bytes of the stored values."""
     generations: int
@@ -55,6 +56,8 @@ class RetentionChange(msgspec.Struct, forbid_unknown_fields=True):
     """A directory below ``export_dir`` of the settings."""
     filters: dict[str, float | str | None] | UnsetType = UNSET
     """By topic filter, the age limit of matching messages instead of ``max_age``; null: none. Replaces all filters."""
+    delivered: float | str | UnsetType | None = UNSET
+    """The age from which messages go that are stored only for sessions, once no session needs them."""
 
 
 @get("/retention", guards=[needs("read")], tags=["retention"], sync_to_thread=True)
