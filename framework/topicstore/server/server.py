@@ -127,6 +127,9 @@ class Server:
             descriptors.log(settings)
             undo.pop_all()
         self._access = access if access is not self._given else None
+        urls = [url for one in self._listeners for url in one.urls] + self.urls_of_http
+        fields = {"version": ts.__version__, "pid": os.getpid(), "path": str(self._db.path), "urls": urls}
+        _log.info("the server serves", extra={"fields": fields})
         return self
 
     async def __aexit__(
@@ -298,6 +301,9 @@ class Server:
 
     async def _end(self, end: Callable[[Broker], Awaitable[None]], until: float) -> None:
         """End all parts; ``until`` is the event loop's time at which waiting for clients ends."""
+        broker = self._broker
+        if broker is not None:
+            _log.info("the server stops", extra={"fields": {"clients": broker.serving.traffic.connected}})
         for listener in self._listeners:
             listener.stop()
         accesses, self._retired = [*self._retired, *filter(None, [self._access])], []
@@ -313,6 +319,8 @@ class Server:
             last.push_async_callback(asyncio.to_thread, self._recovery.stop)
             if self._http is not None:
                 await asyncio.to_thread(self._http.begin_stop)
+        if broker is not None:
+            _log.info("the server has stopped")
 
     @staticmethod
     async def _end_http(http: HttpServer, until: float) -> None:

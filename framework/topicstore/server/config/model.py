@@ -481,10 +481,12 @@ class ProtocolSettings(Section, frozen=True):
 
 
 class LogSettings(Section, frozen=True):
-    """Section ``[log]``: a line of JSON for each event."""
+    """Section ``[log]``: a line for each event."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """The lowest level that is logged."""
+    format: Literal["auto", "text", "json"] = "auto"
+    """The form of the lines: text for people, or JSON for programs. ``"auto"`` is text on a terminal, else JSON."""
     file: Path | None = None
     """The file to which lines are appended; by default standard error."""
 

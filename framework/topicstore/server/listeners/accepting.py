@@ -13,47 +13,13 @@ import errno
 import logging
 import socket
 import ssl
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from topicstore.server.config.units import written_address
+from topicstore.server.config.units import site_of, written_address
+from topicstore.server.logs import RateLimitedLog
 
-__all__ = [
-    "Acceptor",
-    "FailedHandshakes",
-]
-
-_SECONDS, _LINES = 10.0, 10
-"""The limit of log lines in a period of seconds; the first line after the period reports the number of omitted ones."""
-
-_log = logging.getLogger("topicstore.server.connections")
-
-
-class FailedHandshakes:
-    """Logs failed handshakes of one listener, at a limited rate."""
-
-    __slots__ = ("_began", "_listener", "_omitted", "_written")
-
-    def __init__(self, listener: str) -> None:
-        self._listener = listener
-        self._began = float("-inf")
-        self._written = self._omitted = 0
-
-    def note(self, address: str, reason: str) -> None:
-        """Log a failed handshake, unless the rate limit is exceeded."""
-        now = time.monotonic()
-        if now - self._began >= _SECONDS:
-            self._began, self._written = now, 0
-        if self._written >= _LINES:
-            self._omitted += 1
-            return
-        self._written += 1
-        fields: dict[str, object] = {"listener": self._listener, "address": address, "reason": reason}
-        if self._omitted:
-            fields["omitted"], self._omitted = self._omitted, 0
-        _log.warning("TLS handshake failed", extra={"fields": fields})
-
+__all__ = ["Acceptor"]
 
 _AT_ONCE = 64
 """Most connections that are accepted in one round of the event loop."""
@@ -64,6 +30,7 @@ _LOG_INTERVAL = 60.0
 _SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 _log = logging.getLogger("topicstore.server")
+_connections = logging.getLogger("topicstore.server.connections")
 
 
 class Acceptor:
@@ -86,7 +53,7 @@ class Acceptor:
     ) -> None:
         self._name, self._listening, self._make, self._below = name, listening, make, below
         self._context, self._handshake = context, handshake
-        self._failed = FailedHandshakes(name)
+        self._failed = RateLimitedLog("TLS handshake failed", _connections)
         self._loop = asyncio.get_running_loop()
         self._beginning: set[asyncio.Task[None]] = set()
         self._resume: asyncio.TimerHandle | None = None
@@ -143,7 +110,9 @@ class Acceptor:
         except (OSError, EOFError) as bad:  # such as a failed handshake: `ssl.SSLError` is an OSError
             accepted.close()
             if self._context is not None:
-                self._failed.note(written_address(peer), str(bad) or "the client closed the connection")
+                reason = str(bad) or "the client closed the connection"
+                fields = {"listener": self._name, "address": written_address(peer), "reason": reason}
+                self._failed.note(site_of(str(peer[0])), fields)
         except BaseException:
             accepted.close()
             raise
