@@ -261,6 +261,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stored_sessions_per_user: Count | None = None
     """Most stored sessions of each user; clients without a user name count together. By default there is no limit. The
     client of one more session is refused as for ``stored_sessions``."""
+    max_queued: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] | None = None
+    """Most messages that wait for a session, besides those in flight; by default there is no limit. Above it the oldest
+    are dropped for this session: its place in the stored messages moves forward. They stay stored for others. Sessions
+    are checked in turn, so that for some seconds, or with very many sessions for minutes, more may wait. A message that
+    matches several filters of a session counts for each. Shared subscriptions have no such limit."""
+    max_queued_bytes: Size | None = None
+    """Most bytes of the payloads that wait for a session, as ``max_queued``; by default there is no limit."""
     publish_rate: Count | None = None
     """Most messages that a client may publish in a second; by default there is no limit. ``over_rate`` says what
     happens to a client that exceeds it."""

@@ -115,6 +115,7 @@ class Figures:
             "publish/messages/received": traffic.received.good[PUBLISH],
             "publish/messages/sent": traffic.sent.good[PUBLISH],
             "publish/messages/refused": traffic.publishes_refused,
+            "publish/messages/dropped": counts.missed + counts.skipped.messages,
             "bytes/received": traffic.bytes_received,
             "bytes/sent": traffic.bytes_sent,
         }
