@@ -172,8 +172,9 @@ class Server:
     def restricts(self) -> bool:
         """Whether the settings in force restrict access by users, plugins or rules: see `HttpSettings.anonymous`."""
         settings, given = self._settings, self._given
-        if any(one.tls is not None and one.tls.user_from_certificate for one in settings.listeners.values()):
-            return True
+        for one in settings.listeners.values():
+            if one.anonymous == "never" or (one.tls is not None and one.tls.user_from_certificate):
+                return True
         return settings.authentication.restricts or settings.authorization.restricts or bool(given and given.restricts)
 
     @property

@@ -19,6 +19,8 @@ from typing import Any
 from topicstore.server.config.units import site_of, written_address
 from topicstore.server.logs import RateLimitedLog
 
+from .proxy_header import Network, ProxyHeaderError, Source, is_proxy, read_header
+
 __all__ = ["Acceptor"]
 
 _AT_ONCE = 64
@@ -37,22 +39,27 @@ class Acceptor:
     """Accepts connections of a listening socket in the running event loop, until `close`.
 
     name:    the listener's name, for the log.
-    make:    returns the protocol for a new connection.
+    make:    returns the protocol for a new connection; its argument is the client that a proxy has named, or None.
     below:   connections whose descriptor has this number or a higher one are closed.
-    context, handshake: the TLS context, and the handshake's time limit in seconds; None without TLS.
+    patience: the time limit in seconds for a proxy's header, and for the handshake of TLS.
+    context: the TLS context; None without TLS.
+    proxies: the networks of the proxies that begin each connection with a header; if there are any, connections from
+             elsewhere are closed.
     """
 
     def __init__(
         self,
         name: str,
         listening: socket.socket,
-        make: Callable[[], asyncio.Protocol],
+        make: Callable[[Source | None], asyncio.Protocol],
         below: int,
+        patience: float,
         context: ssl.SSLContext | None = None,
-        handshake: float | None = None,
+        proxies: Sequence[Network] = (),
     ) -> None:
         self._name, self._listening, self._make, self._below = name, listening, make, below
-        self._context, self._handshake = context, handshake
+        self._patience, self._context, self._proxies = patience, context, proxies
+        self._without_header = RateLimitedLog("a connection without a proxy's header was refused", _connections)
         self._failed = RateLimitedLog("TLS handshake failed", _connections)
         self._loop = asyncio.get_running_loop()
         self._beginning: set[asyncio.Task[None]] = set()
@@ -102,20 +109,39 @@ class Acceptor:
             task.add_done_callback(self._beginning.discard)
 
     async def _begin(self, accepted: socket.socket, peer: Any) -> None:
-        """Create the protocol of a connection, after the TLS handshake."""
+        """Create the protocol of a connection, after a proxy's header and the TLS handshake."""
+        source: Source | None = None
+        if self._proxies:
+            try:
+                source = await self._read_header(accepted, str(peer[0]))
+            except BaseException as bad:
+                accepted.close()
+                if not isinstance(bad, (ProxyHeaderError, OSError)):
+                    raise
+                self._note(self._without_header, peer, str(bad) or "there was no header in time")
+                return
+        handshake = None if self._context is None else self._patience
         try:
             await self._loop.connect_accepted_socket(
-                self._make, accepted, ssl=self._context, ssl_handshake_timeout=self._handshake
+                lambda: self._make(source), accepted, ssl=self._context, ssl_handshake_timeout=handshake
             )
         except (OSError, EOFError) as bad:  # such as a failed handshake: `ssl.SSLError` is an OSError
             accepted.close()
             if self._context is not None:
-                reason = str(bad) or "the client closed the connection"
-                fields = {"listener": self._name, "address": written_address(peer), "reason": reason}
-                self._failed.note(site_of(str(peer[0])), fields)
+                self._note(self._failed, source or peer, str(bad) or "the client closed the connection")
         except BaseException:
             accepted.close()
             raise
+
+    async def _read_header(self, accepted: socket.socket, host: str) -> Source | None:
+        if not is_proxy(host, self._proxies):
+            raise ProxyHeaderError("it is not from one of the listener's proxies")
+        async with asyncio.timeout(self._patience):
+            return await read_header(accepted)
+
+    def _note(self, log: RateLimitedLog, peer: Any, reason: str) -> None:
+        fields = {"listener": self._name, "address": written_address(peer), "reason": reason}
+        log.note(site_of(str(peer[0])), fields)
 
     def _pause(self) -> None:
         self._loop.remove_reader(self._listening)
