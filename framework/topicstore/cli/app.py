@@ -44,6 +44,8 @@ _COMMANDS = {
     "queue": "List, read or drop queues: messages of a database that wait to be forwarded.",
     "info": "Show a summary of PATH: sizes, generations, shards.",
     "ds": "Show and change which sites keep the shards of a durable storage.",
+    "bans": "Ban client ids, users and addresses from a server, and lift or list bans.",
+    "rules": "List and change the access rules of a server, in the file of its settings.",
     "verify": "Read everything in PATH and check it; exit with 1 and list every damaged place if there are any.",
     "generations": "List, add or drop generations: partitions of a database in time.",
     "retention": (

@@ -170,6 +170,7 @@ async def serve(
     *,
     ready: Callable[[Server], object],
     read: Callable[[], ServerSettings] | None = None,
+    file: Path | None = None,
     storages: Mapping[str, ts.Database] | None = None,
     reserved: Reserved | None = None,
     signals: Signals | None = None,
@@ -177,9 +178,9 @@ async def serve(
     """Serve until SIGTERM or SIGINT, then drain and return. A second signal ends the process at once.
 
     SIGHUP reads certificates again, and with ``read`` all settings, while the server serves. ``ready`` is called in the
-    event loop once clients are accepted. The database is not closed. ``read``, ``storages`` and ``reserved`` are the
-    arguments of `Server`. ``signals`` is an entered `Signals`, which may have received signals before the call; by
-    default a new one is entered. Raises what `Server.__aenter__` and `Server.wait` raise.
+    event loop once clients are accepted. The database is not closed. ``read``, ``file``, ``storages`` and ``reserved``
+    are the arguments of `Server`. ``signals`` is an entered `Signals`, which may have received signals before the call;
+    by default a new one is entered. Raises what `Server.__aenter__` and `Server.wait` raise.
     """
     over, hung_up = asyncio.Event(), asyncio.Event()
     with contextlib.ExitStack() as entered:
@@ -187,7 +188,7 @@ async def serve(
         entered.enter_context(signals.handled(asyncio.get_running_loop(), end=over.set, reload=hung_up.set))
         if over.is_set():
             return
-        async with Server(db, settings, read=read, storages=storages, reserved=reserved) as server:
+        async with Server(db, settings, read=read, file=file, storages=storages, reserved=reserved) as server:
             with _collecting_rarely():
                 if not over.is_set():
                     ready(server)

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -17,7 +18,9 @@ import topicstore as ts
 from topicstore.contract.errors import InvalidArgumentError
 
 from .access.access import Access
-from .config.model import MESSAGES, ServerSettings
+from .access.bans import FILE, BanFile, Bans
+from .config.edit import replace_rules, restore
+from .config.model import MESSAGES, Rule, ServerSettings
 from .databases import change_database, check_database
 from .descriptors import Descriptors
 from .http.discovery import Announcement, FoundServer
@@ -63,6 +66,7 @@ class Server:
         *,
         access: Access | None = None,
         read: Callable[[], ServerSettings] | None = None,
+        file: Path | None = None,
         storages: Mapping[str, ts.Database] | None = None,
         reserved: Reserved | None = None,
     ) -> None:
@@ -70,11 +74,12 @@ class Server:
 
         access:   the access rules; by default those of the settings.
         read:     reads the settings again, for `reread`; called in a worker thread.
+        file:     the file that ``read`` reads, in which `change_rules_soon` changes the access rules.
         storages: all open databases by name, including ``db``, for the HTTP interface; by default only ``db``.
         reserved: the bound sockets of all addresses of the settings; by default entering the server binds them.
         """
         self._db = db
-        self._read = read
+        self._read, self._file = read, file
         self._storages: Mapping[str, ts.Database] = storages if storages is not None else {MESSAGES: db}
         self._settings = settings if settings is not None else ServerSettings()
         self._given = access
@@ -84,6 +89,7 @@ class Server:
         self._http: HttpServer | None = None
         self._recovery = Recovery(self._storages)
         self._queue_bounds = QueueBounds(db)
+        self._bans = Bans(BanFile(Path(db.path) / FILE))
         self._announcement: Announcement | None = None
         """The file that announces the running server, if it has no HTTP interface."""
         self._access: Access | None = None
@@ -92,6 +98,8 @@ class Server:
         """The access rules before settings were changed, which clients connected at that time may still use."""
         self._changing = asyncio.Lock()
         """Held while settings are changed."""
+        self._changing_rules = asyncio.Lock()
+        """Held while access rules are changed in the settings file."""
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop in which the server was entered."""
 
@@ -109,7 +117,8 @@ class Server:
             await asyncio.to_thread(change_database, self._db, settings)
             http_server = await asyncio.to_thread(_http_server) if settings.http is not None else None
             descriptors = Descriptors.of(settings, self._storages.values())
-            broker = Broker(self._db, settings, access, descriptors.clients)
+            await asyncio.to_thread(self._bans.reread)
+            broker = Broker(self._db, settings, access, self._bans, descriptors.clients)
             undo.push_async_callback(broker.stop)
             for name, one in settings.listeners.items():
                 bound = reserved.take(name)
@@ -178,6 +187,11 @@ class Server:
         return settings.authentication.restricts or settings.authorization.restricts or bool(given and given.restricts)
 
     @property
+    def bans(self) -> Bans:
+        """The bans, in a file of the database's directory. May be used in any thread."""
+        return self._bans
+
+    @property
     def storages(self) -> Mapping[str, ts.Database]:
         """The open databases by name; ``messages`` is the database of the MQTT clients."""
         return self._storages
@@ -215,6 +229,7 @@ class Server:
             settings = settings if self._given is None else with_access_of(before, settings)
             reloaded, following = summary(before, settings), in_force(before, settings)
             await asyncio.to_thread(check_database, self._db, following)
+            await asyncio.to_thread(self._bans.reread)
             access = new_access(before, following)
             if access is None:  # a new `Access` has just read its files
                 await asyncio.to_thread(broker.serving.access.reread)
@@ -269,6 +284,34 @@ class Server:
         if self._read is None:
             raise InvalidArgumentError("this server has no settings to read again: a program has made them")
         return await self.reload(await asyncio.to_thread(self._read))
+
+    async def _change_rules(self, rules: Sequence[Rule]) -> Reloaded:
+        """Replace the access rules in the settings file, and `reread`. If that raises, the file is as before.
+
+        Raises `InvalidArgumentError` if the server has no file, and `SettingsError` if the file can't be changed.
+        """
+        if self._file is None:
+            raise InvalidArgumentError("this server has no settings file in which access rules could be changed")
+        async with self._changing_rules:
+            before = await asyncio.to_thread(replace_rules, self._file, rules)
+            try:
+                reloaded = await self.reread()
+                if tuple(self._settings.authorization.rules) != tuple(rules):
+                    raise InvalidArgumentError("rules of the environment, or of the program, count before the file")
+            except BaseException:
+                await asyncio.to_thread(restore, self._file, before)
+                raise
+            return reloaded
+
+    def change_rules_soon(self, rules: Sequence[Rule]) -> Future[Reloaded]:
+        """Begin to replace the access rules in the settings file, and to read it again. Called in any thread.
+
+        The future raises what `reread` raises, and `InvalidArgumentError` if there is no file, or it can't be changed;
+        then the file is as before.
+        """
+        if self._loop is None:
+            raise InvalidArgumentError("the server was not entered")
+        return asyncio.run_coroutine_threadsafe(self._change_rules(rules), self._loop)
 
     def reread_soon(self) -> Future[Reloaded]:
         """Begin `reread` in the server's event loop, and return its future. Called in any thread."""

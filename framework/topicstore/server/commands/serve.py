@@ -82,7 +82,8 @@ def serve(
         def read() -> ServerSettings:
             return _with_arguments(read_settings(config, empty_ok=False), listen, http)
 
-        _run(settings, read, path or settings.messages.data_dir or _DIRECTORY, signals, print_ready=print_ready)
+        where = path or settings.messages.data_dir or _DIRECTORY
+        _run(settings, read, config, where, signals, print_ready=print_ready)
 
 
 @contextmanager
@@ -144,6 +145,7 @@ def _address(text: str, option: str) -> Address:
 def _run(
     settings: ServerSettings,
     read: Callable[[], ServerSettings],
+    config: Path | None,
     path: Path,
     signals: Signals,
     *,
@@ -200,7 +202,14 @@ def _run(
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(
                 running.serve(
-                    db, settings, ready=ready, read=read, storages=storages, reserved=reserved, signals=signals
+                    db,
+                    settings,
+                    ready=ready,
+                    read=read,
+                    file=config,
+                    storages=storages,
+                    reserved=reserved,
+                    signals=signals,
                 )
             )
 

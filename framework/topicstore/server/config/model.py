@@ -19,6 +19,7 @@ __all__ = [
     "AuthenticationSettings",
     "AuthorizationSettings",
     "DurableSessionsSettings",
+    "FlappingSettings",
     "HttpSettings",
     "HttpTlsSettings",
     "Limits",
@@ -406,6 +407,22 @@ class AuthenticationSettings(Section, frozen=True):
         return self.password_file is not None or bool(self.plugins) or self.anonymous == "never"
 
 
+class FlappingSettings(Section, frozen=True):
+    """Section ``[flapping_detect]``: bans of clients that connect too often, such as two devices with one client id.
+
+    Connections whose CONNECT was accepted count, by client id. Bans are kept in memory: they end with the server.
+    """
+
+    enable: bool = False
+    """Whether such clients are banned: then their CONNECT is refused with 0x8A, banned; in 3.1.1 with 5."""
+    max_count: Annotated[int, msgspec.Meta(ge=2)] = 15
+    """The number of ended connections within ``window_time`` that leads to a ban."""
+    window_time: Duration = Duration(60)
+    """The time in which connections are counted."""
+    ban_time: Duration = Duration(300)
+    """The time for which the client id is banned."""
+
+
 class Rule(Section, frozen=True):
     """One of ``[[authorization.rules]]``: actions that are allowed or denied to some clients."""
 
@@ -541,6 +558,7 @@ class ServerSettings(Section, frozen=True):
     """The listeners for MQTT clients, by name."""
     authentication: AuthenticationSettings = AuthenticationSettings()
     authorization: AuthorizationSettings = AuthorizationSettings()
+    flapping_detect: FlappingSettings = FlappingSettings()
     protocol: ProtocolSettings = ProtocolSettings()
     limits: Limits = Limits()
     http: HttpSettings | None = None

@@ -11,7 +11,8 @@ import attrs
 from litestar.di import NamedDependency
 
 import topicstore as ts
-from topicstore.server.config.model import HttpSettings, ServerSettings
+from topicstore.server.access.bans import Bans
+from topicstore.server.config.model import HttpSettings, Rule, ServerSettings
 from topicstore.server.memory_budget import MemoryBudget
 from topicstore.server.metrics.metrics import Metrics
 from topicstore.server.mqtt.sys_topics import Traffic
@@ -42,6 +43,13 @@ class Mqtt(Protocol):
 
     def reread_soon(self) -> Future[Reloaded]:
         """Begin to read the settings again; return a future of the changes."""
+
+    def change_rules_soon(self, rules: Sequence[Rule]) -> Future[Reloaded]:
+        """Begin to replace the access rules in the settings file; return a future of the changes."""
+
+    @property
+    def bans(self) -> Bans:
+        """The bans of clients, users and addresses."""
 
     @property
     def traffic(self) -> Traffic:

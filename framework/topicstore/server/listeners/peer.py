@@ -59,9 +59,14 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """The common name of the peer's certificate, if the listener uses certificates' names as user names; else None."""
 
     @property
+    def host(self) -> str:
+        """The peer's address without the port."""
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
     def site(self) -> str:
         """The IPv4 address or the IPv6 /64 network, by which clients of one site are counted together."""
-        return site_of(self.address.rpartition(":")[0].strip("[]"))
+        return site_of(self.host)
 
 
 def peer_of(transport: asyncio.BaseTransport, via: Via) -> Peer:

@@ -13,11 +13,13 @@ import asyncio
 import contextlib
 import enum
 import logging
+import time
 from collections.abc import Sequence
 from typing import NoReturn, cast
 
 from topicstore.contract.arguments import KEEP
 from topicstore.contract.errors import SessionEndedError, TopicstoreError
+from topicstore.server.access.bans import BanIndex
 from topicstore.server.codec import encode as encoding
 from topicstore.server.codec.decode import decode
 from topicstore.server.codec.error_codes import reason_of, reason_of_end, sendable, text_of
@@ -447,6 +449,13 @@ class MqttConnection(asyncio.Protocol):
         if self._rights is not None and self._rights.renew():
             self._inbound.judge_by(self._rights.publishes)
             self._subscriptions.permissions = self._rights.permissions
+
+    def end_if_banned(self, bans: BanIndex) -> None:
+        """End the connection if the client is banned."""
+        record, now = self._channel.record, time.time()
+        reason = {State.OPENING: ReasonCode.BANNED, State.OPEN: ReasonCode.ADMINISTRATIVE_ACTION}.get(self._state)
+        if reason and bans.find(record.client_id, [record.user], self._channel.peer.host, now):
+            self.end(reason, "the client is banned")
 
     # --- what it publishes ---
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from topicstore.contract.access import Action
 from topicstore.server.access.access import Access
+from topicstore.server.access.bans import Bans
 from topicstore.server.access.permissions import Permissions
 from topicstore.server.codec.frames import LARGEST_CONNECT
 from topicstore.server.codec.reason import ReasonCode
@@ -46,17 +47,19 @@ class Serving:
         loop: asyncio.AbstractEventLoop,
         settings: ServerSettings,
         access: Access,
+        bans: Bans,
         clients: int,
         *,
         version: str,
         counts: Callable[[], SessionCounts],
     ) -> None:
         """``counts`` returns the counts of the connected sessions, without blocking."""
-        self.loop, self.access = loop, access
+        self.loop, self.access, self.bans = loop, access, bans
         self.unfinished, self.unadmitted = MemoryBudget(0), MemoryBudget(0)
         """The memory of incomplete packets, of clients whose CONNECT was accepted, and of others."""
         self.use(settings, clients)
         self.refused_logins = RateLimitedLog("login refused", _connections)
+        self.banned = RateLimitedLog("client banned", _connections)
         self.denied = RateLimitedLog("access denied", _access)
         """The log of publishes and subscriptions that access rules or plugins have denied."""
         self.traffic = Traffic()
@@ -136,6 +139,12 @@ class Serving:
         if self.sessions.get(session) is connection:
             del self.sessions[session]
             self.traffic.connected -= 1
+            flapping = self.settings.flapping_detect
+            if flapping.enable and not self.draining:
+                ban = self.bans.counted(session.client_id, flapping)
+                if ban is not None:
+                    fields = {"client_id": ban.value, "reason": ban.reason, "until": ban.until}
+                    self.banned.note(ban.value, fields)
 
     def hold(self, connection: Client, held: bool) -> None:
         """Record whether reading from a connection is paused."""
