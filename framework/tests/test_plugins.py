@@ -243,10 +243,11 @@ def test_a_wrapper_sees_every_write_and_every_read(module, monkeypatch, tmp_path
             [m.payload for m in db.replay("#")],
             [m.payload for m in db.replay("#", order="time")],
             [p for batch in db.replay_arrow("#") for p in batch.column("payload").to_pylist()],
+            [p for batch in db.replay_arrow("#", columns=["payload"]) for p in batch.column("payload").to_pylist()],
             [m.payload for m in db.read(db.cursor(stream, "a/b")).batch.to_messages()],
         ]
-    assert read == [[b"Hello"] * 3, [b"Hello"] * 3, [b"Hello"] * 3, read[3]]
-    assert read[3][0] == b"Hello"
+    assert read == [*[[b"Hello"] * 3] * 4, read[4]]
+    assert read[4][0] == b"Hello"
     stored = b"".join(path.read_bytes() for path in (tmp_path / "db").rglob("*") if path.is_file())
     assert (b"hELLO" in stored, b"Hello" in stored) == (True, False)
 

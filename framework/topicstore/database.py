@@ -411,22 +411,30 @@ class Database:
         limit: int | None = None,
         batch_size: int = BATCH_SIZE,
         ids: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> pa.RecordBatchReader:
         """Return the messages of a `replay` as record batches of at most ``batch_size`` rows of `topicstore.SCHEMA`.
 
-        With ``ids`` the schema is `topicstore.SCHEMA_WITH_IDS`. pandas, Polars, DuckDB and `store` of another database
-        accept the reader directly; batches are fetched on demand. Reading in Python raises the same errors as `replay`;
-        consumers of Arrow's C stream interface see Arrow's own errors instead.
+        With ``ids`` the schema is `topicstore.SCHEMA_WITH_IDS`. With ``columns``, the batches have only these columns
+        of `topicstore.SCHEMA_WITH_IDS`, in the given order. Other columns aren't read where the layout can avoid it:
+        `block`, `table` and exports read no payloads then. A database with plugins reads all columns.
+
+        Polars, DuckDB and `store` of another database accept the reader directly, and pandas with `read_pandas`;
+        batches are fetched on demand. Reading in Python raises the same errors as `replay`; consumers of Arrow's C
+        stream interface see Arrow's own errors instead.
         """
         import pyarrow as pa
 
-        from .contract.arrow import SCHEMA, SCHEMA_WITH_IDS
+        from .contract.arrow import fields_of, selected
 
+        schema = selected(columns, ids=ids)
         request = self._request(topic_filter, start, until, by, planned(order), batch_size)
+        request.columns = fields_of(schema)
+        if order == "timestamp" or request.timestamps is not None:
+            request.columns |= {"timestamps"}
         batches = ordered(self.storage, request, order, reverse=reverse, limit=limit)
         return pa.RecordBatchReader.from_batches(
-            SCHEMA_WITH_IDS if ids else SCHEMA,
-            (batch.to_arrow(ids=ids) for batch in replays.slices(batches, batch_size)),
+            schema, (batch.to_arrow(columns=schema.names) for batch in replays.slices(batches, batch_size))
         )
 
     def explain(

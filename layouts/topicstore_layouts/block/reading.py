@@ -9,6 +9,7 @@ from functools import partial
 import attrs
 import numpy as np
 from topicstore import MessageBatch, TopicFilter
+from topicstore.contract.batch import unread
 from topicstore.contract.columns import Coded, Column, Constant, Indices, take
 from topicstore.contract.engine import Engine, Reader
 from topicstore.contract.errors import CorruptionError
@@ -55,14 +56,19 @@ class Piece(ABC):
         """Return the rows, in order, and the position at which to continue: after the piece unless a limit cut it."""
 
 
+_Key = tuple[int, int, str, frozenset[str]]
+"""The end of a segment, and the stream, the filter and the columns of a read."""
+
+
 @attrs.frozen
 class _Ask:
-    """A read request: a stream, a filter, and the first and last position."""
+    """A read request: a stream, a filter, the first and last position, and the columns that the reader uses."""
 
     stream: int
     topic_filter: TopicFilter
     at: int
     bound: int
+    columns: frozenset[str]
 
 
 @attrs.frozen
@@ -130,22 +136,24 @@ class Reading:
         self._wanted = StreamRangesCache(trie)
         self.deletes = 0
         """A counter that changes whenever messages were deleted, which invalidates cached rows."""
-        self._kept: dict[tuple[int, int, str], _Kept] = {}
+        self._kept: dict[_Key, _Kept] = {}
         self._matchers = Matchers(self.topics)
 
-    def pieces(self, stream: int, topic_filter: TopicFilter, at: int, bound: int) -> Generator[Piece, None, None]:
+    def pieces(
+        self, stream: int, topic_filter: TopicFilter, at: int, bound: int, columns: frozenset[str]
+    ) -> Generator[Piece, None, None]:
         """Yield the pieces that together hold all matching messages, in order of position."""
         if at > bound:
             return
         if at > self.segments.reach:
-            behind = self._batch_pieces(self.engine, _Ask(stream, topic_filter, at, bound))
+            behind = self._batch_pieces(self.engine, _Ask(stream, topic_filter, at, bound, columns))
             first = next(behind, None)  # this opens the scan
             if at > self.segments.reach:  # checked again: nothing from here on was merged before the scan was opened
                 if first is not None:
                     yield first
                     yield from behind
                 return
-        begun = self._begun_piece(_Ask(stream, topic_filter, at, bound))
+        begun = self._begun_piece(_Ask(stream, topic_filter, at, bound, columns))
         if begun is not None:
             yield begun
             at = begun.last + 1
@@ -153,13 +161,13 @@ class Reading:
         with self.engine.snapshot() as view:
             self.counters.seeks += 1
             for segment in self.segments.between(view, at, bound):
-                ask = _Ask(stream, topic_filter, at, bound)
+                ask = _Ask(stream, topic_filter, at, bound, columns)
                 find = partial(self._find, view, deletes, segment, ask)
                 yield SegmentPiece(self, ask, segment.end, segment.messages, find)
                 at = segment.end + 1
                 if at > bound:
                     return
-            yield from self._batch_pieces(view, _Ask(stream, topic_filter, at, bound))
+            yield from self._batch_pieces(view, _Ask(stream, topic_filter, at, bound, columns))
 
     def _batch_pieces(self, reader: Reader, ask: _Ask) -> Iterator[Piece]:
         if ask.at > ask.bound:
@@ -170,8 +178,9 @@ class Reading:
 
     def _begun_piece(self, ask: _Ask) -> SegmentPiece | None:
         """Return the piece of a segment that a reader has read in part, or None if its rows aren't cached."""
-        for (end, stream, text), kept in self._kept.items():
-            same = (stream, text) == (ask.stream, ask.topic_filter.text) and kept.deletes == self.deletes
+        asked = ask.stream, ask.topic_filter.text, ask.columns
+        for (end, *read), kept in self._kept.items():
+            same = asked == tuple(read) and kept.deletes == self.deletes
             if same and kept.first <= ask.at <= end and min(ask.bound, end) <= kept.last:
                 return SegmentPiece(self, ask, end, len(kept.batch), lambda kept=kept: kept)  # type: ignore[misc]
         return None
@@ -187,10 +196,11 @@ class Reading:
                 raise CorruptionError(bad.reason, self.segments.place(segment.end, number)) from bad
             if not isinstance(rows, bool):
                 found.append((block, rows))
-        batch, sizes = gather(found, self.shard) if found else (MessageBatch.empty(), np.empty(0, dtype=np.int64))
+        nothing = MessageBatch.empty(), np.empty(0, dtype=np.int64)
+        batch, sizes = gather(found, self.shard, ask.columns) if found else nothing
         return _Kept(deletes, ask.at, min(segment.end, ask.bound), batch, np.cumsum(sizes))
 
-    def keep(self, key: tuple[int, int, str], kept: _Kept) -> None:
+    def keep(self, key: _Key, kept: _Kept) -> None:
         """Cache rows, and evict the least recently used ones if there are too many."""
         others = [(other, each) for other, each in self._kept.items() if other != key and each.deletes == self.deletes]
         room, held = _KEPT_BYTES - kept.memory, [(key, kept)]
@@ -201,7 +211,7 @@ class Reading:
             held.append((other, each))
         self._kept = dict(reversed(held))
 
-    def forget(self, key: tuple[int, int, str]) -> None:
+    def forget(self, key: _Key) -> None:
         """Drop the cached rows of a segment that a reader has read to its end."""
         if key in self._kept:
             self._kept = {other: kept for other, kept in self._kept.items() if other != key}
@@ -269,19 +279,27 @@ class Reading:
         except CorruptionError as bad:
             raise CorruptionError(bad.reason, f"{self.place}, learned topics") from bad
 
-    def batch(self, block: Block, rows: Rows) -> MessageBatch:
-        """Return rows of a block of a batch."""
-        positions = block.positions()
+    def batch(self, block: Block, rows: Rows, columns: frozenset[str]) -> MessageBatch:
+        """Return rows of a block of a batch. Payloads and client ids are read only if they are among ``columns``."""
+        positions, count = block.positions(), block.rows if rows is None else len(rows)
+        payloads: Column
+        if "payloads" not in columns:
+            payloads = unread("payloads", count)
+        else:
+            payloads = block.payloads() if rows is None else block.payloads().pick(rows)
         return MessageBatch(
             topics=self.texts(self.topics, _pick(block.topics(), rows)),
-            payloads=block.payloads() if rows is None else block.payloads().pick(rows),
-            client_ids=self.texts(self.clients, _pick(block.client_ids(), rows)),
+            payloads=payloads,
+            client_ids=self.texts(self.clients, _pick(block.client_ids(), rows))
+            if "client_ids" in columns
+            else unread("client_ids", count),
             qos=_pick(block.qos(), rows),
             retain=_pick(block.retain(), rows),
             timestamps=_pick(block.timestamps(positions), rows),
             properties=_pick(block.properties(), rows),
             positions=positions if rows is None else positions[rows],
-            shards=Constant(self.shard, block.rows if rows is None else len(rows)),
+            shards=Constant(self.shard, count),
+            payload_bytes=None if "payloads" in columns else 0,
         )
 
     @staticmethod
@@ -311,9 +329,10 @@ class BatchPiece(Piece):
             try:
                 rows = reading.match(block, ask.stream, ask.topic_filter, ask.at, ask.bound)
                 if not isinstance(rows, bool):
-                    parts.append(reading.batch(block, rows))
+                    parts.append(reading.batch(block, rows, ask.columns))
                     self.picked = self.picked or rows is not None
-                    self.bytes += block.payload_bytes if rows is None else parts[-1].payload_bytes()
+                    whole = rows is None and "payloads" in ask.columns
+                    self.bytes += block.payload_bytes if whole else parts[-1].payload_bytes()
             except CorruptionError as bad:
                 raise CorruptionError(bad.reason, reading.blocks.place(block.last)) from bad
         behind = min(self.last, ask.bound) + 1
@@ -343,7 +362,8 @@ class SegmentPiece(Piece):
 
     def read(self, limits: ReadLimits) -> tuple[MessageBatch, int]:
         """Return as many matching rows as the limits allow, and cache the rows for the next read if some remain."""
-        ask, key = self._ask, (self.last, self._ask.stream, self._ask.topic_filter.text)
+        ask = self._ask
+        key = self.last, ask.stream, ask.topic_filter.text, ask.columns
         kept = self._find()
         start, stop = kept.rows(ask.at, ask.bound)
         cut = min(stop, start + limits.rows, start + kept.rows_within(start, limits.bytes))

@@ -126,7 +126,7 @@ class BlockSlab(Slab):
         batches: list[MessageBatch] = []
         rows = size = 0
         exhausted = True
-        with closing(self._reading.pieces(stream, topic_filter, at, limits.bound)) as pieces:
+        with closing(self._reading.pieces(stream, topic_filter, at, limits.bound, limits.columns)) as pieces:
             try:
                 for piece in pieces:
                     if batches and rows + piece.most > limits.rows:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from typing import Literal
 
 import attrs
@@ -177,7 +178,7 @@ def _batches(storage: Storage, request: ReplayRequest, bounds: list[int]) -> Ite
     """Yield the messages of a span in ascending order, up to the bounds by shard."""
     plan = storage.plan(request)
     shards = [attrs.evolve(shard, bound=min(shard.bound, bounds[shard.shard])) for shard in plan.shards]
-    yield from replays.run(attrs.evolve(plan, shards=shards), storage.fetch)
+    yield from replays.run(attrs.evolve(plan, shards=shards), partial(storage.fetch, columns=request.columns))
 
 
 ReplayOrder = Order | Literal["timestamp"]
@@ -205,7 +206,7 @@ def ordered(
         raise InvalidArgumentError("a replay that goes back is in order of time or of timestamps: leave out order")
     if reverse and order == "time":
         return newest_first(storage, request, limit)
-    batches = replays.run(storage.plan(request), storage.fetch)
+    batches = replays.run(storage.plan(request), partial(storage.fetch, columns=request.columns))
     if order == "timestamp":
         return sorted_by_timestamp(batches, limit, request.batch_size, reverse=reverse)
     return batches if limit is None else replays.limited(batches, limit)
