@@ -89,7 +89,7 @@ class MessageBatch:
 
     @classmethod
     def of(cls, messages: Messages) -> MessageBatch:
-        """Return a checked batch of messages, which may be given as objects, as a batch or as Arrow data.
+        """Return a checked batch of messages, given as one object or several, as a batch or as Arrow data.
 
         An Arrow stream is read to its end. Raises `InvalidMessageError`, `InvalidArgumentError` for an argument
         of another type, and the errors of reading the stream.
@@ -100,7 +100,9 @@ class MessageBatch:
             from .arrow import whole
 
             return cls.concat([cls.from_arrow(batch) for batch in whole(messages)])
-        if isinstance(messages, Iterable) and not isinstance(messages, (Message, str, bytes)):
+        if isinstance(messages, Message):
+            return cls.from_messages([messages])
+        if isinstance(messages, Iterable) and not isinstance(messages, (str, bytes)):
             return cls.from_messages(messages)
         raise InvalidArgumentError(
             f"messages come as a list (say), a MessageBatch or an Arrow table, not as a {type(messages).__name__}"
@@ -311,5 +313,5 @@ def _size(payloads: Column) -> int:
     return sum(map(len, to_iterable(payloads)))
 
 
-Messages: TypeAlias = Iterable[Message] | MessageBatch | ArrowStream
-"""The forms in which messages may be given: objects, a batch, or Arrow data."""
+Messages: TypeAlias = Message | Iterable[Message] | MessageBatch | ArrowStream
+"""The forms in which messages may be given: one object or several, a batch, or Arrow data."""
