@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from topicstore.contract.errors import SessionTakenOverError, StateConflictError, TopicstoreError
@@ -41,13 +40,20 @@ class Commits:
         detects it during the commit. If the process dies in between, the writes of some shards are committed, and those
         of other shards are not.
         """
-        by_shard: defaultdict[int, list[Session]] = defaultdict(list)
+        by_shard: dict[int, list[Session]] = {}
         for session in changes:
-            if session.stored:
-                by_shard[self._states.shard_of(session.client_id)].append(session)
+            if session.stored and changes[session]:
+                by_shard.setdefault(self._states.shard_of(session.client_id), []).append(session)
         errors: _Errors = {}
-        for shard, sessions in by_shard.items():
-            errors.update(self._write_in(shard, {session: changes[session] for session in sessions}))
+        while by_shard:
+            failures = self._states.commit(
+                {shard: [write for one in some for write in changes[one]] for shard, some in by_shard.items()}
+            )
+            by_shard = {  # after a conflict, those that aren't the cause are committed without the others
+                shard: left
+                for shard, failure in failures.items()
+                if (left := self._left(by_shard[shard], failure, errors))
+            }
         for session in changes:
             over = session.over()
             if over is not None:
@@ -97,19 +103,13 @@ class Commits:
                 session.touched()
         return failures
 
-    def _write_in(self, shard: int, changes: Mapping[Session, Sequence[StateWrite]]) -> _Errors:
-        writes = [write for some in changes.values() for write in some]
-        try:
-            if writes:
-                self._states.write(shard, writes)
-        except StateConflictError as conflict:
-            overtaken = self.taken_over(changes)
-            if not overtaken:
-                return dict.fromkeys(changes, conflict)
-            left = {session: some for session, some in changes.items() if session not in overtaken}
-            for error in overtaken.values():
-                error.__cause__ = conflict
-            return overtaken | self._write_in(shard, left)
-        except TopicstoreError as failure:
-            return dict.fromkeys(changes, failure)
-        return {}
+    def _left(self, sessions: list[Session], failure: TopicstoreError, errors: _Errors) -> list[Session]:
+        """Add the errors of sessions whose write failed to ``errors``; return the sessions to commit once more."""
+        overtaken = self.taken_over(sessions) if isinstance(failure, StateConflictError) else {}
+        if not overtaken:
+            errors.update(dict.fromkeys(sessions, failure))
+            return []
+        for error in overtaken.values():
+            error.__cause__ = failure
+        errors.update(overtaken)
+        return [session for session in sessions if session not in overtaken]
