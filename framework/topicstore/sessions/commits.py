@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from topicstore.contract.errors import SessionTakenOverError, StateConflictError, TopicstoreError
 from topicstore.contract.state import StateWrite
 
-from .session import Draft, Session
+from .session import PendingDelivery, Session
 from .session_store import SessionState
 
 __all__ = ["Commits"]
@@ -66,22 +66,22 @@ class Commits:
         current = self._states.all_current([session.stored_session for session in checked])
         return {session: self.overtaken(session) for session, same in zip(checked, current, strict=True) if not same}
 
-    def commit(self, drafts: list[Draft]) -> list[TopicstoreError]:
-        """Commit the drafts of sessions; return the errors."""
-        errors = self.together({draft.session: draft.writes for draft in drafts})
-        for draft in drafts:
-            failure = errors.get(draft.session)
-            if draft.session.ended is not None:  # another opening has taken the session over
+    def commit(self, deliveries: list[PendingDelivery]) -> list[TopicstoreError]:
+        """Commit the deliveries of sessions; return the errors."""
+        errors = self.together({delivery.session: delivery.writes for delivery in deliveries})
+        for delivery in deliveries:
+            failure = errors.get(delivery.session)
+            if delivery.session.ended is not None:  # another opening has taken the session over
                 continue
             if failure is None:
-                draft.session.settle(draft)
+                delivery.session.apply(delivery)
             else:
-                draft.session.fail(draft, failure)
+                delivery.session.fail(delivery, failure)
         return list(dict.fromkeys(errors.values()))
 
-    def commit_one(self, draft: Draft) -> None:
-        """Commit the draft of one session, or raise."""
-        for failure in self.commit([draft]):
+    def commit_one(self, delivery: PendingDelivery) -> None:
+        """Commit the delivery of one session, or raise."""
+        for failure in self.commit([delivery]):
             raise failure
 
     def checkpoint(self, sessions: Iterable[Session]) -> list[TopicstoreError]:
@@ -89,16 +89,16 @@ class Commits:
         asked = list(sessions)
         try:
             for session in asked:
-                session.clean()  # before its draft, so that a later acknowledgement marks the session again
-            drafts = [draft for session in asked if (draft := session.last_draft()) is not None]
-            failures = self.commit(drafts)
+                session.clean()  # before its delivery, so that a later acknowledgement marks the session again
+            deliveries = [delivery for session in asked if (delivery := session.prepare_last()) is not None]
+            failures = self.commit(deliveries)
         except BaseException:
             for session in asked:
                 session.touched()
             raise
         for session in asked:
             if session.ended is None and session.failure is None:
-                session.ask()  # the draft may hold PUBRECs that their thread has recorded but not announced yet
+                session.ask()  # the delivery may hold PUBRECs that their thread has recorded but not announced yet
             elif session.ended is None:
                 session.touched()
         return failures

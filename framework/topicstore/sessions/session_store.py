@@ -279,15 +279,16 @@ class SessionState:
 
     # --- changing ---
 
-    def write(self, shard: int, writes: Iterable[StateWrite]) -> None:
+    def write(self, shard: int, writes: Sequence[StateWrite]) -> None:
         """Commit writes to a shard together."""
-        self._released(lambda: self.states[shard].write(writes))
+        for failure in self.commit({shard: writes}).values():
+            raise failure
 
     def commit(self, by_shard: Mapping[int, Sequence[StateWrite]]) -> Mapping[int, TopicstoreError]:
         """Commit writes of several shards, each shard's together; return the errors by shard."""
         return self._released(partial(commit_state, self._shards, by_shard))
 
-    def write_for(self, client_id: str, writes: Iterable[StateWrite]) -> None:
+    def write_for(self, client_id: str, writes: Sequence[StateWrite]) -> None:
         """Commit writes to the shard of a client together."""
         self.write(self.shard_of(client_id), writes)
 
