@@ -15,7 +15,6 @@ from topicstore.server.http.context import TheContext
 from topicstore.server.http.formats.media_types import ARROW, JSON, chosen
 from topicstore.server.http.guards import is_owner, needs
 from topicstore.server.http.parameters import Limit
-from topicstore.sql.values import rows
 
 __all__ = ["ROUTES"]
 
@@ -59,6 +58,8 @@ def sql(
     """
     if not context.settings.sql and not is_owner(request):
         raise PermissionDeniedException("this server runs no SQL: its settings have to allow it, [http] sql = true")
+    from topicstore.sql import values  # most servers run no SQL
+
     media_type = chosen(request, _PRODUCES)
     found = context.db.sql(data.statement, data.parameters)
     if media_type == ARROW:
@@ -66,7 +67,7 @@ def sql(
     return Rows(
         found.column_names,
         list(map(str, found.schema.types)),
-        list(islice(rows(found), limit)),
+        list(islice(values.rows(found), limit)),
         more=found.num_rows > limit,
     )
 
