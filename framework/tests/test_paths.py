@@ -36,7 +36,7 @@ PATHS = {
     "open": (269, 75, 147),
 }
 """For each path: numbers of named functions, of their files, and of those functions between `Database` and layout."""
-MQTT = (387, 80)
+MQTT = (390, 80)
 """Named functions and their files, from an MQTT PUBLISH at QoS 1 to its PUBACK and to the socket of one subscriber.
 
 Whether three functions of `server/mqtt/store_thread.py` are among them depends on the timing of the threads.
