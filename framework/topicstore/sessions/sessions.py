@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from datetime import timedelta
 from typing import TypeVar
 
-from topicstore.contract.arguments import KEEP, Keep, seconds
+from topicstore.contract.arguments import KEEP, Keep, check_count, seconds
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.model import Message
@@ -18,6 +18,7 @@ from topicstore.pubsub.publish import Publisher
 from topicstore.runtime.closing import close_all
 from topicstore.storage.counting.lag import Lag
 
+from .backlog import Backlogs
 from .batches import Acknowledged, Connect, PublishedRows
 from .connect import Opening, checked
 from .deliver import Deliveries
@@ -32,6 +33,7 @@ from .model import (
     PubRel,
     SessionCounts,
     SessionInfo,
+    Skipped,
     Start,
     SubscribeOptions,
     SubscribeResult,
@@ -85,6 +87,7 @@ class Sessions:
         self.groups = SharedSubscriptions(registry.groups, self._entered)
         """The shared subscriptions, and the time for which a member may be slow or away before others take over."""
         self._lagging = Lagging(registry, self._entered)
+        self._backlogs = Backlogs(registry, self._entered)
         wills = Wills(registry)
         self._timers = Timers(registry, wills, self.pace)
         self._leaving = Leaving(registry, self._timers)
@@ -530,6 +533,31 @@ class Sessions:
         """
         self._check_open()
         return self._lagging.longest(list(client_ids), limit)
+
+    def bound_backlogs(
+        self,
+        client_ids: Iterable[str],
+        *,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+    ) -> dict[str, Skipped]:
+        """Skip the oldest messages that wait for sessions above a limit; return what was skipped, by client id.
+
+        client_ids:   the sessions; those that don't exist are left out.
+        max_messages: the most messages that wait for a session; None: no limit.
+        max_bytes:    the most bytes of their payloads; None: no limit.
+
+        All subscriptions of a session count together, without shared ones. Messages in flight don't count. The places
+        of the session are moved forward, and are committed on return: skipped messages are not delivered to the
+        session, but stay stored for others. A session with a very long backlog is bounded by several calls. A session
+        that is opened at the same time is left to the next call. Messages that are stored meanwhile may exceed the
+        limits. Raises the errors of reading and writing.
+        """
+        self._check_open()
+        limits = [one for one in (max_messages, max_bytes) if one is not None]
+        for one in limits:
+            check_count("a limit of max_messages or max_bytes", one)
+        return self._backlogs.bound(list(client_ids), max_messages, max_bytes) if limits else {}
 
     def _entered(self, work: Callable[[], T]) -> T:
         """Call ``work`` under the lock, after handling the pending events, and return its result."""
