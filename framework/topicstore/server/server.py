@@ -17,7 +17,7 @@ import topicstore as ts
 from topicstore.contract.errors import InvalidArgumentError
 
 from .access.access import Access
-from .config.model import MESSAGES, ServerSettings
+from .config.model import MESSAGES, Limits, ServerSettings
 from .databases import change_database, check_database
 from .descriptors import Descriptors
 from .http.discovery import Announcement, FoundServer
@@ -26,12 +26,12 @@ from .logs import set_level
 from .memory_budget import MemoryBudget
 from .mqtt.broker import Broker
 from .mqtt.sys_topics import Traffic
-from .queue_bounds import QueueBounds
 from .recovering import Recovery
 from .reload import Reloaded, in_force, new_access, summary, with_access_of
 
 if TYPE_CHECKING:
     from .http.http_server import HttpServer
+    from .queue_bounds import QueueBounds
 
 __all__ = ["Server"]
 
@@ -83,7 +83,8 @@ class Server:
         self._listeners: list[Listener] = []
         self._http: HttpServer | None = None
         self._recovery = Recovery(self._storages)
-        self._queue_bounds = QueueBounds(db)
+        self._queue_bounds: QueueBounds | None = None
+        """The bounds of what waits for sessions; None until the settings have some."""
         self._announcement: Announcement | None = None
         """The file that announces the running server, if it has no HTTP interface."""
         self._access: Access | None = None
@@ -117,10 +118,10 @@ class Server:
                 undo.callback(listener.stop)
                 listeners.append(listener)
             self._broker, self._listeners = broker, listeners
-            for task in (self._recovery, self._queue_bounds):
-                undo.push_async_callback(asyncio.to_thread, task.stop)
+            undo.push_async_callback(asyncio.to_thread, self._recovery.stop)
+            undo.push_async_callback(asyncio.to_thread, self._end_queue_bounds)
             self._recovery.start()
-            self._queue_bounds.use(settings.limits)
+            self._bound_queues(settings.limits)
             if settings.http is not None and http_server is not None:
                 self._http = http = await asyncio.to_thread(http_server, self._db, settings.http, self, descriptors)
                 undo.push_async_callback(asyncio.to_thread, http.stop)
@@ -237,7 +238,7 @@ class Server:
                 self._retired += [] if self._access is None else [self._access]
                 self._access = access
             broker.use(following, access, descriptors.clients)
-            self._queue_bounds.use(following.limits)
+            self._bound_queues(following.limits)
             await broker.renewed()
             descriptors.log(following)
             if before.log.level != following.log.level:
@@ -322,12 +323,25 @@ class Server:
             if self._announcement is not None:
                 last.callback(self._announcement.withdraw)
             last.push_async_callback(self._end_broker, end)
-            for task in (self._recovery, self._queue_bounds):
-                last.push_async_callback(asyncio.to_thread, task.stop)
+            last.push_async_callback(asyncio.to_thread, self._recovery.stop)
+            last.push_async_callback(asyncio.to_thread, self._end_queue_bounds)
             if self._http is not None:
                 await asyncio.to_thread(self._http.begin_stop)
         if broker is not None:
             _log.info("the server has stopped")
+
+    def _bound_queues(self, limits: Limits) -> None:
+        """Apply the bounds of what waits for sessions. No thread is started before there are some."""
+        if self._queue_bounds is None and (limits.max_queued, limits.max_queued_bytes) != (None, None):
+            from .queue_bounds import QueueBounds
+
+            self._queue_bounds = QueueBounds(self._db)
+        if self._queue_bounds is not None:
+            self._queue_bounds.use(limits)
+
+    def _end_queue_bounds(self) -> None:
+        if self._queue_bounds is not None:
+            self._queue_bounds.stop()
 
     @staticmethod
     async def _end_http(http: HttpServer, until: float) -> None:

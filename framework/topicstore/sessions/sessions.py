@@ -18,7 +18,6 @@ from topicstore.pubsub.publish import Publisher
 from topicstore.runtime.closing import close_all
 from topicstore.storage.counting.lag import Lag
 
-from .backlog import Backlogs
 from .batches import Acknowledged, Connect, PublishedRows
 from .connect import Opening, checked
 from .deliver import Deliveries
@@ -87,7 +86,6 @@ class Sessions:
         self.groups = SharedSubscriptions(registry.groups, self._entered)
         """The shared subscriptions, and the time for which a member may be slow or away before others take over."""
         self._lagging = Lagging(registry, self._entered)
-        self._backlogs = Backlogs(registry, self._entered)
         wills = Wills(registry)
         self._timers = Timers(registry, wills, self.pace)
         self._leaving = Leaving(registry, self._timers)
@@ -557,7 +555,11 @@ class Sessions:
         limits = [one for one in (max_messages, max_bytes) if one is not None]
         for one in limits:
             check_count("a limit of max_messages or max_bytes", one)
-        return self._backlogs.bound(list(client_ids), max_messages, max_bytes) if limits else {}
+        if not limits:
+            return {}
+        from .backlog import Backlogs  # few programs bound them
+
+        return Backlogs(self._registry, self._entered).bound(list(client_ids), max_messages, max_bytes)
 
     def _entered(self, work: Callable[[], T]) -> T:
         """Call ``work`` under the lock, after handling the pending events, and return its result."""
