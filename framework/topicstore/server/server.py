@@ -30,6 +30,8 @@ from .recovering import Recovery
 from .reload import Reloaded, in_force, new_access, summary, with_access_of
 
 if TYPE_CHECKING:
+    from topicstore.sessions import Session
+
     from .http.http_server import HttpServer
     from .queue_bounds import QueueBounds
 
@@ -187,6 +189,10 @@ class Server:
     def traffic(self) -> Traffic:
         """Counters of packets and bytes since the server started; all zero once it has ended."""
         return self._broker.serving.traffic if self._broker is not None else Traffic()
+
+    def address_of(self, session: Session) -> str | None:
+        """Return the address and port of a session's client; None if it isn't connected to this server. Thread-safe."""
+        return None if self._broker is None else self._broker.serving.address_of(session)
 
     @property
     def budgets(self) -> Mapping[str, MemoryBudget]:

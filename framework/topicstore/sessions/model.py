@@ -277,6 +277,8 @@ class SessionInfo:
     """When it ends; None while it is connected, or if it never ends."""
     will_due: int | None
     """When its will is published; None if no will is pending."""
+    will_delay: float | None = None
+    """Seconds from the loss of the connection to the publishing of its will; None if it has no will."""
     subscriptions: tuple[tuple[str, SubscribeOptions], ...] = ()
     in_flight: int = 0
     """The number of messages in flight at the last commit."""

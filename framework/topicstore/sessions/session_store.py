@@ -187,6 +187,7 @@ class SessionState:
             expiry_interval=None if record.expiry_interval == NEVER else record.expiry_interval / 1e6,
             expires=None if record.expires == NEVER else wall(record.expires),
             will_due=None if record.will_due == NEVER else wall(record.will_due),
+            will_delay=None if record.will_delay == NEVER else record.will_delay / 1e6,
             subscriptions=tuple((one.topic_filter, one.periods[-1].options) for one in subscriptions),
             in_flight=len(self.in_flight(client_id)),
             awaiting_pubrel=len(self.incoming(client_id)),
