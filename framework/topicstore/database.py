@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 import attrs
 
-from .contract.arguments import check_length, check_path
+from .contract.arguments import Length, check_length, check_path, seconds
 from .contract.batch import MessageBatch, Messages
 from .contract.cursors import Cursor
 from .contract.errors import InvalidArgumentError
@@ -270,7 +269,7 @@ class Database:
 
         return retained(self.storage, topic_filter, self.clock(), after, limit)
 
-    def writer(self, *, max_items: int = 1_000, flush_interval: timedelta | float = 0.1) -> Writer:
+    def writer(self, *, max_items: int = 1_000, flush_interval: Length = 0.1) -> Writer:
         """Return a writer that buffers messages and stores them in batches.
 
         It stores its buffer at ``max_items`` messages, or ``flush_interval`` (a timedelta or seconds) after the first.
@@ -333,7 +332,7 @@ class Database:
         limit: int = BATCH_SIZE,
         *,
         until: Time | None = None,
-        timeout: timedelta | float | None = None,
+        timeout: Length | None = None,
     ) -> ReadResult:
         """Fetch the next batch of a cursor: at most ``limit`` messages, in the stream's order.
 
@@ -350,7 +349,7 @@ class Database:
             cursor,
             limit,
             until=self._until(until),
-            timeout=None if timeout is None else check_length("timeout", timeout),
+            timeout=None if seconds(timeout) is None else check_length("timeout", timeout),
         )
 
     def replay(

@@ -6,13 +6,12 @@ import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import Literal
 
 import attrs
 import msgspec
 
-from topicstore.contract.arguments import check_within
+from topicstore.contract.arguments import Length, check_within
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.model import Message
 from topicstore.contract.places import Place
@@ -153,7 +152,7 @@ class Will(msgspec.Struct, frozen=True, gc=False):
     """The message that is published when a session's connection is lost (MQTT 5, section 3.1.2.5)."""
 
     message: Message
-    delay: timedelta | float = 0.0
+    delay: Length = 0.0
     """A timedelta, or seconds. The will is published after the delay, or when the session ends if that is sooner."""
 
 

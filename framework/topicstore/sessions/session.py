@@ -8,14 +8,13 @@ packets into the outbox, where they wait until they are taken. If the commit fai
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import timedelta
 from functools import partial
 from itertools import islice, repeat
 from typing import Protocol, cast
 
 import attrs
 
-from topicstore.contract.arguments import KEEP, Keep
+from topicstore.contract.arguments import KEEP, Keep, Length
 from topicstore.contract.errors import InvalidArgumentError, SessionEndedError, SessionTakenOverError, TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
@@ -112,7 +111,7 @@ class SessionCalls(Protocol):
         sessions: Iterable[Session],
         *,
         send_will: bool = False,
-        expiry_interval: timedelta | float | Keep | None = KEEP,
+        expiry_interval: Length | Keep | None = KEEP,
     ) -> list[TopicstoreError | None]:
         """End connections after their DISCONNECTs."""
 
@@ -455,7 +454,7 @@ class Session:
         """Commit the acknowledgements received so far."""
         self._calls.checkpoint_one(self)
 
-    def disconnect(self, *, send_will: bool = False, expiry_interval: timedelta | float | Keep | None = KEEP) -> None:
+    def disconnect(self, *, send_will: bool = False, expiry_interval: Length | Keep | None = KEEP) -> None:
         """End the connection after a DISCONNECT. All changes are committed.
 
         send_will:       publish the will after its delay; by default the will is discarded.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from datetime import timedelta
 
 import msgspec
 import numpy as np
 
-from topicstore.contract.arguments import check_length
+from topicstore.contract.arguments import Length, check_length, seconds
 from topicstore.contract.errors import StateConflictError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.pubsub.durable_filters import DurableFilters
@@ -333,7 +332,7 @@ class SharedSubscriptions:
         return self._groups.slow_after
 
     @slow_after.setter
-    def slow_after(self, length: timedelta | float) -> None:
+    def slow_after(self, length: Length) -> None:
         self._groups.slow_after = check_length("slow_after", length)
 
     @property
@@ -345,5 +344,5 @@ class SharedSubscriptions:
         return self._groups.handover_after
 
     @handover_after.setter
-    def handover_after(self, length: timedelta | float | None) -> None:
-        self._groups.handover_after = None if length is None else check_length("handover_after", length)
+    def handover_after(self, length: Length | None) -> None:
+        self._groups.handover_after = None if seconds(length) is None else check_length("handover_after", length)

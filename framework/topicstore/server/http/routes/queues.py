@@ -29,7 +29,7 @@ class Bounds(msgspec.Struct, forbid_unknown_fields=True):
     """The bounds of a queue. A field that is left out doesn't change; null removes a bound."""
 
     max_messages: int | UnsetType | None = UNSET
-    max_bytes: int | UnsetType | None = UNSET
+    max_bytes: int | str | UnsetType | None = UNSET
     overflow: Overflow | UnsetType = UNSET
 
 
