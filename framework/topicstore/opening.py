@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 
-from .contract.arguments import check_path
+from .contract.arguments import Length, check_path
 from .contract.errors import InvalidArgumentError, NotADatabaseError, StorageFullError
 from .database import Database
 from .lifecycle.archives import open_archive
@@ -51,7 +50,7 @@ def open(  # noqa: A001 - the usual name in other libraries
     durability: Durability | None = None,
     timestamps: Timestamps | None = None,
     late: Late | None = None,
-    max_skew: timedelta | float | None = None,
+    max_skew: Length | None = None,
     plugins: Sequence[str] = (),
     options: Mapping[str, Mapping[str, Any]] | None = None,
     auto_compact: bool = True,

@@ -193,7 +193,7 @@ def test_names_that_are_too_long(tmp_path: Path) -> None:
 
 
 def test_a_size_that_no_disk_has(db: Path) -> None:
-    assert "more than any disk" in run("retention", "set", db, "--max-bytes", "9" * 400, code=2).stderr
+    assert "is not a size" in run("retention", "set", db, "--max-bytes", "9" * 400, code=2).stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

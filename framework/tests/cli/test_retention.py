@@ -14,7 +14,7 @@ DAY = 86_400
 
 
 def test_limits_are_shown_and_changed_one_by_one(path: Path) -> None:
-    """`retention set` changes only the limits that are given; ``none`` removes a limit."""
+    """`retention set` changes only the limits that are given; ``infinity`` removes a limit."""
     assert "for ever" in run("retention", path).stdout
     run("retention", "set", path, "--max-age", "1d12h", "--max-bytes", "1.5GB")
     run("retention", "set", path, "--when-full", "drop", "--rotate-every", "150m")
@@ -25,7 +25,7 @@ def test_limits_are_shown_and_changed_one_by_one(path: Path) -> None:
     text = run("retention", path).stdout
     parts = ("1 day 12 hours", "2 hours 30 minutes", "1.5 GB, then the oldest go", "1 generation\n")
     assert [True] * 4 == [part in text for part in parts]
-    changed = document("retention", "set", path, "--max-age", "none")
+    changed = document("retention", "set", path, "--max-age", "infinity")
     assert (None, 9_000.0) == (changed["max_age"], changed["rotate_every"])
 
 
@@ -33,15 +33,17 @@ def test_limits_are_shown_and_changed_one_by_one(path: Path) -> None:
     ("option", "text", "seconds_or_bytes"),
     [
         ("--max-age", "7d", 7 * DAY),
-        ("--max-age", "0.5", 0.5),
+        ("--max-age", "500ms", 0.5),
+        ("--max-age", "none", None),
         ("--rotate-every", "2w", 14 * DAY),
-        ("--max-bytes", "1000", 1_000),
+        ("--max-bytes", "1000B", 1_000),
+        ("--max-bytes", "infinity", None),
         ("--max-bytes", "20 kB", 20_000),
         ("--max-bytes", "3M", 3_000_000),
         ("--max-bytes", "1TB", 10**12),
     ],
 )
-def test_how_limits_are_written(path: Path, option: str, text: str, seconds_or_bytes: float) -> None:
+def test_how_limits_are_written(path: Path, option: str, text: str, seconds_or_bytes: float | None) -> None:
     name = option.removeprefix("--").replace("-", "_")
     assert seconds_or_bytes == document("retention", "set", path, option, text)[name]
 
@@ -51,10 +53,12 @@ def test_how_limits_are_written(path: Path, option: str, text: str, seconds_or_b
     [
         [],
         ["--max-age", "soon"],
-        ["--max-age", "-1"],
-        ["--max-age", "0"],
+        ["--max-age", "30"],
+        ["--max-age", "-1h"],
+        ["--max-age", "0s"],
         ["--max-bytes", "many"],
-        ["--max-bytes", "0"],
+        ["--max-bytes", "1000"],
+        ["--max-bytes", "0B"],
         ["--max-bytes", "1XB"],
         ["--when-full", "explode"],
     ],
@@ -71,7 +75,7 @@ def test_a_run_says_what_went(tmp_path: Path) -> None:
         db.store([ts.Message("a", b"x")] * 3)
     said = run("retention", "run", path).stdout
     assert "nothing was to be done:\n  no limit is set, so nothing goes\n" == said
-    run("retention", "set", path, "--max-age", "7d")
+    run("retention", "set", path, "--max-age", "7d", "--yes")
     said = run("retention", "run", path).stdout
     assert "generation 2 begins\ndropped: generation 1, with 3 messages of " in said
     assert document("retention", "run", path)["dropped"] == []
@@ -79,7 +83,7 @@ def test_a_run_says_what_went(tmp_path: Path) -> None:
 
 def test_filters_are_changed_one_by_one(path: Path) -> None:
     """`--filter` changes only the given filters, and ``none`` removes a filter; a filter may contain "="."""
-    run("retention", "set", path, "--filter", "debug/#=1h", "--filter", "alarms/#=forever", "--filter", "a=b/+=90")
+    run("retention", "set", path, "--filter", "debug/#=1h", "--filter", "alarms/#=infinity", "--filter", "a=b/+=90s")
     assert {"debug/#": 3600, "alarms/#": None, "a=b/+": 90} == document("retention", path)["filters"]
     changed = document("retention", "set", path, "--filter", "debug/#=2h", "--filter", "a=b/+=none")
     assert {"debug/#": 7200, "alarms/#": None} == changed["filters"]
@@ -87,7 +91,7 @@ def test_filters_are_changed_one_by_one(path: Path) -> None:
     assert "what matches debug/#" in run("info", path).stdout
 
 
-@pytest.mark.parametrize("text", ["debug/#", "=1h", "debug/#=", "debug/#=soon", "a/#/b=1h", "debug/#=0"])
+@pytest.mark.parametrize("text", ["debug/#", "=1h", "debug/#=", "debug/#=soon", "a/#/b=1h", "debug/#=0s", "debug/#=90"])
 def test_filters_that_are_none(path: Path, text: str) -> None:
     run("retention", "set", path, "--filter", text, code=2)
     assert {} == document("retention", path)["filters"]
@@ -109,6 +113,21 @@ def test_show_says_what_goes_when_and_a_run_why_nothing_does(tmp_path: Path) -> 
     assert "deleted: 1 message matching debug/#\n" == run("retention", "run", path).stdout
     said = run("retention", "run", path).stdout
     assert said.startswith("nothing was to be done:\n  generation 1: what matches alarms/# stays for ever")
-    run("retention", "set", path, "--filter", "alarms/#=none", "--filter", "debug/#=none")
+    run("retention", "set", path, "--yes", "--filter", "alarms/#=none", "--filter", "debug/#=none")
     (first, _) = document("retention", "show", path)["outlook"]
     assert START + (10**9 - 1) * 10**6 + 1 == first["when"]
+
+
+@pytest.mark.parametrize("limit", [("--max-age", "30s"), ("--filter", "a=1h")])
+def test_what_goes_is_shown_before_limits_change(tmp_path: Path, limit: tuple[str, str]) -> None:
+    """Limits by which the next run would remove messages need ``--yes`` where nobody can be asked; others don't."""
+    path = tmp_path / "db"
+    with ts.open(path, clock=Clock(START)) as db:
+        db.store([ts.Message("a", b"x")] * 3)
+    refused = run("retention", "set", path, *limit, code=2)
+    assert "nothing was changed: with these limits the next run, or store, may remove" in refused.stderr
+    assert (None, {}) == tuple(document("retention", path)[name] for name in ("max_age", "filters"))
+    assert "nothing" not in run("retention", "set", path, "--max-age", "11000d").stderr
+    run("retention", "set", path, *limit, "--yes")
+    report = document("retention", "run", path)
+    assert 3 == report["messages"] + sum(report["deleted"].values())

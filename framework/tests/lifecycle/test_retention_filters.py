@@ -64,7 +64,7 @@ def test_filters_are_stored_and_changed_as_a_whole(tmp_path: Path) -> None:
         assert RetentionSettings(max_age=100) == db.retention.settings
 
 
-@pytest.mark.parametrize("filters", [{"a/#/b": 1}, {"": 1}, {"a": 0}, {"a": -1}, {"a": "1h"}, {1: 1}, ["a"], "a"])
+@pytest.mark.parametrize("filters", [{"a/#/b": 1}, {"": 1}, {"a": 0}, {"a": -1}, {"a": "1"}, {1: 1}, ["a"], "a"])
 def test_filters_that_are_none_are_refused(db: ts.Database, filters: object) -> None:
     with pytest.raises(ts.InvalidArgumentError):
         db.retention.set(filters=filters)  # type: ignore[arg-type]

@@ -195,5 +195,5 @@ def test_the_schema_knows_every_setting(run: Run) -> None:
     checker = jsonschema.Draft202012Validator(schema)
     checker.check_schema(schema)
     assert [] == list(checker.iter_errors(tomllib.loads(default_file())))
-    for wrong in ("x = 1", '[limits]\npacket_size = "8mb"', "[limits]\nconnections = 0", "[listeners]"):
+    for wrong in ("x = 1", '[limits]\npacket_size = "8m b"', "[limits]\nconnections = 0", "[listeners]"):
         assert list(checker.iter_errors(tomllib.loads(wrong)))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+from topicstore.contract.arguments import Length
 from topicstore.contract.times import Time
 from topicstore.database import BATCH_SIZE, Database
 
@@ -95,7 +95,7 @@ class AsyncDatabase(Face[Database]):
     recover = threaded(Database.recover)
     shard_of = threaded(Database.shard_of)
 
-    def writer(self, *, max_items: int = 1_000, flush_interval: timedelta | float = 0.1) -> AsyncWriter:
+    def writer(self, *, max_items: int = 1_000, flush_interval: Length = 0.1) -> AsyncWriter:
         """Return a buffered writer; enter it with ``async with``, or await and close it. See `Database.writer`."""
         database = self.synchronous
         return AsyncWriter(self._threads, lambda: database.writer(max_items=max_items, flush_interval=flush_interval))

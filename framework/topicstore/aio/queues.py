@@ -81,7 +81,7 @@ class AsyncQueues(Collection[Queues]):
         name: str,
         *,
         max_messages: int | Keep | None = KEEP,
-        max_bytes: int | Keep | None = KEEP,
+        max_bytes: int | str | Keep | None = KEEP,
         overflow: Overflow | Keep = KEEP,
     ) -> AsyncQueue:
         """Open the queue with that name, or create it; see `Queues.open`."""

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 
-from topicstore.contract.arguments import KEEP, Keep
+from topicstore.contract.arguments import KEEP, Keep, Length
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import TopicstoreError
 from topicstore.contract.model import Message
@@ -165,9 +164,9 @@ class AsyncSessions(Collection[Sessions]):
         client_id: str,
         *,
         clean_start: bool = False,
-        expiry_interval: timedelta | float | None = 0.0,
+        expiry_interval: Length | None = 0.0,
         receive_maximum: int = MAX_PACKET_ID,
-        keep_alive: timedelta | float = 0,
+        keep_alive: Length = 0,
         will: Will | None = None,
         allow: Allow | None = None,
         overlapping: Overlapping = "each",
@@ -231,7 +230,7 @@ class AsyncSessions(Collection[Sessions]):
         )
         return [(self._face(session), packets) for session, packets in delivered]
 
-    async def wait(self, timeout: timedelta | float | None = None) -> bool:
+    async def wait(self, timeout: Length | None = None) -> bool:
         """Return True once there is something to deliver, or False if there is nothing after ``timeout`` seconds.
 
         The wait occupies no thread. Raises `DatabaseClosedError` if the database is closed before or during the wait.
@@ -327,7 +326,7 @@ class AsyncSessions(Collection[Sessions]):
         sessions: Iterable[AsyncSession],
         *,
         send_will: bool = False,
-        expiry_interval: timedelta | float | Keep | None = KEEP,
+        expiry_interval: Length | Keep | None = KEEP,
         partial: bool = False,
     ) -> list[TopicstoreError | None]:
         """End connections after their DISCONNECTs; see `Sessions.disconnect`."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import collections
 from collections.abc import AsyncIterator, Callable
-from datetime import timedelta
 from typing import Self
 
+from topicstore.contract.arguments import Length
 from topicstore.contract.errors import SubscriptionClosedError
 from topicstore.contract.model import Message
 from topicstore.contract.places import Place
@@ -64,7 +64,7 @@ class AsyncSubscription(Beginning[Subscription], AsyncIterator[Message]):
         """
         return self._there().acknowledged
 
-    async def fetch(self, limit: int | None = None, timeout: timedelta | float | None = None) -> SubscriptionBatch:
+    async def fetch(self, limit: int | None = None, timeout: Length | None = None) -> SubscriptionBatch:
         """Return the next messages, at most ``limit``: at once if there are any, otherwise as soon as some arrive.
 
         After ``timeout`` seconds (None: no limit), also if the window is full, the batch is empty. Messages read for a

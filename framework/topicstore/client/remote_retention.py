@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -34,8 +35,10 @@ class RemoteRetention:
         """Change limits; return all of them."""
         return self._connection.change("PUT", "/retention", RetentionSettings, json=changed)
 
-    def outlook(self) -> list[Departure]:
+    def outlook(self, *, limits: Mapping[str, Any] | None = None) -> list[Departure]:
         """Return what retention will remove next: each removal with its time and its reason."""
+        if limits:
+            return self._connection.change("POST", "/retention/outlook", list[Departure], json=dict(limits))
         return self._connection.get("/retention", _Outlook).outlook
 
     def run(self) -> RetentionReport:

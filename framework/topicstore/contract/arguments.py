@@ -10,10 +10,24 @@ from pathlib import Path
 from typing import Any, Final
 
 from .errors import InvalidArgumentError
+from .quantities import INFINITY, parse_duration, parse_size
 from .topics import check_utf8
 
-__all__ = ["KEEP", "Keep", "check_count", "check_length", "check_path", "check_within", "given", "seconds"]
+__all__ = [
+    "KEEP",
+    "Keep",
+    "Length",
+    "byte_count",
+    "check_count",
+    "check_length",
+    "check_path",
+    "check_within",
+    "given",
+    "seconds",
+]
 
+Length = timedelta | float | str
+"""A duration: a timedelta, seconds, or a text with units such as ``"30m"`` or ``"1d12h"``."""
 
 _LONGEST = 10**10
 """The exclusive upper bound of durations in seconds, 317 years. A longer one is a mistake, or overflows the
@@ -40,16 +54,39 @@ def given(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not KEEP}
 
 
-def seconds(length: timedelta | float | None) -> Any:
-    """Return a timedelta in seconds; any other value is returned unchanged."""
+def seconds(length: Length | None) -> Any:
+    """Return a timedelta or a text in seconds, and ``"infinity"`` as None; any other value is returned unchanged.
+
+    Raises `InvalidArgumentError` for a text that is no duration.
+    """
+    if isinstance(length, str):
+        if length == INFINITY:
+            return None
+        try:
+            return parse_duration(length)
+        except ValueError as bad:
+            raise InvalidArgumentError(str(bad)) from bad
     return length.total_seconds() if isinstance(length, timedelta) else length
+
+
+def byte_count(size: object) -> Any:
+    """Return a text such as ``"8MB"`` in bytes, and ``"infinity"`` as None; any other value is returned unchanged.
+
+    Raises `InvalidArgumentError` for a text that is no size.
+    """
+    if not isinstance(size, str):
+        return size
+    try:
+        return None if size == INFINITY else parse_size(size)
+    except ValueError as bad:
+        raise InvalidArgumentError(str(bad)) from bad
 
 
 def check_length(name: str, length: object) -> float:
     """Return a duration in seconds. Raises `InvalidArgumentError` if it is negative, too long or not a duration."""
-    found = seconds(length) if isinstance(length, timedelta) else length
+    found = seconds(length) if isinstance(length, (timedelta, str)) else length
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < _LONGEST:
-        raise InvalidArgumentError(f"{name} is a timedelta or a number of seconds, not {length!r}")
+        raise InvalidArgumentError(f"{name} is a timedelta, a number of seconds, or a text as '30m', not {length!r}")
     return found
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from .columns import Column, Constant, to_iterable
 from .errors import InvalidArgumentError, InvalidMessageError
 from .positions import MAX_TIME, to_microseconds
+from .quantities import parse_microseconds
 
 __all__ = [
     "Time",
@@ -30,9 +31,6 @@ or a text: ISO 8601, ``now``, ``-2h``, ``-1d12h``, or ``@`` and seconds since th
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
-_RELATIVE = re.compile(r"-(?:[0-9]{1,9}[smhdw])+")
-_PART = re.compile(r"([0-9]+)([smhdw])")
 _MICROSECONDS = re.compile(r"[0-9]{9,17}")
 _FINER = re.compile(r"[.,][0-9]{6}0*[1-9]")
 _AT_SECONDS = re.compile(r"@([0-9]{1,11})(?:\.([0-9]{1,6}))?")
@@ -75,8 +73,9 @@ def parse_when(text: str, now: int) -> int:
     """
     if text == "now":
         return now
-    if _RELATIVE.fullmatch(text):
-        return now - sum(int(count) * _SECONDS[unit] for count, unit in _PART.findall(text)) * 1_000_000
+    if text.startswith("-") and not text[-1].isspace():
+        with contextlib.suppress(ValueError):
+            return now - parse_microseconds(text[1:])
     if seconds := _AT_SECONDS.fullmatch(text):
         return int(seconds[1]) * 1_000_000 + int((seconds[2] or "").ljust(6, "0"))
     if _MICROSECONDS.fullmatch(text) and int(text) < _LEAST_MICROSECONDS:

@@ -52,12 +52,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from typing import Any
 
 import attrs
 import msgspec
 
-from topicstore.contract.arguments import KEEP, Keep, given
+from topicstore.contract.arguments import KEEP, Keep, Length, given
 from topicstore.contract.errors import (
     DatabaseClosedError,
     InvalidArgumentError,
@@ -66,6 +66,7 @@ from topicstore.contract.errors import (
     TopicstoreError,
 )
 from topicstore.contract.forking import ProcessLock
+from topicstore.contract.positions import time_of
 from topicstore.contract.times import Time, instant
 from topicstore.runtime.background import BackgroundTask
 from topicstore.runtime.locks import owned
@@ -209,18 +210,18 @@ class Retention:
     def set(
         self,
         *,
-        max_age: timedelta | float | Keep | None = KEEP,
-        rotate_every: timedelta | float | Keep | None = KEEP,
-        max_bytes: int | Keep | None = KEEP,
+        max_age: Length | Keep | None = KEEP,
+        rotate_every: Length | Keep | None = KEEP,
+        max_bytes: int | str | Keep | None = KEEP,
         when_full: WhenFull | Keep = KEEP,
         archive_to: str | Keep | None = KEEP,
-        filters: Mapping[str, timedelta | float | None] | Keep | None = KEEP,
+        filters: Mapping[str, Length | None] | Keep | None = KEEP,
     ) -> RetentionSettings:
         """Change the settings durably, and return all settings (see `RetentionSettings`).
 
         Omitted settings stay unchanged; None removes a limit. ``filters`` replaces all earlier filters:
-        ``{"debug/#": timedelta(hours=1), "alarms/#": None}`` keeps debug messages for an hour, alarms forever, and
-        other messages for ``max_age``.
+        ``{"debug/#": "1h", "alarms/#": "infinity"}`` keeps debug messages for an hour, alarms forever, and other
+        messages for ``max_age``.
 
         ``max_age`` and ``max_bytes`` drop whole generations. Messages that were stored before the first limit share a
         generation, and are therefore dropped together. Raises `InvalidArgumentError` for invalid values, and
@@ -305,15 +306,17 @@ class Retention:
             warn_caller(f"what is due could not be archived, and stays: {self._refused}")
         return report
 
-    def outlook(self, now: Time | None = None) -> list[Departure]:
+    def outlook(self, now: Time | None = None, *, limits: Mapping[str, Any] | None = None) -> list[Departure]:
         """Return the future removals, with time and reason: by generation, oldest first, and by filter. Read-only.
 
-        ``now``: as in `run`.
+        ``now``: as in `run`. ``limits``: arguments of `set`; the removals are those after such a call.
         """
-        storage, given = self._storage(), self._given(now)
-        held_back = self._guard.held_back if given is None else 0
-        time = storage.clock() if given is None else given
-        return outlook(self.settings, self._ages(storage, time), time, held_back)
+        storage, at = self._storage(), self._given(now)
+        held_back = self._guard.held_back if at is None else 0
+        time = storage.clock() if at is None else at
+        settings = attrs.evolve(self.settings, **given(limits or {}))
+        newest = time_of(max(shard.writer.watermark for shard in storage.shards))
+        return outlook(settings, self._ages(storage, time), time, newest, held_back)
 
     def _given(self, now: Time | None) -> int | None:
         storage = self._storage()

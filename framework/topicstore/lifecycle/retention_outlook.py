@@ -9,7 +9,7 @@ import attrs
 from topicstore.contract.positions import span_text
 from topicstore.contract.times import format_time
 
-from .retention_policy import GenerationAge, RetentionSettings, Rule, must_rotate, rules
+from .retention_policy import GenerationAge, RetentionSettings, Rule, going, must_rotate, rules
 
 __all__ = ["Departure", "outlook", "reasons"]
 
@@ -27,18 +27,25 @@ class Departure:
     generation: int | None = None
     messages: int | None = None
     live_bytes: int | None = None
+    due: bool = False
+    """Whether the next run may remove them, or some of them."""
 
 
 def outlook(
-    settings: RetentionSettings, generations: Sequence[GenerationAge], now: int, held_back: int = 0
+    settings: RetentionSettings, generations: Sequence[GenerationAge], now: int, newest: int, held_back: int = 0
 ) -> list[Departure]:
     """Return the departures of the generations, oldest first, and then those by filter.
 
-    ``now``: the wall clock's time; ``held_back``: the microseconds of it that don't count as elapsed.
+    ``now``: the wall clock's time; ``held_back``: the microseconds of it that don't count as elapsed; ``newest``: the
+    time of the newest message.
     """
+    passed = now - held_back
+    due = {one.number for one in going(settings, generations, passed, newest)}
     found = [_of_generation(settings, one, held_back) for one in generations[:-1]]
-    found.append(_of_current(settings, generations[-1], now))
-    return [*found, *(_of_rule(rule, now - held_back) for rule in rules(settings))]
+    found.append(_of_current(settings, generations[-1], now, goes=generations[-1].number in due))
+    found = [attrs.evolve(one, due=one.generation in due) for one in found]
+    first = min((one.created for one in generations if one.messages and not one.archived), default=now)
+    return [*found, *(_of_rule(rule, passed, first) for rule in rules(settings))]
 
 
 def _of_generation(settings: RetentionSettings, one: GenerationAge, held_back: int) -> Departure:
@@ -68,12 +75,12 @@ def _of_generation(settings: RetentionSettings, one: GenerationAge, held_back: i
     )
 
 
-def _of_current(settings: RetentionSettings, one: GenerationAge, now: int) -> Departure:
+def _of_current(settings: RetentionSettings, one: GenerationAge, now: int, *, goes: bool) -> Departure:
     every = settings.rotation
     if not one.messages:
         why = "it is the current one, and empty"
     elif must_rotate(settings, one, now):
-        why = "it is the current one, and the next run begins another"
+        why = f"it is the current one, and the next run begins another{', and removes it' if goes else ''}"
     elif every is not None:
         begins = format_time(_whole_second(one.created + every))
         why = f"it is the current one: another begins at {begins}, when it is {span_text(every)} old"
@@ -91,12 +98,13 @@ def _of_current(settings: RetentionSettings, one: GenerationAge, now: int) -> De
     )
 
 
-def _of_rule(rule: Rule, now: int) -> Departure:
+def _of_rule(rule: Rule, now: int, first: int) -> Departure:
+    """Return the departure of the messages of a rule; no message is older than ``first``."""
     what = "what no filter matches" if rule.matches is None else f"what matches {rule.matches}"
     but = f", but for what matches {', '.join(rule.spare)}" if rule.matches is not None and rule.spare else ""
     before = format_time(_whole_second(max(now - rule.age, 0)))
     why = f"a run deletes what is older than {span_text(rule.age)}, so now from before {before}{but}"
-    return Departure(what=what, when=None, why=why)
+    return Departure(what=what, when=None, why=why, due=now - rule.age > first)
 
 
 def reasons(
@@ -112,7 +120,7 @@ def reasons(
         return
     if held_back:
         yield f"the clock is {span_text(held_back)} ahead of the time that has passed, which doesn't count yet"
-    for one in outlook(settings, generations, now, held_back):
+    for one in outlook(settings, generations, now, now, held_back):
         if one.generation is None:
             yield f"{one.what}: {one.why}"
         elif one.messages:

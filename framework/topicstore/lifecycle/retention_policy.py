@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Literal, get_args
 
 import attrs
 
-from topicstore.contract.arguments import check_count, check_path, seconds
+from topicstore.contract.arguments import Length, byte_count, check_count, check_path, seconds
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.positions import time_of
 from topicstore.contract.topics import TopicFilter
@@ -23,6 +22,7 @@ __all__ = [
     "WhenFull",
     "ages",
     "due",
+    "going",
     "is_emptied",
     "micros",
     "must_rotate",
@@ -42,7 +42,7 @@ _PARTS_OF_BYTES = 8
 """Number of generations into which a number of bytes is divided."""
 
 
-def _lengths(filters: Mapping[str, timedelta | float | None] | None) -> dict[str, float | None]:
+def _lengths(filters: Mapping[str, Length | None] | None) -> dict[str, float | None]:
     if filters is not None and not isinstance(filters, Mapping):
         raise InvalidArgumentError(f"filters is a mapping of filters to lengths of time, not {filters!r}")
     return {name: seconds(length) for name, length in (filters or {}).items()}
@@ -50,13 +50,17 @@ def _lengths(filters: Mapping[str, timedelta | float | None] | None) -> dict[str
 
 @attrs.frozen(kw_only=True)
 class RetentionSettings:
-    """The settings of retention. Durations are in seconds, and may be given as `datetime.timedelta`; None: no limit."""
+    """The settings of retention. None: no limit.
+
+    Durations are in seconds, and may be given as `datetime.timedelta` or as text, ``"30d"`` or ``"1d12h"``; bytes may
+    be given as text, ``"10GB"``. The text ``"infinity"`` is None.
+    """
 
     max_age: float | None = attrs.field(default=None, converter=seconds)
     """Age after which messages are removed if no filter matches them."""
     rotate_every: float | None = attrs.field(default=None, converter=seconds)
     """Age at which the current generation is sealed, and the next begins; by default a quarter of ``max_age``."""
-    max_bytes: int | None = None
+    max_bytes: int | None = attrs.field(default=None, converter=byte_count)
     """Largest number of bytes of values in all generations together."""
     when_full: WhenFull = "refuse"
     """At ``max_bytes``: ``"refuse"`` to store (`QuotaExceededError`), or ``"drop"`` the oldest generations."""
@@ -72,7 +76,7 @@ class RetentionSettings:
         lengths |= {f"filters[{TopicFilter(name).text!r}]": length for name, length in self.filters.items()}
         for name, length in lengths.items():
             if length is not None and (type(length) not in (int, float) or not 0 < length < 1e9):
-                raise InvalidArgumentError(f"{name} is a timedelta or a number of seconds above 0, not {length!r}")
+                raise InvalidArgumentError(f"{name} is a duration above 0, such as '30d' or seconds, not {length!r}")
         if self.max_bytes is not None:
             check_count("max_bytes", self.max_bytes)
         if self.when_full not in get_args(WhenFull):
@@ -225,6 +229,21 @@ def outdated(settings: RetentionSettings, generations: Sequence[GenerationAge], 
         elif not generation.archived:
             in_turn = False
     return gone
+
+
+def going(
+    settings: RetentionSettings, generations: Sequence[GenerationAge], now: int, newest: int
+) -> list[GenerationAge]:
+    """Return the generations that a run would drop or archive, among them the current one if the run would seal it.
+
+    newest: the time of the newest message.
+    """
+    there = [one for one in generations if not (one.archived and settings.archive_to is not None)]
+    current = generations[-1]
+    if must_rotate(settings, current, now):
+        sealed = attrs.evolve(current, ended=min(newest, now))
+        there = [*there[:-1], sealed, attrs.evolve(current, created=now, ended=now, messages=0, live_bytes=0)]
+    return outdated(settings, there, now)
 
 
 def is_emptied(settings: RetentionSettings, generation: GenerationAge) -> bool:

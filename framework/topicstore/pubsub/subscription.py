@@ -14,13 +14,12 @@ import warnings
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Executor
-from datetime import timedelta
 from types import TracebackType
 from typing import Literal, Self
 
 import attrs
 
-from topicstore.contract.arguments import check_count, seconds
+from topicstore.contract.arguments import Length, check_count, seconds
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import (
     DatabaseClosedError,
@@ -236,7 +235,7 @@ class Subscription:
 
     # --- fetching ---
 
-    def fetch(self, limit: int | None = None, timeout: timedelta | float | None = None) -> SubscriptionBatch:
+    def fetch(self, limit: int | None = None, timeout: Length | None = None) -> SubscriptionBatch:
         """Return at most ``limit`` of the next messages; block until there are some.
 
         After ``timeout`` (a timedelta or seconds; None: never) the batch is empty. No messages are returned while the
@@ -254,7 +253,7 @@ class Subscription:
                     return self._nothing()
 
     async def fetch_async(
-        self, limit: int | None = None, timeout: timedelta | float | None = None, *, executor: Executor | None = None
+        self, limit: int | None = None, timeout: Length | None = None, *, executor: Executor | None = None
     ) -> SubscriptionBatch:
         """Fetch as `fetch` does, without blocking the event loop. Messages are read in a thread of ``executor``."""
         with TaskWaiter(self._inbox.notifier, seconds(timeout)) as waiter:

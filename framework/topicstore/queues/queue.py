@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from topicstore.contract.arguments import KEEP, Keep, check_count, check_within, given
+from topicstore.contract.arguments import KEEP, Keep, byte_count, check_count, check_within, given
 from topicstore.contract.batch import MessageBatch, Messages
 from topicstore.contract.columns import to_iterable
 from topicstore.contract.errors import InvalidArgumentError
@@ -273,11 +273,11 @@ class Queue:
         self,
         *,
         max_messages: int | Keep | None = KEEP,
-        max_bytes: int | Keep | None = KEEP,
+        max_bytes: int | str | Keep | None = KEEP,
         overflow: Overflow | Keep = KEEP,
     ) -> None:
         """Change the bounds durably; None removes one. Omitted bounds and the queue's messages stay as they are."""
-        changed = given({"max_messages": max_messages, "max_bytes": max_bytes, "overflow": overflow})
+        changed = given({"max_messages": max_messages, "max_bytes": byte_count(max_bytes), "overflow": overflow})
         for name in ("max_messages", "max_bytes"):
             if changed.get(name) is not None:
                 check_count(name, changed[name])

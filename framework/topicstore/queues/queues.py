@@ -82,14 +82,15 @@ class Queues:
         name: str,
         *,
         max_messages: int | Keep | None = KEEP,
-        max_bytes: int | Keep | None = KEEP,
+        max_bytes: int | str | Keep | None = KEEP,
         overflow: Overflow | Keep = KEEP,
     ) -> Queue:
         """Open a durable, bounded FIFO queue; create it if it doesn't exist.
 
         name:         any text, for example the receiver.
         max_messages: the most uncommitted messages in the queue.
-        max_bytes:    the most bytes of these messages: topics, client ids, payloads, and about 6 bytes for each.
+        max_bytes:    the most bytes of these messages, a number or a text such as ``"8MB"``: topics, client ids,
+                      payloads, and about 6 bytes for each.
         overflow:     the policy of `Queue.append` if a bound is reached: ``"refuse"``, ``"drop_oldest"`` or
                       ``"drop_newest"``.
 

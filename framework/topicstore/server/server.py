@@ -20,7 +20,7 @@ from topicstore.contract.errors import InvalidArgumentError
 from .access.access import Access
 from .access.bans import FILE, BanFile, Bans
 from .config.edit import replace_rules, restore
-from .config.model import MESSAGES, Rule, ServerSettings
+from .config.model import MESSAGES, Limits, Rule, ServerSettings
 from .databases import change_database, check_database
 from .descriptors import Descriptors
 from .http.discovery import Announcement, FoundServer
@@ -29,12 +29,14 @@ from .logs import set_level
 from .memory_budget import MemoryBudget
 from .mqtt.broker import Broker
 from .mqtt.sys_topics import Traffic
-from .queue_bounds import QueueBounds
 from .recovering import Recovery
 from .reload import Reloaded, in_force, new_access, summary, with_access_of
 
 if TYPE_CHECKING:
+    from topicstore.sessions import Session
+
     from .http.http_server import HttpServer
+    from .queue_bounds import QueueBounds
 
 __all__ = ["Server"]
 
@@ -88,7 +90,8 @@ class Server:
         self._listeners: list[Listener] = []
         self._http: HttpServer | None = None
         self._recovery = Recovery(self._storages)
-        self._queue_bounds = QueueBounds(db)
+        self._queue_bounds: QueueBounds | None = None
+        """The bounds of what waits for sessions; None until the settings have some."""
         self._bans = Bans(BanFile(Path(db.path) / FILE))
         self._announcement: Announcement | None = None
         """The file that announces the running server, if it has no HTTP interface."""
@@ -126,10 +129,10 @@ class Server:
                 undo.callback(listener.stop)
                 listeners.append(listener)
             self._broker, self._listeners = broker, listeners
-            for task in (self._recovery, self._queue_bounds):
-                undo.push_async_callback(asyncio.to_thread, task.stop)
+            undo.push_async_callback(asyncio.to_thread, self._recovery.stop)
+            undo.push_async_callback(asyncio.to_thread, self._end_queue_bounds)
             self._recovery.start()
-            self._queue_bounds.use(settings.limits)
+            self._bound_queues(settings.limits)
             if settings.http is not None and http_server is not None:
                 self._http = http = await asyncio.to_thread(http_server, self._db, settings.http, self, descriptors)
                 undo.push_async_callback(asyncio.to_thread, http.stop)
@@ -201,6 +204,10 @@ class Server:
         """Counters of packets and bytes since the server started; all zero once it has ended."""
         return self._broker.serving.traffic if self._broker is not None else Traffic()
 
+    def address_of(self, session: Session) -> str | None:
+        """Return the address and port of a session's client; None if it isn't connected to this server. Thread-safe."""
+        return None if self._broker is None else self._broker.serving.address_of(session)
+
     @property
     def budgets(self) -> Mapping[str, MemoryBudget]:
         """The budgets of memory that clients occupy, by purpose; empty once the server has ended."""
@@ -252,7 +259,7 @@ class Server:
                 self._retired += [] if self._access is None else [self._access]
                 self._access = access
             broker.use(following, access, descriptors.clients)
-            self._queue_bounds.use(following.limits)
+            self._bound_queues(following.limits)
             await broker.renewed()
             descriptors.log(following)
             if before.log.level != following.log.level:
@@ -365,12 +372,25 @@ class Server:
             if self._announcement is not None:
                 last.callback(self._announcement.withdraw)
             last.push_async_callback(self._end_broker, end)
-            for task in (self._recovery, self._queue_bounds):
-                last.push_async_callback(asyncio.to_thread, task.stop)
+            last.push_async_callback(asyncio.to_thread, self._recovery.stop)
+            last.push_async_callback(asyncio.to_thread, self._end_queue_bounds)
             if self._http is not None:
                 await asyncio.to_thread(self._http.begin_stop)
         if broker is not None:
             _log.info("the server has stopped")
+
+    def _bound_queues(self, limits: Limits) -> None:
+        """Apply the bounds of what waits for sessions. No thread is started before there are some."""
+        if self._queue_bounds is None and (limits.max_queued, limits.max_queued_bytes) != (None, None):
+            from .queue_bounds import QueueBounds
+
+            self._queue_bounds = QueueBounds(self._db)
+        if self._queue_bounds is not None:
+            self._queue_bounds.use(limits)
+
+    def _end_queue_bounds(self) -> None:
+        if self._queue_bounds is not None:
+            self._queue_bounds.stop()
 
     @staticmethod
     async def _end_http(http: HttpServer, until: float) -> None:

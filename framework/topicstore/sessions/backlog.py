@@ -135,7 +135,7 @@ class Backlogs:
                 cursor.rewind()
             raise
         for cursor in moved:
-            cursor.settled()
+            cursor.committed()
         session.ask()
         self._registry.skipped += skipped
         return skipped

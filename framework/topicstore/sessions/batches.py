@@ -8,11 +8,11 @@ errors are raised before any change.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 
 import attrs
 import msgspec
 
+from topicstore.contract.arguments import Length
 from topicstore.contract.errors import TopicstoreError
 from topicstore.pubsub.publish import PublishResult
 
@@ -28,10 +28,10 @@ class Connect(msgspec.Struct, frozen=True, kw_only=True):
 
     client_id: str
     clean_start: bool = False
-    expiry_interval: timedelta | float | None = 0.0
+    expiry_interval: Length | None = 0.0
     """A timedelta or seconds; None or 0xFFFFFFFF: the session never expires."""
     receive_maximum: int = MAX_PACKET_ID
-    keep_alive: timedelta | float = 0
+    keep_alive: Length = 0
     """A timedelta or seconds; 0: no limit."""
     will: Will | None = None
     allow: Allow | None = None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
 from functools import partial
 
-from topicstore.contract.arguments import KEEP, Keep, check_length
+from topicstore.contract.arguments import KEEP, Keep, Length, check_length
 from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
+from topicstore.contract.quantities import INFINITY
 from topicstore.contract.state import StateWrite
 from topicstore.runtime.closing import do_all
 from topicstore.shard.state import FrameworkWrite
@@ -42,7 +42,7 @@ class Leaving:
         why: Ended,
         *,
         send_will: bool,
-        expiry_interval: timedelta | float | Keep | None = KEEP,
+        expiry_interval: Length | Keep | None = KEEP,
     ) -> dict[Session, TopicstoreError]:
         """End connections with one commit for each shard; return the errors of the sessions that could not be ended."""
         now = self._registry.clock()
@@ -95,7 +95,7 @@ class Leaving:
         why: Ended,
         *,
         send_will: bool,
-        expiry_interval: timedelta | float | Keep | None = KEEP,
+        expiry_interval: Length | Keep | None = KEEP,
         partial: bool,
     ) -> list[TopicstoreError | None]:
         """End connections; return errors by row or, without ``partial``, raise the first after all others ended."""
@@ -126,16 +126,16 @@ class Leaving:
         return True
 
     def _writes(self, session: Session, after: StoredSession, *, send_will: bool) -> list[StateWrite]:
-        draft = session.last_draft()
+        delivery = session.prepare_last()
         writes = self._registry.states.change(session.client_id, session.stored_session, after)
-        if draft is not None:
-            writes += draft.writes[1:]  # without the guard, as `change` compares the same record
+        if delivery is not None:
+            writes += delivery.writes[1:]  # without the guard, as `change` compares the same record
         if not send_will and session.stored_session.record.will_delay != NEVER:
             writes.append(FrameworkWrite(will_key(session.keys), None))
         return writes
 
 
-def _interval(session: Session, expiry_interval: timedelta | float | Keep | None) -> int:
+def _interval(session: Session, expiry_interval: Length | Keep | None) -> int:
     """Return the time in microseconds after which a session ends, or `NEVER`. Raises `InvalidArgumentError`."""
     opened = session.stored_session.record.expiry_interval
     if isinstance(expiry_interval, Keep):
@@ -149,12 +149,12 @@ def _interval(session: Session, expiry_interval: timedelta | float | Keep | None
     return interval
 
 
-def interval_of(expiry_interval: timedelta | float | None) -> int:
+def interval_of(expiry_interval: Length | None) -> int:
     """Convert a session expiry interval to microseconds, or `NEVER`, as stored.
 
     0xFFFFFFFF seconds means that the session never expires (MQTT 5, section 3.1.2.11.2). Raises `InvalidArgumentError`.
     """
-    if expiry_interval is None:
+    if expiry_interval is None or expiry_interval == INFINITY:
         return NEVER
     length = check_four_bytes("expiry_interval", expiry_interval)
     return NEVER if length == _MOST_SECONDS else microseconds(length)

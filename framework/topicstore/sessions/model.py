@@ -6,13 +6,12 @@ import enum
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import Literal
 
 import attrs
 import msgspec
 
-from topicstore.contract.arguments import check_within
+from topicstore.contract.arguments import Length, check_within
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.model import Message
 from topicstore.contract.places import Place
@@ -153,7 +152,7 @@ class Will(msgspec.Struct, frozen=True, gc=False):
     """The message that is published when a session's connection is lost (MQTT 5, section 3.1.2.5)."""
 
     message: Message
-    delay: timedelta | float = 0.0
+    delay: Length = 0.0
     """A timedelta, or seconds. The will is published after the delay, or when the session ends if that is sooner."""
 
 
@@ -277,6 +276,8 @@ class SessionInfo:
     """When it ends; None while it is connected, or if it never ends."""
     will_due: int | None
     """When its will is published; None if no will is pending."""
+    will_delay: float | None = None
+    """Seconds from the loss of the connection to the publishing of its will; None if it has no will."""
     subscriptions: tuple[tuple[str, SubscribeOptions], ...] = ()
     in_flight: int = 0
     """The number of messages in flight at the last commit."""

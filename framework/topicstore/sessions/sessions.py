@@ -6,10 +6,9 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from datetime import timedelta
 from typing import TypeVar
 
-from topicstore.contract.arguments import KEEP, Keep, check_count, seconds
+from topicstore.contract.arguments import KEEP, Keep, Length, check_count, seconds
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.model import Message
@@ -18,7 +17,6 @@ from topicstore.pubsub.publish import Publisher
 from topicstore.runtime.closing import close_all
 from topicstore.storage.counting.lag import Lag
 
-from .backlog import Backlogs
 from .batches import Acknowledged, Connect, PublishedRows
 from .connect import Opening, checked
 from .deliver import Deliveries
@@ -87,7 +85,6 @@ class Sessions:
         self.groups = SharedSubscriptions(registry.groups, self._entered)
         """The shared subscriptions, and the time for which a member may be slow or away before others take over."""
         self._lagging = Lagging(registry, self._entered)
-        self._backlogs = Backlogs(registry, self._entered)
         wills = Wills(registry)
         self._timers = Timers(registry, wills, self.pace)
         self._leaving = Leaving(registry, self._timers)
@@ -108,9 +105,9 @@ class Sessions:
         client_id: str,
         *,
         clean_start: bool = False,
-        expiry_interval: timedelta | float | None = 0.0,
+        expiry_interval: Length | None = 0.0,
         receive_maximum: int = MAX_PACKET_ID,
-        keep_alive: timedelta | float = 0,
+        keep_alive: Length = 0,
         will: Will | None = None,
         allow: Allow | None = None,
         overlapping: Overlapping = "each",
@@ -255,7 +252,7 @@ class Sessions:
         """
         return self._deliveries.deliver(limit_each, limit, max_bytes)
 
-    def wait(self, timeout: timedelta | float | None = None) -> bool:
+    def wait(self, timeout: Length | None = None) -> bool:
         """Block until a session has packets to deliver, then return True; return False after ``timeout``.
 
         ``timeout`` is a timedelta or seconds; None: no limit. Raises `DatabaseClosedError` if the database is closed
@@ -263,7 +260,7 @@ class Sessions:
         """
         return self._dispatcher.wait(seconds(timeout))
 
-    async def wait_async(self, timeout: timedelta | float | None = None, *, executor: Executor | None = None) -> bool:
+    async def wait_async(self, timeout: Length | None = None, *, executor: Executor | None = None) -> bool:
         """Wait like `wait`, without blocking the event loop. Events are examined in a thread of ``executor``."""
         return await self._dispatcher.wait_async(seconds(timeout), executor)
 
@@ -299,7 +296,7 @@ class Sessions:
         sessions: Iterable[Session],
         *,
         send_will: bool = False,
-        expiry_interval: timedelta | float | Keep | None = KEEP,
+        expiry_interval: Length | Keep | None = KEEP,
         partial: bool = False,
     ) -> list[TopicstoreError | None]:
         """End connections after their DISCONNECTs, as `Session.disconnect` does, with one commit for each shard.
@@ -557,7 +554,11 @@ class Sessions:
         limits = [one for one in (max_messages, max_bytes) if one is not None]
         for one in limits:
             check_count("a limit of max_messages or max_bytes", one)
-        return self._backlogs.bound(list(client_ids), max_messages, max_bytes) if limits else {}
+        if not limits:
+            return {}
+        from .backlog import Backlogs  # few programs bound them
+
+        return Backlogs(self._registry, self._entered).bound(list(client_ids), max_messages, max_bytes)
 
     def _entered(self, work: Callable[[], T]) -> T:
         """Call ``work`` under the lock, after handling the pending events, and return its result."""

@@ -35,6 +35,7 @@ from pyspark.sql.datasource import (
 
 from topicstore.contract.errors import InvalidArgumentError, InvalidTopicError
 from topicstore.contract.positions import first_position, to_microseconds
+from topicstore.contract.quantities import parse_duration
 from topicstore.contract.replay_plan import By, TimeRange
 from topicstore.contract.times import parse_when
 from topicstore.contract.topics import MAX_TOPIC_BYTES, TopicFilter, check_topic
@@ -218,7 +219,7 @@ class WriteSettings:
             raise InvalidArgumentError("batch is the number of a writer's batch: it needs the option writer")
         if writer == "":
             raise InvalidArgumentError("the option writer is a name of at least one character")
-        kinds: dict[str, Callable[[str], Any]] = {"shards": _count, "max_skew": float}
+        kinds: dict[str, Callable[[str], Any]] = {"shards": _count, "max_skew": _seconds}
         making = {name: _option(options, name, kinds.get(name, str), None) for name in _MADE_WITH}
         return cls(
             path=str(path),
@@ -228,6 +229,14 @@ class WriteSettings:
             checkpoint=options.get("checkpointLocation"),
             making={name: value for name, value in making.items() if value is not None},
         )
+
+
+def _seconds(text: str) -> float:
+    """Return a duration in seconds; a number without a unit is in seconds."""
+    try:
+        return float(text)
+    except ValueError:
+        return parse_duration(text)
 
 
 def _check_known(options: Mapping[str, str], known: Sequence[str]) -> None:

@@ -7,11 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from datetime import timedelta
 from types import TracebackType
 from typing import Self
 
-from topicstore.contract.arguments import check_count, check_length
+from topicstore.contract.arguments import Length, check_count, check_length
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, InvalidMessageError, PluginError
 from topicstore.contract.forking import ProcessLock, holds_lock
@@ -91,7 +90,7 @@ class Writer:
     failures of the writer.
     """
 
-    def __init__(self, storage: Storage, max_items: int = 1_000, flush_interval: timedelta | float = 0.1) -> None:
+    def __init__(self, storage: Storage, max_items: int = 1_000, flush_interval: Length = 0.1) -> None:
         check_count("max_items", max_items)
         interval = check_length("flush_interval", flush_interval)
         if not 0 < interval <= threading.TIMEOUT_MAX:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,39 +12,39 @@ import click
 from topicstore.cli.command import Answer, GroupWithDefault, answers
 from topicstore.cli.connecting import AnyDatabase, opened
 from topicstore.cli.terminal.display import count_of, fields, make_table, short_time, size
-from topicstore.cli.terminal.options import Length
+from topicstore.cli.terminal.options import Duration, or_end
 from topicstore.contract.positions import span_text
+from topicstore.contract.quantities import INFINITY, parse_size
+from topicstore.lifecycle.retention_outlook import Departure
 from topicstore.lifecycle.retention_policy import RetentionSettings
 from topicstore.storage.archive_locations import location_of
 
 __all__ = ["limits", "retention"]
 
-NONE = "none"
-FOREVER = "forever"
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmgt]?)b?", re.IGNORECASE)
-_LENGTH = Length(NONE)
+_NONE = "none"
+_ENDLESS = (INFINITY, "forever", _NONE)
+"""The word for no limit, and its earlier spellings."""
+_AGE = Duration(*_ENDLESS)
 
 
 def _size(text: str) -> int | str:
-    """Return a number of bytes, or `NONE`."""
-    if text == NONE:
+    """Return a number of bytes, or a word of `_ENDLESS`."""
+    if text in _ENDLESS:
         return text
-    found = _SIZE.fullmatch(text)
-    if found is None:
-        raise click.BadParameter(f"{text!r} is not a size: write a number of bytes, 500MB, 10GB, or none")
-    count = float(found[1]) * _UNITS[found[2].lower()]
-    if count == float("inf"):
-        raise click.BadParameter(f"{text[:40]}… is more than any disk has")
-    return round(count)
+    try:
+        return parse_size(text)
+    except ValueError as bad:
+        raise click.BadParameter(f"{bad}, or {INFINITY}") from bad
 
 
 def _filter_age(text: str) -> tuple[str, float | str]:
-    """Parse FILTER=TIME; return the topic filter and the time its messages stay: seconds, `FOREVER` or `NONE`."""
+    """Parse FILTER=TIME; return the topic filter and the time its messages stay, in seconds or as a word."""
     topic_filter, _, length = text.rpartition("=")
     if not topic_filter:
-        raise click.BadParameter(f"{text!r} is not FILTER=TIME, such as 'debug/#=1h', 'alarms/#=forever', 'x/#=none'")
-    return topic_filter, length if length == FOREVER else _LENGTH.convert(length, None, None)
+        raise click.BadParameter(
+            f"{text!r} is not FILTER=TIME, such as 'debug/#=1h', 'alarms/#={INFINITY}', 'x/#=none'"
+        )
+    return topic_filter, _AGE.convert(length, None, None)
 
 
 @click.group(cls=GroupWithDefault, default="show", subcommand_metavar="[show|set|run] PATH …")
@@ -97,18 +97,20 @@ def _stay(length: float | None) -> str:
 
 @retention.command("set")
 @answers()
-@click.option("--max-age", type=_LENGTH, help="Messages older than this go: seconds, 12h, 7d, or none.")
+@click.option("--max-age", type=_AGE, metavar="TIME", help="Messages older than this go: 12h, 30d, or infinity.")
 @click.option(
     "--filter",
     "filters",
     type=_filter_age,
     multiple=True,
     metavar="FILTER=TIME",
-    help="What matches FILTER stays so long instead: 1h, 90d, forever; none takes the filter away.",
+    help="What matches FILTER stays so long instead: 1h, 90d, infinity; none takes the filter away.",
 )
-@click.option("--rotate-every", type=_LENGTH, help="A generation is written for so long.  [default: max-age / 4]")
 @click.option(
-    "--max-bytes", type=_size, metavar="SIZE", help="Bytes of values in all generations: 500MB, 10GB, or none."
+    "--rotate-every", type=_AGE, metavar="TIME", help="A generation is written for so long.  [default: max-age / 4]"
+)
+@click.option(
+    "--max-bytes", type=_size, metavar="SIZE", help="Bytes of values in all generations: 500MB, 10GB, or infinity."
 )
 @click.option(
     "--when-full", type=click.Choice(["refuse", "drop"]), help="Refuse to store, or drop the oldest generations."
@@ -118,8 +120,11 @@ def _stay(length: float | None) -> str:
     metavar="DIRECTORY",
     help="Export generations there, and read them from there, instead of dropping them; or none.",
 )
-def set_(path: Path, *, filters: tuple[tuple[str, float | str], ...], **given: Any) -> Answer:
+@click.option("--yes", is_flag=True, help="Don't ask, whatever the next run may remove.")
+def set_(path: Path, *, filters: tuple[tuple[str, float | str], ...], yes: bool, **limits_given: Any) -> Answer:
     """Change limits of PATH; limits not named stay unchanged. Nothing is removed before the next run, or store.
+
+    If the next run may remove messages, they are shown, and the limits are changed if you say so, or with --yes.
 
     Messages stay at least for --max-age, and up to --rotate-every longer, because whole generations are removed.
     Messages that match a --filter stay for its time, or for the longest time if several match. `retention run`
@@ -127,10 +132,10 @@ def set_(path: Path, *, filters: tuple[tuple[str, float | str], ...], **given: A
 
     \b
     Example:
-      topicstore retention set data --max-age 30d --filter 'debug/#=1h' --filter 'alarms/#=forever'
+      topicstore retention set data --max-age 30d --filter 'debug/#=1h' --filter 'alarms/#=infinity'
     """  # noqa: D301 - click wants the character
     changed: dict[str, Any] = {
-        name: None if value == NONE else value for name, value in given.items() if value is not None
+        name: None if value in _ENDLESS else value for name, value in limits_given.items() if value is not None
     }
     if not changed and not filters:
         raise click.UsageError("name a limit to change")
@@ -141,11 +146,29 @@ def set_(path: Path, *, filters: tuple[tuple[str, float | str], ...], **given: A
         if filters:
             lengths: dict[str, Any] = {**db.retention.settings.filters, **dict(filters)}
             changed["filters"] = {
-                name: None if length == FOREVER else length for name, length in lengths.items() if length != NONE
+                name: None if length in _ENDLESS else length for name, length in lengths.items() if length != _NONE
             }
+        if not yes:
+            _confirm([one for one in db.retention.outlook(limits=changed) if one.due])
         settings = db.retention.set(**changed)
     yield settings
     yield fields(limits(settings))
+
+
+def _confirm(going: list[Departure]) -> None:
+    """Ask whether messages may be removed, which are shown; refuse to go on where nobody can be asked."""
+    if not going:
+        return
+    named = [one.what + ("" if one.messages is None else f" ({count_of(one.messages, 'message')})") for one in going]
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            f"nothing was changed: with these limits the next run, or store, may remove {', '.join(named)}; "
+            "that needs --yes where nobody can be asked"
+        )
+    click.echo("with these limits the next run, or store, may remove:", err=True)
+    for name, one in zip(named, going, strict=True):
+        click.echo(f"  {name}: {one.why}", err=True)
+    or_end("Change the limits?", "nothing was changed")
 
 
 @retention.command()

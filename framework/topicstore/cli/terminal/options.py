@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from typing import Any, TypeVar, get_args
 import click
 import msgspec
 
+from topicstore.contract.quantities import parse_duration
 from topicstore.contract.replay_plan import By
 from topicstore.contract.times import format_time, parse_when
 from topicstore.plugins import registry
@@ -20,11 +20,10 @@ from topicstore.plugins import registry
 from .completion import backend_names, layout_names
 
 __all__ = [
-    "LENGTH",
     "PATH",
     "TIME",
     "TIME_HELP",
-    "Length",
+    "Duration",
     "arguments_of",
     "by_option",
     "creation_options",
@@ -62,13 +61,11 @@ class _Time(click.ParamType[int]):
 
 TIME = _Time()
 
-_SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
 
+class Duration(click.ParamType[float | str]):
+    """A parameter type for a duration, converted to seconds, or one of the given words, which are kept."""
 
-class Length(click.ParamType[float | str]):
-    """A parameter type for a duration, converted to seconds, or one of the given words."""
-
-    name = "time"
+    name = "duration"
 
     def __init__(self, *words: str) -> None:
         self._words = words
@@ -77,16 +74,11 @@ class Length(click.ParamType[float | str]):
         """Return the duration in seconds, or the word."""
         if not isinstance(value, str) or value in self._words:
             return value  # type: ignore[no-any-return]
-        if _SECONDS.fullmatch(value):
-            return float(value)
         try:
-            return -parse_when(f"-{value}", 0) / 1e6
-        except ValueError:
-            forms = ", ".join(["write seconds", "30m", "12h", "7d", "2w", *(f"or {word}" for word in self._words)])
-            self.fail(f"{value!r} is not a length of time: {forms}", param, ctx)
+            return parse_duration(value)
+        except ValueError as bad:
+            self.fail(f"{bad}{''.join(f', or {word}' for word in self._words[:1])}", param, ctx)
 
-
-LENGTH = Length()
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 filter_argument = click.argument("topic_filter", metavar="[FILTER]", default="#")
@@ -114,8 +106,8 @@ _CREATION = (
     ),
     click.option(
         "--max-skew",
-        type=LENGTH,
-        help="How far ahead of the clock a message's own time may lie: seconds, 5m, 1h.  [default: 60]",
+        type=Duration(),
+        help="How far ahead of the clock a message's own time may lie: 30s, 5m, 1h.  [default: 60s]",
     ),
     click.option("--plugin", "plugins", multiple=True, metavar="NAME", help="Plugin that wraps the data path."),
     click.option(

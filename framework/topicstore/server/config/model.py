@@ -336,8 +336,8 @@ class TlsSettings(Section, frozen=True):
             raise ValueError(f"client_certificates = {self.client_certificates!r} needs client_authorities")
         if self.user_from_certificate and self.client_certificates == "ignored":
             raise ValueError("user_from_certificate needs client_certificates = 'optional' or 'required'")
-        if self.crl_file is not None and self.client_certificates == "ignored":
-            raise ValueError("crl_file needs client_certificates = 'optional' or 'required'")
+        if self.crl_file is not None and self.client_authorities is None:
+            raise ValueError("crl_file needs client_authorities")
 
 
 Anonymous = Literal["loopback", "never", "always"]

@@ -22,6 +22,8 @@ import msgspec
 import tomlkit
 from msgspec import inspect
 
+from topicstore.contract.quantities import DURATIONS, INFINITY, SIZES
+
 from .load import Configuration, read_settings
 from .model import ServerSettings
 from .units import Address, Addresses, Duration, Period, Quota, Size
@@ -142,16 +144,13 @@ def written(value: Any) -> str:
     return text
 
 
-_QUANTITY = r"^\s*[0-9]+(\.[0-9]+)?\s*(%s)\s*$"
-_TIME = _QUANTITY % "us|ms|s|min|h|d"
-_BYTES = _QUANTITY % "B|kB|MB|GB|KiB|MiB|GiB"
 _TEXTS: dict[type, dict[str, Any]] = {
     Path: {"minLength": 1},
     Address: {"pattern": r"^(\[.+\]|[^\[\]:\s]+):[0-9]{1,5}$"},
-    Duration: {"pattern": _TIME},
-    Period: {"pattern": f"{_TIME}|^infinity$"},
-    Size: {"pattern": _BYTES},
-    Quota: {"pattern": f"{_BYTES}|^infinity$"},
+    Duration: {"pattern": DURATIONS},
+    Period: {"pattern": f"{DURATIONS}|^{INFINITY}$"},
+    Size: {"pattern": SIZES},
+    Quota: {"pattern": f"{SIZES}|^{INFINITY}$"},
 }
 """The schemas of types that TOML doesn't have."""
 

@@ -1,4 +1,7 @@
-"""The notation of durations, sizes and addresses in settings: ``"100ms"``, ``"8MB"``, ``"127.0.0.1:1883"``."""
+"""Durations, sizes and addresses of settings: ``"100ms"``, ``"8MB"``, ``"127.0.0.1:1883"``.
+
+Durations and sizes have the notation of `topicstore.contract.quantities`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from typing import Any, Self
+
+from topicstore.contract.quantities import INFINITY, format_duration, format_size, parse_duration, parse_size
 
 __all__ = [
     "Address",
@@ -126,28 +131,8 @@ def is_forwarded(headers: Iterable[str]) -> bool:
     return any(name in _FORWARDED or name.startswith(_FORWARDED_BEGINNINGS) for name in map(str.lower, headers))
 
 
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 _LONGEST = float(0xFFFFFFFF)
-_BYTES = {
-    "B": 1,
-    "kB": 1_000,
-    "MB": 1_000_000,
-    "GB": 1_000_000_000,
-    "KiB": 1 << 10,
-    "MiB": 1 << 20,
-    "GiB": 1 << 30,
-}
 _MOST_BYTES = (1 << 63) - 1
-_INFINITY = "infinity"
-_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]+)\s*")
-
-
-def _parts(text: Any, units: dict[str, Any], example: str) -> tuple[str, Any]:
-    found = _QUANTITY.fullmatch(text) if isinstance(text, str) else None
-    if found is None or found[2] not in units:
-        wrong = "has no unit: write a text" if isinstance(text, (int, float)) else "is not a number with a unit"
-        raise ValueError(f"{text!r} {wrong} such as {example!r}; units are: {', '.join(units)}")
-    return found[1], units[found[2]]
 
 
 class Duration(float):
@@ -156,15 +141,14 @@ class Duration(float):
     @classmethod
     def read(cls, text: Any) -> Self:
         """Parse a duration such as ``"100ms"``. Raises ValueError."""
-        number, unit = _parts(text, _SECONDS, "100ms")
-        seconds = float(number) * unit
+        seconds = parse_duration(text)
         if seconds > _LONGEST:
             raise ValueError(f"{text[:80]!r} is longer than {_LONGEST:,.0f} seconds")
         return cls(seconds)
 
     def __str__(self) -> str:
         """Return the duration in the notation of the settings."""
-        return _written(float(self), _SECONDS)
+        return format_duration(self)
 
 
 class Period(Duration):
@@ -173,7 +157,7 @@ class Period(Duration):
     @classmethod
     def read(cls, text: Any) -> Self:
         """Parse a duration or ``"infinity"``. Raises ValueError."""
-        return cls(float("inf")) if text == _INFINITY else super().read(text)
+        return cls(float("inf")) if text == INFINITY else super().read(text)
 
     @property
     def limit(self) -> float | None:
@@ -182,7 +166,7 @@ class Period(Duration):
 
     def __str__(self) -> str:
         """Return the period in the notation of the settings."""
-        return _INFINITY if self.limit is None else super().__str__()
+        return INFINITY if self.limit is None else super().__str__()
 
 
 class Size(int):
@@ -191,17 +175,16 @@ class Size(int):
     @classmethod
     def read(cls, text: Any) -> Self:
         """Parse a size such as ``"8MB"``, rounded to whole bytes. Raises ValueError."""
-        number, unit = _parts(text, _BYTES, "8MB")
-        if float(number) * unit > _MOST_BYTES:
+        whole = parse_size(text)
+        if whole > _MOST_BYTES:
             raise ValueError(f"{text[:80]!r} is more than {_MOST_BYTES:,} bytes")
-        whole = round(float(number) * unit)
         if whole < 1:
             raise ValueError(f"{text!r} is less than a byte")
         return cls(whole)
 
     def __str__(self) -> str:
         """Return the size in the notation of the settings."""
-        return _written(int(self), _BYTES)
+        return format_size(self)
 
 
 class Quota(Size):
@@ -210,7 +193,7 @@ class Quota(Size):
     @classmethod
     def read(cls, text: Any) -> Self:
         """Parse a size or ``"infinity"``. Raises ValueError."""
-        return cls(0) if text == _INFINITY else super().read(text)
+        return cls(0) if text == INFINITY else super().read(text)
 
     @property
     def limit(self) -> int | None:
@@ -219,14 +202,4 @@ class Quota(Size):
 
     def __str__(self) -> str:
         """Return the quota in the notation of the settings."""
-        return _INFINITY if self.limit is None else super().__str__()
-
-
-def _written(amount: float, units: dict[str, Any]) -> str:
-    """Format a quantity as a whole number of the largest possible unit, else as a fraction of the base unit."""
-    for unit, worth in sorted(units.items(), key=lambda item: -item[1]):
-        number = round(amount / worth, 9)
-        if number >= 1 and number == int(number):
-            return f"{int(number)}{unit}"
-    unit = next(name for name, worth in units.items() if worth == 1)
-    return f"{amount:.9f}".rstrip("0").rstrip(".") + unit if amount else f"0{unit}"
+        return INFINITY if self.limit is None else super().__str__()

@@ -13,11 +13,13 @@ from litestar.di import NamedDependency
 import topicstore as ts
 from topicstore.server.access.bans import Bans
 from topicstore.server.config.model import HttpSettings, Rule, ServerSettings
+from topicstore.server.listeners.listener import Listener
 from topicstore.server.memory_budget import MemoryBudget
 from topicstore.server.metrics.metrics import Metrics
 from topicstore.server.mqtt.sys_topics import Traffic
 from topicstore.server.reload import Reloaded
 from topicstore.server.sites import Sites
+from topicstore.sessions import Session
 
 from .jobs import Jobs
 from .threads import FairThreads
@@ -62,6 +64,13 @@ class Mqtt(Protocol):
     @property
     def addresses(self) -> Sequence[str]:
         """The addresses on which the server accepts clients."""
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """The listeners, in the order of the settings."""
+
+    def address_of(self, session: Session) -> str | None:
+        """Return the address and port of a session's client; None if it isn't connected to this server."""
 
 
 @attrs.frozen(kw_only=True)

@@ -14,12 +14,13 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from topicstore.server.config.units import site_of, written_address
 from topicstore.server.logs import RateLimitedLog
 
-from .proxy_header import Network, ProxyHeaderError, Source, is_proxy, read_header
+if TYPE_CHECKING:
+    from .proxy_header import Network, Source
 
 __all__ = ["Acceptor"]
 
@@ -112,6 +113,8 @@ class Acceptor:
         """Create the protocol of a connection, after a proxy's header and the TLS handshake."""
         source: Source | None = None
         if self._proxies:
+            from .proxy_header import ProxyHeaderError  # few listeners are behind a proxy
+
             try:
                 source = await self._read_header(accepted, str(peer[0]))
             except BaseException as bad:
@@ -134,6 +137,8 @@ class Acceptor:
             raise
 
     async def _read_header(self, accepted: socket.socket, host: str) -> Source | None:
+        from .proxy_header import ProxyHeaderError, is_proxy, read_header
+
         if not is_proxy(host, self._proxies):
             raise ProxyHeaderError("it is not from one of the listener's proxies")
         async with asyncio.timeout(self._patience):

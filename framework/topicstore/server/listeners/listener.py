@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterable, Sequence
 from ipaddress import ip_network
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -16,9 +17,11 @@ from topicstore.server.config.units import Address
 
 from .accepting import Acceptor
 from .peer import ConnectionFactory, Scheme, Via
-from .proxy_header import Source
 from .reserving import ListenError, Place, bind, places_of, unusable
 from .tls import tls_context, unusable_files
+
+if TYPE_CHECKING:
+    from .proxy_header import Source
 
 __all__ = ["Listener", "listen", "read_tls"]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from topicstore.server.config.model import Anonymous
 from topicstore.server.config.units import is_loopback, site_of, written_address
 
-from .proxy_header import Source
+if TYPE_CHECKING:
+    from .proxy_header import Source
 
 __all__ = ["FROM_ELSEWHERE", "ConnectionFactory", "Peer", "Scheme", "Via", "peer_of"]
 

@@ -627,6 +627,11 @@ class MqttConnection(asyncio.Protocol):
         self._serving.shut(self)
 
     @property
+    def address(self) -> str:
+        """The client's address and port."""
+        return self._channel.peer.address
+
+    @property
     def unsent(self) -> int:
         """Number of written bytes that the kernel has not accepted yet."""
         return self._channel.unsent

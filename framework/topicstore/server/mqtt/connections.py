@@ -117,6 +117,11 @@ class Serving:
         """Whether no further client may connect, because the limit of connections is reached."""
         return self.traffic.connected + len(self.opening) >= self.most
 
+    def address_of(self, session: Session) -> str | None:
+        """Return the address and port of a session's client; None if it isn't connected here. Thread-safe."""
+        connection = self.sessions.get(session)
+        return None if connection is None else connection.address
+
     def add(self, connection: Client) -> None:
         """Register a new connection."""
         self.connections[connection] = None

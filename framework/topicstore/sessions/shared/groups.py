@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
-from datetime import timedelta
 
 import msgspec
 import numpy as np
 
-from topicstore.contract.arguments import check_length
+from topicstore.contract.arguments import Length, check_length, seconds
 from topicstore.contract.errors import StateConflictError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.pubsub.durable_filters import DurableFilters
@@ -87,7 +86,7 @@ class Groups:
                 group.dismiss(client_id)
         ends = np.array(self._listeners.hub.last_positions(), np.uint64)
         reached(group.places.max(axis=1).tolist(), ends.tolist())
-        group.places[:] = group.settled[:] = np.minimum(group.places, ends[:, None])
+        group.places[:] = group.committed[:] = np.minimum(group.places, ends[:, None])
         if not group.members:
             group.remove()
             return None
@@ -143,7 +142,7 @@ class Groups:
                 self._stale.pop(group, None)
             group = self._new(text)
             for shard, place in enumerate(start):
-                group.places[shard] = group.settled[shard] = place
+                group.places[shard] = group.committed[shard] = place
         group.enlist(keys.client_id, number)
         self._loaded[text] = group
         return SharedCursor(group, keys, number, options, ready)
@@ -164,7 +163,7 @@ class Groups:
                 self._loaded.pop(group.filter.text, None)
         except TopicstoreError:
             self._stale[group] = None
-        if any(member.drafting for member in group.connected):
+        if any(member.delivering for member in group.connected):
             self._stale[group] = None
 
     # --- sessions that end, or stay disconnected ---
@@ -271,7 +270,7 @@ class Groups:
             name=group.filter.name,
             topic_filter=group.filter.topic_filter.text,
             members=tuple(_member_info(client_id, connected.get(client_id)) for client_id in sorted(group.members)),
-            returned=sum(len(assignment.behind(assignment.settled)) for assignment in group.assignments),
+            returned=sum(len(assignment.behind(assignment.committed)) for assignment in group.assignments),
             dropped=group.dropped,
         )
 
@@ -333,7 +332,7 @@ class SharedSubscriptions:
         return self._groups.slow_after
 
     @slow_after.setter
-    def slow_after(self, length: timedelta | float) -> None:
+    def slow_after(self, length: Length) -> None:
         self._groups.slow_after = check_length("slow_after", length)
 
     @property
@@ -345,5 +344,5 @@ class SharedSubscriptions:
         return self._groups.handover_after
 
     @handover_after.setter
-    def handover_after(self, length: timedelta | float | None) -> None:
-        self._groups.handover_after = None if length is None else check_length("handover_after", length)
+    def handover_after(self, length: Length | None) -> None:
+        self._groups.handover_after = None if seconds(length) is None else check_length("handover_after", length)

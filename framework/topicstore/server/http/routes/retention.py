@@ -42,15 +42,18 @@ class RetentionState(msgspec.Struct, kw_only=True):
 
 
 class RetentionChange(msgspec.Struct, forbid_unknown_fields=True):
-    """Limits to change. A field that is left out doesn't change; null removes a limit. Times are in seconds."""
+    """Limits to change. A field that is left out doesn't change; null or "infinity" removes a limit.
 
-    max_age: float | UnsetType | None = UNSET
-    rotate_every: float | UnsetType | None = UNSET
-    max_bytes: int | UnsetType | None = UNSET
+    Durations are seconds, or texts such as "30d" and "1d12h"; sizes are bytes, or texts such as "10GB".
+    """
+
+    max_age: float | str | UnsetType | None = UNSET
+    rotate_every: float | str | UnsetType | None = UNSET
+    max_bytes: int | str | UnsetType | None = UNSET
     when_full: WhenFull | UnsetType = UNSET
     archive_to: str | UnsetType | None = UNSET
     """A directory below ``export_dir`` of the settings."""
-    filters: dict[str, float | None] | UnsetType = UNSET
+    filters: dict[str, float | str | None] | UnsetType = UNSET
     """By topic filter, the age limit of matching messages instead of ``max_age``; null: none. Replaces all filters."""
 
 
@@ -73,12 +76,20 @@ def set_retention(
     context: TheContext, request: Request[Any, Any, Any], data: JSONBody[RetentionChange]
 ) -> RetentionSettings:
     """Change limits. Nothing is removed before the next run or the next stored message."""
-    changed: dict[str, Any] = {
-        key: value for key, value in msgspec.structs.asdict(data).items() if not isinstance(value, UnsetType)
-    }
+    changed = _given(data)
     if isinstance(changed.get("archive_to"), str) and not is_owner(request):
         changed["archive_to"] = str(place_below(context.settings.export_dir, changed["archive_to"]))
     return context.db.retention.set(**changed)
+
+
+@post("/retention/outlook", guards=[needs("read")], tags=["retention"], status_code=200, sync_to_thread=True)
+def outlook(context: TheContext, data: JSONBody[RetentionChange]) -> list[Departure]:
+    """Return the removals that would be planned if the limits were changed so. Nothing is changed."""
+    return context.db.retention.outlook(limits=_given(data))
+
+
+def _given(data: RetentionChange) -> dict[str, Any]:
+    return {key: value for key, value in msgspec.structs.asdict(data).items() if not isinstance(value, UnsetType)}
 
 
 @post("/retention/run", guards=[needs("admin")], tags=["retention"], status_code=200, sync_to_thread=True)
@@ -90,4 +101,4 @@ def run_retention(context: TheContext) -> RetentionReport:
     return context.db.retention.run()
 
 
-ROUTES = [retention, set_retention, run_retention]
+ROUTES = [retention, set_retention, outlook, run_retention]
