@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .backend.suite import BackendSuite
     from .database.suite import DatabaseSuite
     from .layout.suite import LayoutSuite
+    from .parts.suite import DatabasePartsSuite
     from .plugins.suite import PluginSuite
     from .subjects.pairs import Pair, pair_of
     from .subjects.subject import BackendSubject, LayoutSubject
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BackendSubject",
     "BackendSuite",
+    "DatabasePartsSuite",
     "DatabaseSuite",
     "LayoutSubject",
     "LayoutSuite",
@@ -40,6 +42,7 @@ __all__ = [
 _MODULES = {
     "BackendSubject": "subjects.subject",
     "BackendSuite": "backend.suite",
+    "DatabasePartsSuite": "parts.suite",
     "DatabaseSuite": "database.suite",
     "LayoutSubject": "subjects.subject",
     "LayoutSuite": "layout.suite",
@@ -50,7 +53,7 @@ _MODULES = {
 
 if "pytest" in sys.modules:  # before these modules are imported, so that failing assertions show the compared values
     sys.modules["pytest"].register_assert_rewrite(
-        *(f"{__name__}.{part}" for part in ("backend", "database", "faults", "layout", "oracle", "plugins"))
+        *(f"{__name__}.{part}" for part in ("backend", "database", "faults", "layout", "oracle", "parts", "plugins"))
     )
 
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from topicstore.contract.engine import DATA
 from topicstore_backends.memory import MemoryEngine
-from topicstore_conformance import BackendSuite, DatabaseSuite, LayoutSuite, PluginSuite
+from topicstore_conformance import BackendSuite, DatabasePartsSuite, DatabaseSuite, LayoutSuite, PluginSuite
 from topicstore_conformance.backend.histories import EngineMachine
 from topicstore_conformance.runner import running
 from topicstore_conformance.runner.running import Plan, run_all
@@ -27,6 +27,7 @@ SUITES: dict[str, type] = {
     "backend": BackendSuite,
     "layout": LayoutSuite,
     "database": DatabaseSuite,
+    "parts": DatabasePartsSuite,
     "plugins": PluginSuite,
 }
 

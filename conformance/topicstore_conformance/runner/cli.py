@@ -23,6 +23,7 @@ _CONTRACTS = {
     "backend": "topicstore.contract.engine",
     "layout": "topicstore.contract.layout",
     "database": "topicstore.Database",
+    "parts": "topicstore.Database and topicstore.sessions.Sessions",
     "plugins": "framework/guides/plugins.md and topicstore.contract.hookspecs",
 }
 """The objects whose docstrings specify the guarantees that each suite tests."""
@@ -183,7 +184,7 @@ def _print(runs: Sequence[Run], left_out: dict[str, str], *, brief: bool) -> Non
 
 def _row(run: Run) -> tuple[Any, ...]:
     """Return the table row of a run; a database's row has no capabilities, because its parts' rows list them."""
-    declared = "" if run.plan.suite == "database" else ", ".join(run.plan.capabilities) or None
+    declared = "" if run.plan.suite in ("database", "parts") else ", ".join(run.plan.capabilities) or None
     return run.plan.suite, str(run.plan), _mode(run), *_counts(run.outcomes, run.seconds), declared
 
 

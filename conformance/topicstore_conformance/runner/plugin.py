@@ -30,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         ("backend", "backends"),
         ("layout", "layouts"),
         ("database", "pairs"),
+        ("parts", "pairs"),
         ("plugins", "pairs"),
     ):
         group.addoption(f"--only-{suite}", metavar="NAMES", help=f"run the {suite} suite for these {names} only")

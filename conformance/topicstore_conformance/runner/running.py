@@ -23,6 +23,7 @@ from topicstore_conformance.conditions.modes import VARIABLE
 from topicstore_conformance.database.suite import DatabaseSuite
 from topicstore_conformance.faults.threads import PATIENCE
 from topicstore_conformance.layout.suite import LayoutSuite
+from topicstore_conformance.parts.suite import DatabasePartsSuite
 from topicstore_conformance.plugins.suite import PluginSuite
 from topicstore_conformance.subjects.pairs import (
     Pair,
@@ -45,12 +46,13 @@ _LONGEST = 500
 """The maximum length of a reason in characters, because it may show large values."""
 _TEST = re.compile(r"test_(?P<suite>\w+)\.py::\w+::(?P<test>(?P<name>\w+)\[(?P<case>.*)\])$", re.DOTALL)
 
-Suite = Literal["backend", "layout", "database", "plugins"]
+Suite = Literal["backend", "layout", "database", "parts", "plugins"]
 Mode = Literal["quick", "full"]
 SUITES: dict[Suite, type] = {
     "backend": BackendSuite,
     "layout": LayoutSuite,
     "database": DatabaseSuite,
+    "parts": DatabasePartsSuite,
     "plugins": PluginSuite,
 }
 
@@ -141,7 +143,7 @@ def plans_for(backend: str | None, layout: str | None, mode: Mode) -> list[Plan]
 
     Raises `UnknownPluginError`, `IncompatibleError`, `BackendUnavailableError` or `PluginError`.
     """
-    plans = [_database(pair, mode) for pair in _pairs_of(backend, layout)]
+    plans = [plan for pair in _pairs_of(backend, layout) for plan in _databases(pair, mode)]
     if backend is not None:
         plans.append(Plan(suite="backend", backend=backend, mode=mode))
     if layout is not None:
@@ -184,14 +186,16 @@ def everything(mode: Mode) -> list[Plan]:
     """
     every = pairs()
     whole = covering() if mode == "full" else []
-    plans = [_database(pair, "full" if pair in whole else "quick") for pair in every]
+    plans = [plan for pair in every for plan in _databases(pair, "full" if pair in whole else "quick")]
     plans += [Plan(suite="backend", backend=name, mode=mode) for name in sorted({pair.backend for pair in every})]
     plans += [Plan(suite="layout", layout=name, mode=mode) for name in sorted({pair.layout for pair in every})]
     return plans
 
 
-def _database(pair: Pair, mode: Mode) -> Plan:
-    return Plan(suite="database", backend=pair.backend, layout=pair.layout, mode=mode)
+def _databases(pair: Pair, mode: Mode) -> list[Plan]:
+    """Return the plans for databases of a pair, and for the parts of such databases."""
+    suites: tuple[Suite, ...] = ("database", "parts")
+    return [Plan(suite=suite, backend=pair.backend, layout=pair.layout, mode=mode) for suite in suites]
 
 
 # --- running it ---------------------------------------------------------------------------------
