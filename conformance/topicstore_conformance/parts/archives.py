@@ -8,8 +8,8 @@ import topicstore as ts
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.faults.striking import Fault
-from topicstore_conformance.faults.threads import PATIENCE
 from topicstore_conformance.parts.fixtures import DAY, SECOND, Fixtures, deaths, numbered, payloads
+from topicstore_conformance.parts.followers import fetched
 from topicstore_conformance.parts.machines import World
 
 __all__ = ["Archiving"]
@@ -88,11 +88,9 @@ class Archiving(Fixtures):
         session.subscribe("t/#", 1)
         with world.db.subscribe("t/#", 0) as subscription:
             fill(world)
-            first = subscription.fetch(7, timeout=PATIENCE).messages
+            found = fetched(subscription, 7)
             world.db.archives.archive(export(world))
-            found = payloads(first)
-            while len(found) < 60:
-                found += payloads(subscription.fetch(timeout=PATIENCE).messages)
+            found += fetched(subscription, 60 - len(found))
         assert list(range(60)) == sorted(found)
         list(world.db.replay("#"))  # ends the epochs of layouts that have them
         got = [int(item.message.payload) for item in session.deliver()]  # type: ignore[union-attr]

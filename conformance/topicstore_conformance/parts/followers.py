@@ -10,7 +10,7 @@ from topicstore_conformance.faults.threads import PATIENCE
 from topicstore_conformance.parts.fixtures import DAY, Fixtures, deaths, drop_first, numbered, payloads
 from topicstore_conformance.parts.machines import World
 
-__all__ = ["Followers"]
+__all__ = ["Followers", "fetched"]
 
 
 def fetched(subscription: Subscription, count: int) -> list[int]:
@@ -63,6 +63,7 @@ class Followers(Fixtures):
             found, dropped = list[int](), list[int]()
             while len(found) < 10:
                 batch = subscription.fetch(timeout=PATIENCE)
+                assert batch.messages or batch.dropped
                 found += payloads(batch.messages)
                 dropped += batch.dropped
             assert list(range(10, 20)) == sorted(found)
@@ -79,10 +80,7 @@ class Followers(Fixtures):
             world.clock.now += DAY * 3 // 4
             world.db.retention.run()
             world.db.store(numbered(range(20, 30)))
-            found: list[int] = []
-            while len(found) < 20:
-                found += payloads(subscription.fetch(timeout=PATIENCE).messages)
-            assert list(range(10, 30)) == sorted(found)
+            assert list(range(10, 30)) == sorted(fetched(subscription, 20))
 
     @requires("persistent")
     @deaths

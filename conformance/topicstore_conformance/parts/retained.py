@@ -9,8 +9,8 @@ from topicstore.pubsub.publishing import PERSIST
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.faults.striking import Fault
-from topicstore_conformance.faults.threads import PATIENCE
 from topicstore_conformance.parts.fixtures import SECOND, Fixtures, deaths, drop_first, numbered, payloads
+from topicstore_conformance.parts.followers import fetched
 from topicstore_conformance.parts.machines import World
 
 __all__ = ["Retained"]
@@ -62,9 +62,7 @@ class Retained(Fixtures):
         rows.append(Message("other", b"4", "p", 1, properties=asking))
         with world.db.subscribe("#") as subscription:
             result = world.db.publish(rows)
-            got: list[int] = []
-            while len(got) < 4:
-                got += payloads(subscription.fetch(timeout=PATIENCE).messages)
+            got = fetched(subscription, 4)
         assert (3, 1) == (result.stored, result.routed)
         assert [1, 2, 4] == payloads(world.db.replay("#", order="time"))
         assert [1, 2, 3, 4] == sorted(got)
