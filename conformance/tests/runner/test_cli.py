@@ -126,7 +126,7 @@ def formats(environment: dict[str, str]) -> dict[str, str]:
     for code, _, told in results:
         assert 1 == code
         lines = sorted(line.partition(": ")[0] for line in told.splitlines())
-        assert ["backend broken, quick", "broken-picky, quick"] == lines
+        assert ["backend broken, quick", "broken-picky, quick", "parts broken-picky, quick"] == lines
     return {option: printed for option, (_, printed, _) in zip(how, results, strict=True)}
 
 
@@ -162,7 +162,7 @@ def test_json(formats: dict[str, str]) -> None:
     assert found["kept"] is False
     assert {"absent": "backend 'absent' needs no_such_module"}.items() <= found["left_out"].items()
     runs = {(each["suite"], each["layout"]): each for each in found["runs"]}
-    assert {("backend", None), ("database", "picky")} == runs.keys()
+    assert {("backend", None), ("database", "picky"), ("parts", "picky")} == runs.keys()
     tests = runs["database", "picky"]["tests"]
     (closing,) = [test for test in tests if test["promise"] == PROMISE]
     assert ("compaction", "failed", "KeyError: 'of all things'") == (

@@ -16,14 +16,20 @@ import msgspec
 import pytest
 from topicstore.contract.engine import DATA
 from topicstore_backends.memory import MemoryEngine
-from topicstore_conformance import BackendSuite, DatabaseSuite, LayoutSuite
+from topicstore_conformance import BackendSuite, DatabasePartsSuite, DatabaseSuite, LayoutSuite, PluginSuite
 from topicstore_conformance.backend.histories import EngineMachine
 from topicstore_conformance.runner import running
 from topicstore_conformance.runner.running import Plan, run_all
 from topicstore_conformance.subjects.pairs import make_backend, pairs
 
 PACKAGE = Path(running.__file__).parents[1]
-SUITES: dict[str, type] = {"backend": BackendSuite, "layout": LayoutSuite, "database": DatabaseSuite}
+SUITES: dict[str, type] = {
+    "backend": BackendSuite,
+    "layout": LayoutSuite,
+    "database": DatabaseSuite,
+    "parts": DatabasePartsSuite,
+    "plugins": PluginSuite,
+}
 
 
 def test_a_good_run() -> None:

@@ -23,6 +23,8 @@ _CONTRACTS = {
     "backend": "topicstore.contract.engine",
     "layout": "topicstore.contract.layout",
     "database": "topicstore.Database",
+    "parts": "topicstore.Database and topicstore.sessions.Sessions",
+    "plugins": "framework/guides/plugins.md and topicstore.contract.hookspecs",
 }
 """The objects whose docstrings specify the guarantees that each suite tests."""
 _PYTEST = "pytest -p topicstore_conformance.runner.plugin --pyargs topicstore_conformance.installed"
@@ -41,6 +43,11 @@ _PYTEST = "pytest -p topicstore_conformance.runner.plugin --pyargs topicstore_co
     shell_complete=layout_names,
     help="Test this layout, by itself and on each backend that fits.",
 )
+@click.option(
+    "--plugins",
+    metavar="NAMES",
+    help="Test these plugins, which transform messages, together: comma-separated, outermost first.",
+)
 @click.option("--all", "all_", is_flag=True, help="Test everything that is installed, each pair once.")
 @click.option("--quick", is_flag=True, help="Try everything less often, and leave out what takes long anyway.")
 @click.option("--markdown", is_flag=True, help="Print tables of capabilities and results in Markdown instead.")
@@ -51,6 +58,7 @@ def conformance(
     *,
     backend: str | None,
     layout: str | None,
+    plugins: str | None,
     all_: bool,
     quick: bool,
     markdown: bool,
@@ -58,20 +66,25 @@ def conformance(
 ) -> None:
     """Test whether an installed backend or layout keeps what it promises.
 
-    With both names only the two, and databases of them. In the full mode --all tests each backend and
-    each layout fully in one pair, and the other pairs quickly. Ends with 1 if a promise was broken.
+    With both names only the two, and databases of them. With --plugins only these, on the pairs of the names, by
+    default on rocksdb and block. In the full mode --all tests each backend and each layout fully in one pair, and
+    the other pairs quickly. Ends with 1 if a promise was broken.
     """
-    if all_ == bool(backend or layout):
-        raise click.UsageError("give --backend NAME, --layout NAME or both, or --all")
+    if all_ == bool(backend or layout or plugins):
+        raise click.UsageError("give --backend NAME, --layout NAME, --plugins NAMES or several of them, or --all")
     if markdown and as_json:
         raise click.UsageError("--markdown and --json exclude each other")
     missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise Failure(f'the suite needs {" and ".join(missing)}: pip install "topicstore[conformance]"', USAGE)
-    from topicstore_conformance.runner.running import everything, plans_for, run_all
+    from topicstore_conformance.runner.running import everything, plans_for, run_all, transform_plans
 
     mode: Mode = "quick" if quick else "full"
-    runs = run_all(everything(mode) if all_ else plans_for(backend, layout, mode), _tell)
+    if plugins:
+        plans = transform_plans(plugins.split(","), backend, layout, mode)
+    else:
+        plans = everything(mode) if all_ else plans_for(backend, layout, mode)
+    runs = run_all(plans, _tell)
     if as_json:
         from topicstore.cli.terminal.display import print_json
 
@@ -131,6 +144,7 @@ def _document(runs: Sequence[Run], left_out: dict[str, str]) -> dict[str, Any]:
                 "suite": run.plan.suite,
                 "backend": run.plan.backend or None,
                 "layout": run.plan.layout or None,
+                "plugins": list(run.plan.plugins),
                 "mode": run.plan.mode,
                 "capabilities": run.plan.capabilities,
                 "kept": run.kept,
@@ -170,7 +184,7 @@ def _print(runs: Sequence[Run], left_out: dict[str, str], *, brief: bool) -> Non
 
 def _row(run: Run) -> tuple[Any, ...]:
     """Return the table row of a run; a database's row has no capabilities, because its parts' rows list them."""
-    declared = "" if run.plan.suite == "database" else ", ".join(run.plan.capabilities) or None
+    declared = "" if run.plan.suite in ("database", "parts") else ", ".join(run.plan.capabilities) or None
     return run.plan.suite, str(run.plan), _mode(run), *_counts(run.outcomes, run.seconds), declared
 
 
@@ -215,5 +229,7 @@ def _print_broken(run: Run) -> None:
 def _repetition(run: Run, test: Outcome) -> str:
     """Return the command that repeats a test."""
     chosen = [f"--only-{run.plan.suite} {run.plan}", *["--quick"] * (run.plan.mode == "quick")]
+    if run.plan.plugins:
+        chosen.append(f"--plugins {','.join(run.plan.plugins)}")
     name = test.test.partition("[")[0]
     return f"{_PYTEST}.test_{run.plan.suite} {' '.join(chosen)} -k {name}"

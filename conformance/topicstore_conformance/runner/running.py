@@ -23,6 +23,8 @@ from topicstore_conformance.conditions.modes import VARIABLE
 from topicstore_conformance.database.suite import DatabaseSuite
 from topicstore_conformance.faults.threads import PATIENCE
 from topicstore_conformance.layout.suite import LayoutSuite
+from topicstore_conformance.parts.suite import DatabasePartsSuite
+from topicstore_conformance.plugins.suite import PluginSuite
 from topicstore_conformance.subjects.pairs import (
     Pair,
     backend_for,
@@ -44,9 +46,15 @@ _LONGEST = 500
 """The maximum length of a reason in characters, because it may show large values."""
 _TEST = re.compile(r"test_(?P<suite>\w+)\.py::\w+::(?P<test>(?P<name>\w+)\[(?P<case>.*)\])$", re.DOTALL)
 
-Suite = Literal["backend", "layout", "database"]
+Suite = Literal["backend", "layout", "database", "parts", "plugins"]
 Mode = Literal["quick", "full"]
-SUITES: dict[Suite, type] = {"backend": BackendSuite, "layout": LayoutSuite, "database": DatabaseSuite}
+SUITES: dict[Suite, type] = {
+    "backend": BackendSuite,
+    "layout": LayoutSuite,
+    "database": DatabaseSuite,
+    "parts": DatabasePartsSuite,
+    "plugins": PluginSuite,
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -56,10 +64,12 @@ class Plan:
     suite: Suite
     backend: str = ""
     layout: str = ""
+    plugins: tuple[str, ...] = ()
+    """The plugins to test, outermost first."""
     mode: Mode
 
     def __str__(self) -> str:
-        return "-".join(name for name in (self.backend, self.layout) if name)
+        return "+".join(("-".join(name for name in (self.backend, self.layout) if name), *self.plugins))
 
     @property
     def capabilities(self) -> list[str]:
@@ -133,22 +143,40 @@ def plans_for(backend: str | None, layout: str | None, mode: Mode) -> list[Plan]
 
     Raises `UnknownPluginError`, `IncompatibleError`, `BackendUnavailableError` or `PluginError`.
     """
-    if backend is not None:
-        load_target(registry().backend(backend))
-    if layout is not None:
-        load_target(registry().layout(layout))
-    if backend is not None and layout is not None:
-        together = [pair_of(backend, layout)]
-    elif backend is not None:
-        together = [pair_of(backend, name) for name in layouts_on(backend)]
-    else:
-        together = [pair_of(name, str(layout)) for name in backends_under(str(layout))]
-    plans = [_database(pair, mode) for pair in together]
+    plans = [plan for pair in _pairs_of(backend, layout) for plan in _databases(pair, mode)]
     if backend is not None:
         plans.append(Plan(suite="backend", backend=backend, mode=mode))
     if layout is not None:
         plans.append(Plan(suite="layout", layout=layout, mode=mode))
     return plans
+
+
+def transform_plans(plugins: Sequence[str], backend: str | None, layout: str | None, mode: Mode) -> list[Plan]:
+    """Return the plans for plugins that transform messages, which are used together, outermost first.
+
+    They are tested on the pairs of the names, or, without a name, on the pair that `topicstore.open` makes by default.
+
+    Raises the errors of `plans_for`, and `UnknownPluginError` for an unknown plugin.
+    """
+    chosen = [pair_of("rocksdb", "block")] if backend is None and layout is None else _pairs_of(backend, layout)
+    names = tuple(plugins)
+    return [
+        Plan(suite="plugins", backend=pair.backend, layout=pair.layout, plugins=names, mode=mode)
+        for pair in (pair_of(pair.backend, pair.layout, plugins=names) for pair in chosen)
+    ]
+
+
+def _pairs_of(backend: str | None, layout: str | None) -> list[Pair]:
+    """Return the pair of two names, or all pairs with one name. Raises the errors of `plans_for`."""
+    if backend is not None:
+        load_target(registry().backend(backend))
+    if layout is not None:
+        load_target(registry().layout(layout))
+    if backend is not None and layout is not None:
+        return [pair_of(backend, layout)]
+    if backend is not None:
+        return [pair_of(backend, name) for name in layouts_on(backend)]
+    return [pair_of(name, str(layout)) for name in backends_under(str(layout))]
 
 
 def everything(mode: Mode) -> list[Plan]:
@@ -158,14 +186,16 @@ def everything(mode: Mode) -> list[Plan]:
     """
     every = pairs()
     whole = covering() if mode == "full" else []
-    plans = [_database(pair, "full" if pair in whole else "quick") for pair in every]
+    plans = [plan for pair in every for plan in _databases(pair, "full" if pair in whole else "quick")]
     plans += [Plan(suite="backend", backend=name, mode=mode) for name in sorted({pair.backend for pair in every})]
     plans += [Plan(suite="layout", layout=name, mode=mode) for name in sorted({pair.layout for pair in every})]
     return plans
 
 
-def _database(pair: Pair, mode: Mode) -> Plan:
-    return Plan(suite="database", backend=pair.backend, layout=pair.layout, mode=mode)
+def _databases(pair: Pair, mode: Mode) -> list[Plan]:
+    """Return the plans for databases of a pair, and for the parts of such databases."""
+    suites: tuple[Suite, ...] = ("database", "parts")
+    return [Plan(suite=suite, backend=pair.backend, layout=pair.layout, mode=mode) for suite in suites]
 
 
 # --- running it ---------------------------------------------------------------------------------
@@ -173,6 +203,8 @@ def _database(pair: Pair, mode: Mode) -> Plan:
 
 def run_all(plans: Iterable[Plan], done: Callable[[Run], object] = lambda _: None) -> list[Run]:
     """Run all plans, those of one mode in one run of pytest; return the runs in the order of their plans.
+
+    All plans for plugins must have the same plugins.
 
     done: a function called with each run as soon as its tests have ended.
     """
@@ -254,6 +286,7 @@ def _arguments(plans: Sequence[Plan]) -> list[str]:
         *("-n", str(_cores()), "--dist=worksteal", f"--max-worker-restart={_CRASHES}"),
         *(f"--timeout={LIMIT}", "--timeout-method=thread"),
         *(f"--only-{suite}={some}" for suite, some in names.items() if some),
+        *(f"--plugins={','.join(plugins)}" for plugins in {plan.plugins for plan in plans} if plugins),
         *("--pyargs", *modules),
     ]
 
