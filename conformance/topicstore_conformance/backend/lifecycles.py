@@ -219,7 +219,7 @@ class LifeCycles(Fixtures):
     def test_nothing_that_is_done_stays_in_memory(self, engine: Engine, subject: BackendSubject) -> None:
         """Reads, scans, snapshots and writes over old values keep no memory, however many there are."""
         put(engine, DATA, numbered(50))
-        times = tries(200, 100_000, subject.capabilities)
+        times = tries(200, 100_000) if "fast_seek" in subject.capabilities else tries(50, 1_000)
 
         def scan_some(_: int) -> None:
             next(engine.scan(DATA))
