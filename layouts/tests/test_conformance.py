@@ -10,6 +10,7 @@ from topicstore.contract.layout import Slab
 from topicstore_conformance import LayoutSubject, LayoutSuite
 from topicstore_conformance.conditions.capabilities import declaring
 from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.layout.limits import Limits
 from topicstore_conformance.subjects.pairs import make_backend, make_layout
 from topicstore_layouts.plugin import topicstore_layouts
 from topicstore_layouts.shared.learned_topics import LearnedTopics
@@ -35,6 +36,15 @@ class TestBlock(LayoutSuite):
         return subject_of("block")
 
 
+def without_limits(suite: type[LayoutSuite]) -> type[LayoutSuite]:
+    """Remove the tests of sizes and counts, which would need minutes with so small units and are run with others."""
+    for name in vars(Limits):
+        if name.startswith("test_"):
+            setattr(suite, name, None)  # pytest doesn't collect None
+    return suite
+
+
+@without_limits
 class TestBlockOfFewRows(TestBlock):
     """The block layout with blocks, frames, segments and dictionaries that few messages fill."""
 
@@ -65,6 +75,7 @@ class Crowded(SkipstreamLayout):
         return skipstream.SkipstreamSlab(engine, shard, generation, trie, hash_bits=1)
 
 
+@without_limits
 class TestSkipstreamOfFewHashes(TestSkipstream):
     """The skipstream layout with colliding hashes, small reads and a small cache."""
 
@@ -97,6 +108,7 @@ class TestWildcardOptimized(LayoutSuite):
         return subject_of("wildcard_optimized")
 
 
+@without_limits
 class TestWildcardOptimizedOfFewBits(TestWildcardOptimized):
     """The wildcard_optimized layout with hashes of one bit, short epochs, a small cache and small deletes."""
 

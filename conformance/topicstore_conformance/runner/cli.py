@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,7 @@ _PYTEST = "pytest -p topicstore_conformance.runner.plugin --pyargs topicstore_co
 )
 @click.option("--all", "all_", is_flag=True, help="Test everything that is installed, each pair once.")
 @click.option("--quick", is_flag=True, help="Try everything less often, and leave out what takes long anyway.")
+@click.option("--first-failure", is_flag=True, help="End at the first failed test, and say why it failed.")
 @click.option("--markdown", is_flag=True, help="Print tables of capabilities and results in Markdown instead.")
 @json_option
 @click.pass_context
@@ -61,6 +63,7 @@ def conformance(
     plugins: str | None,
     all_: bool,
     quick: bool,
+    first_failure: bool,
     markdown: bool,
     as_json: bool,
 ) -> None:
@@ -68,7 +71,9 @@ def conformance(
 
     With both names only the two, and databases of them. With --plugins only these, on the pairs of the names, by
     default on rocksdb and block. In the full mode --all tests each backend and each layout fully in one pair, and
-    the other pairs quickly. Ends with 1 if a promise was broken.
+    the other pairs quickly. First each plugin opens, stores, reads and opens again; if that fails, the cause is named
+    and nothing else is tried. The verdict at the end names what was not tried here, and why. Ends with 1 if a promise
+    was broken.
     """
     if all_ == bool(backend or layout or plugins):
         raise click.UsageError("give --backend NAME, --layout NAME, --plugins NAMES or several of them, or --all")
@@ -84,7 +89,7 @@ def conformance(
         plans = transform_plans(plugins.split(","), backend, layout, mode)
     else:
         plans = everything(mode) if all_ else plans_for(backend, layout, mode)
-    runs = run_all(plans, _tell)
+    runs = run_all(plans, _tell, first_failure=first_failure)
     if as_json:
         from topicstore.cli.terminal.display import print_json
 
@@ -151,6 +156,7 @@ def _document(runs: Sequence[Run], left_out: dict[str, str]) -> dict[str, Any]:
                 "failure": run.failure,
                 "seconds": round(run.seconds, 3),
                 "tests": run.outcomes,
+                "not_tried": _not_tried(run),
             }
             for run in runs
         ],
@@ -178,8 +184,11 @@ def _print(runs: Sequence[Run], left_out: dict[str, str], *, brief: bool) -> Non
         out.print()
     if left_out:
         out.print(make_table("not tested", "why~", rows=sorted(left_out.items())))
+        out.print()
     for run in runs:
         _print_broken(run)
+    for run in runs:
+        _print_verdict(run, brief=brief)
 
 
 def _row(run: Run) -> tuple[Any, ...]:
@@ -211,19 +220,64 @@ def _groups(run: Run) -> list[tuple[Any, ...]]:
 
 
 def _print_broken(run: Run) -> None:
-    """Print each failed test's docstring once, with its failed cases and the command that repeats the test."""
+    """Print each failed promise with its failed cases, equal failures once, and the command that repeats a test."""
     from topicstore.cli.terminal.display import visible
 
-    broken: dict[str, list[Outcome]] = {}
-    for test in run.of("failed"):
-        broken.setdefault(test.promise, []).append(test)
-    for promise, tests in broken.items():
-        click.echo(f"{_name(run)} broke: {visible(promise)}")
-        for test in tests:
-            click.echo(visible(f"    {test.test}: {test.reason}" + (f" ({test.where})" if test.where else "")))
-        click.echo(f"    contract: {_CONTRACTS[run.plan.suite]}; repeat: {_repetition(run, tests[0])}")
+    for tests in _equal(run.of("failed")):
+        first = tests[0]
+        click.echo(f"{_name(run)} broke: {visible(first.promise)}")
+        for promise in dict.fromkeys(test.promise for test in tests if test.promise != first.promise):
+            click.echo(f"    and with the same failure: {visible(promise)}")
+        cause = first.reason + (f" ({first.where})" if first.where else "")
+        click.echo(visible(f"    {first.test}: {cause}"))
+        if len(tests) > 1:
+            click.echo(visible(f"    equal failures: {', '.join(test.test for test in tests[1:])}"))
+        for line in first.history.splitlines():
+            click.echo(visible(f"        {line}"))
+        click.echo(f"    contract: {_CONTRACTS[run.plan.suite]}; repeat: {_repetition(run, first)}")
     if run.failure:
         click.echo(f"{_name(run)} did not come to its end: " + "\n    ".join(map(visible, run.failure.split("\n"))))
+
+
+_VARYING = re.compile(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"")
+"""The parts of a reason that may differ between equal failures: numbers and quoted texts."""
+
+
+def _equal(tests: Sequence[Outcome]) -> list[list[Outcome]]:
+    """Return failed tests in groups of equal failures: those of one cause at one place, or of one test."""
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    for test in tests:
+        cause = test.where, _VARYING.sub("…", test.reason)
+        own = test.promise, ""
+        known = next(
+            (key for key, some in groups.items() if key == cause or any(o.promise == own[0] for o in some)), None
+        )
+        groups.setdefault(known or cause, []).append(test)
+    return list(groups.values())
+
+
+def _not_tried(run: Run) -> dict[str, list[str]]:
+    """Return the promises of a run's skipped tests, by the reason."""
+    found: dict[str, list[str]] = {}
+    for test in run.of("skipped"):
+        promises = found.setdefault(test.reason, [])
+        if test.promise not in promises:
+            promises.append(test.promise)
+    return found
+
+
+def _print_verdict(run: Run, *, brief: bool) -> None:
+    """Print whether a run's promises were kept, and which were not tried, and why; briefly only how many."""
+    from topicstore.cli.terminal.display import visible
+
+    kept = f"kept all {len(run.of('passed'))} promises that were tried" if run.kept else f"NOT kept: {_result(run)}"
+    click.echo(f"{_name(run)}: {kept}")
+    if run.plan.mode == "quick":
+        click.echo("    tried less often, and with smaller sizes: without --quick more is tried")
+    for reason, promises in _not_tried(run).items():
+        click.echo(visible(f"    not tried: {reason}" + (f" ({len(promises)})" if brief else "")))
+        for promise in () if brief else promises:
+            click.echo(visible(f"        {promise}"))
 
 
 def _repetition(run: Run, test: Outcome) -> str:

@@ -25,6 +25,7 @@ from topicstore_conformance.faults.threads import PATIENCE
 from topicstore_conformance.layout.suite import LayoutSuite
 from topicstore_conformance.parts.suite import DatabasePartsSuite
 from topicstore_conformance.plugins.suite import PluginSuite
+from topicstore_conformance.runner.smoke import first_causes
 from topicstore_conformance.subjects.pairs import (
     Pair,
     backend_for,
@@ -41,9 +42,14 @@ LIMIT = 3 * PATIENCE
 """The timeout of a test in seconds, which is longer than any wait within a test."""
 _CRASHES = 2
 """The number of crashed or hung processes that are replaced before the run ends."""
+_ENDED_EARLY = "it ended at the first failure"
 _INI = Path(__file__).parents[1] / "installed" / "pytest.ini"
 _LONGEST = 500
 """The maximum length of a reason in characters, because it may show large values."""
+_LINES = 40
+"""The maximum number of lines of a history."""
+_EXAMPLE = re.compile("(Falsifying example|Failing test case):")
+"""The words with which Hypothesis, in its several versions, begins the smallest example."""
 _TEST = re.compile(r"test_(?P<suite>\w+)\.py::\w+::(?P<test>(?P<name>\w+)\[(?P<case>.*)\])$", re.DOTALL)
 
 Suite = Literal["backend", "layout", "database", "parts", "plugins"]
@@ -106,6 +112,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The reason why the test was skipped, or in one line how it failed."""
     where: str = ""
     """The file and line of the failure."""
+    history: str = ""
+    """The smallest history, or the smallest example, with which a test with random data failed; several lines."""
     seconds: float
 
 
@@ -117,6 +125,8 @@ class Run:
     outcomes: tuple[Outcome, ...]
     failure: str = ""
     """The reason why the run is incomplete, or an empty text."""
+    first: str = ""
+    """The step and the cause of which the run failed before its tests, or an empty text."""
 
     @property
     def seconds(self) -> float:
@@ -201,20 +211,33 @@ def _databases(pair: Pair, mode: Mode) -> list[Plan]:
 # --- running it ---------------------------------------------------------------------------------
 
 
-def run_all(plans: Iterable[Plan], done: Callable[[Run], object] = lambda _: None) -> list[Run]:
+def run_all(
+    plans: Iterable[Plan], done: Callable[[Run], object] = lambda _: None, *, first_failure: bool = False
+) -> list[Run]:
     """Run all plans, those of one mode in one run of pytest; return the runs in the order of their plans.
 
-    All plans for plugins must have the same plugins.
+    A plan whose plugins fail the first step of `smoke` has no tests. All plans for plugins must have the same plugins.
 
     done: a function called with each run as soon as its tests have ended.
+    first_failure: whether the run ends at the first failed test.
     """
     wanted = list(plans)
+    causes = first_causes([_named(plan) for plan in wanted], LIMIT)
     runs: dict[Plan, Run] = {}
+    for plan in wanted:
+        if cause := causes[_named(plan)]:
+            runs[plan] = Run(plan=plan, outcomes=(), failure=f"its first step failed: {cause}", first=cause)
+            done(runs[plan])
     for mode in ("full", "quick"):
-        some = [plan for plan in wanted if plan.mode == mode]
-        if some:
-            runs.update(_run(some, done))
-    return [runs[plan] for plan in wanted]
+        some = [plan for plan in wanted if plan.mode == mode and plan not in runs]
+        if some and not (first_failure and not all(run.kept for run in runs.values())):
+            runs.update(_run(some, done, first_failure=first_failure))
+    return [runs.get(plan) or Run(plan=plan, outcomes=(), failure=_ENDED_EARLY) for plan in wanted]
+
+
+def _named(plan: Plan) -> str:
+    """Return a plan's name as `smoke` reads it."""
+    return f"{plan.suite}:{plan.backend}:{plan.layout}"
 
 
 class _Collector:
@@ -264,16 +287,21 @@ class _Collector:
         return self._plans.get((found["suite"], longest.removesuffix("-")))  # type: ignore[arg-type]
 
 
-def _run(plans: Sequence[Plan], done: Callable[[Run], object]) -> Iterator[tuple[Plan, Run]]:
+def _run(plans: Sequence[Plan], done: Callable[[Run], object], *, first_failure: bool) -> Iterator[tuple[Plan, Run]]:
     """Run suites of one mode, and yield their results."""
     collector = _Collector(plans, done)
     with quick_directory() as directory, _environment(plans[0].mode, directory), _silence():
-        code = pytest.main([*_arguments(plans), f"--basetemp={directory}/pytest"], plugins=[collector])
-    whole = code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        code = pytest.main(
+            [*_arguments(plans), *["--maxfail=1"] * first_failure, f"--basetemp={directory}/pytest"],
+            plugins=[collector],
+        )
+    early = first_failure and any(one.outcome == "failed" for some in collector.outcomes.values() for one in some)
+    whole = early or code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     failure = collector.failure or ("" if whole else f"pytest ended with code {int(code)}")
     for plan, outcomes in collector.outcomes.items():
         left = len(collector.left.get(plan, ()))
         short = "" if outcomes and not left else f"{left or 'all'} tests were not run"
+        short = f"{_ENDED_EARLY}: {short}" if short and early else short
         yield plan, Run(plan=plan, outcomes=tuple(outcomes), failure=failure or short)
 
 
@@ -329,6 +357,7 @@ def _outcome(plan: Plan, nodeid: str, reports: Sequence[pytest.TestReport]) -> O
         outcome=worst.outcome,
         reason=reason.encode(errors="backslashreplace").decode(),
         where=where,
+        history=_history(worst) if worst.outcome == "failed" else "",
         seconds=sum(report.duration for report in reports),
     )
 
@@ -344,3 +373,13 @@ def _reason(report: pytest.TestReport) -> tuple[str, str]:
         lines = str(report.longrepr).strip().splitlines()
         return (lines[-1] if lines else "it failed without a word"), ""
     return crash.message.strip().partition("\n")[0][:_LONGEST], f"{crash.path}:{crash.lineno}"
+
+
+def _history(report: pytest.TestReport) -> str:
+    """Return the smallest example that Hypothesis found and printed, or an empty text."""
+    lines = report.longreprtext.splitlines()
+    first = next((at for at, line in enumerate(lines) if _EXAMPLE.search(line)), len(lines))
+    told = [line.removeprefix("E").strip(" ") for line in lines[first + 1 :]]
+    ends = [at for at, line in enumerate(told) if not line or line.startswith("You can reproduce")]
+    shown = [line[:_LONGEST] for line in told[: ends[0] if ends else None]]
+    return "\n".join(shown[:_LINES] + ["…"] * (len(shown) > _LINES))

@@ -13,7 +13,6 @@ import pytest
 import topicstore as ts
 from topicstore.sessions import Sessions
 from topicstore_conformance.faults.clock import Clock
-
 from topicstore_conformance.parts.machines import forget_sessions
 
 

@@ -19,7 +19,6 @@ from topicstore.sessions import Sessions, Will
 from topicstore.shard.state import ShardState
 from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.faults.clock import START, Clock
-
 from topicstore_conformance.parts.machines import forget_sessions
 
 SECOND = 1_000_000
