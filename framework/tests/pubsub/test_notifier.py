@@ -8,7 +8,7 @@ from topicstore.pubsub.notifier import Notifier, TaskWaiter, ThreadWaiter
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
 
-def test_a_ring_before_the_wait_counts_once() -> None:
+def test_a_notification_before_the_wait_counts_once() -> None:
     """Notifications after a listener registered end one wait, however many there are; earlier ones end none."""
     notifier = Notifier()
     notifier.notify()  # before any listener is registered
@@ -18,10 +18,10 @@ def test_a_ring_before_the_wait_counts_once() -> None:
         notifier.notify()
         assert listening.wait()
         assert not listening.wait()
-    assert [] == notifier.listening
+    assert [] == notifier.waiters
 
 
-def test_one_ring_wakes_all_threads() -> None:
+def test_one_notification_wakes_all_threads() -> None:
     """One notification wakes all waiting threads, even if one of them listens again before another has woken."""
     notifier = Notifier()
 
@@ -30,7 +30,7 @@ def test_one_ring_wakes_all_threads() -> None:
             return listening.wait()
 
     found = [begin(wait) for _ in range(3)]
-    wait_until(lambda: len(notifier.listening) == len(found), "three threads to listen")
+    wait_until(lambda: len(notifier.waiters) == len(found), "three threads to listen")
     with ThreadWaiter(notifier, 0) as quick:
         notifier.notify()
         assert quick.wait()

@@ -82,7 +82,7 @@ def test_idle_sessions_are_not_looked_at(db: ts.Database, sessions: Sessions, cl
         db.publish(messages)
         assert sessions.wait(0)
         assert [(busy, 10)] == [(session, len(items)) for session, items in sessions.deliver()]
-        assert 10 == busy.puback(*busy._in_flight.awaiting_puback)
+        assert 10 == busy.puback(*busy.in_flight.awaiting_puback)
         assert not sessions.wait(0)
 
     def silence() -> None:

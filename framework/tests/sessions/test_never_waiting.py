@@ -251,7 +251,7 @@ class Client:
 def test_looking_at_stored_sessions_holds_up_nobody(sessions: Sessions, session: Session) -> None:
     """Reading the stored state of one or all sessions doesn't block deliveries."""
     for look in (partial(sessions.__getitem__, "client"), lambda: list(sessions)):
-        with held(SessionState, "window", look):
+        with held(SessionState, "in_flight", look):
             assert 1 == len(begin(sessions.deliver).result(PATIENCE))
         session.lost()
         session = sessions.open("client", expiry_interval=None)

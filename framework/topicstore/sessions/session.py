@@ -56,8 +56,6 @@ _PUBLIC = frozenset(
         "client_id",
         "deliver",
         "disconnect",
-        "dispatcher",
-        "effort",
         "ended",
         "failure",
         "filters",

@@ -585,5 +585,5 @@ class Sessions:
         self._registry.publisher.storage().check_open()
 
     def _check_may_write(self) -> None:
-        self._check_open()
+        self._dispatcher.check_open()
         self._registry.publisher.storage().check_may_write()

@@ -113,6 +113,8 @@ def subscribe_rows(
 
 def _followed(topic_filter: TopicFilter) -> TopicFilter:
     """Return the filter by which the messages of a subscription are read; of an invalid shared one, its whole text."""
+    if not is_shared(topic_filter.text):
+        return topic_filter
     try:
         return read_filter(topic_filter.text)
     except InvalidFilterError:  # `_share` raises it again, for its row
@@ -473,10 +475,10 @@ def _resuming(registry: SessionRegistry, session: Session) -> Iterator[int]:
     yield len(stored) // _READ + 1
     for number, following in stored.items():
         record, place, sent = following()
-        text = record.topic_filter
-        followed = registry.mutex.released(partial(registry.dispatcher.follow, read_filter(text)))
+        topic_filter = read_filter(record.topic_filter)
+        followed = registry.mutex.released(partial(registry.dispatcher.follow, topic_filter))
         try:
-            _load(registry, session, number, record, place, sent, marks, ends)
+            _load(registry, session, number, topic_filter, record, place, sent, marks, ends)
         finally:
             registry.dispatcher.unfollow(followed)
         yield 1
@@ -489,6 +491,7 @@ def _load(
     registry: SessionRegistry,
     session: Session,
     number: int,
+    topic_filter: TopicFilter,
     record: SubscriptionRecord,
     place: list[int] | None,
     sent: str | None,
@@ -497,7 +500,8 @@ def _load(
 ) -> None:
     """Load a stored subscription: its record, its place, and the last topic whose retained message was sent.
 
-    marks, ends: by shard, the watermark and the last position when loading began.
+    topic_filter: the filter by which its messages are read.
+    marks, ends:  by shard, the watermark and the last position when loading began.
     """
     text, options = record.topic_filter, record.periods[-1].options
     if is_shared(text):
@@ -505,7 +509,7 @@ def _load(
         session.cursors[text] = shared
         shared.group.attach(shared)
     else:
-        cursor = _cursor(registry, session, number, TopicFilter(text), record.periods)
+        cursor = _cursor(registry, session, number, topic_filter, record.periods)
         begun = marks if place is None or not cursor.needs_packet_id else place
         cursor.start(reached(begun, ends))
         cursor.settled()
