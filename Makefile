@@ -97,7 +97,7 @@ lint: $(ALL)
 	$(BIN)/lint-imports --no-logo --no-cache
 
 docs: $(DOCS)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/mkdocs.yml
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file framework/docs/mkdocs.yml
 
 release-check: $(RELEASE)
 	@$(BIN)/python .ci/release.py $(VENV)-release dist

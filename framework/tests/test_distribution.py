@@ -14,7 +14,8 @@ import pytest
 import topicstore as ts
 
 ROOT = Path(__file__).parents[2]
-PAGES = ROOT / "docs" / "pages"
+DOCS = ROOT / "framework" / "docs"
+PAGES = DOCS / "pages"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = [ROOT / place for place in PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]
 
@@ -54,7 +55,7 @@ def test_the_site_has_no_broken_link(tmp_path: Path) -> None:
     for module in ("mkdocs", "material", "mkdocstrings_handlers"):
         if importlib.util.find_spec(module) is None:
             pytest.skip("needs mkdocs: pip install mkdocs mkdocs-material mkdocstrings[python]")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", ROOT / "docs" / "mkdocs.yml"]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", DOCS / "mkdocs.yml"]
     done = subprocess.run([*command, "--site-dir", tmp_path / "site"], capture_output=True, text=True)
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "store" in (tmp_path / "site" / "reference" / "database" / "index.html").read_text()

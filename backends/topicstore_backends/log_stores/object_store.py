@@ -46,12 +46,12 @@ _REFUSED = (PermissionDeniedError, UnauthenticatedError, PermissionError)
 _REFUSAL = re.compile(
     r"status code: (?!408|425|429)4\d\d (?!.*<Code>RequestTimeout<)|incorrectly configured region", re.DOTALL
 )
-"""What the text of an answer has if the same request would fail again. Listings have no class of errors for it.
+"""Matches the text of an error that a retry can't change, because listings raise no error class of their own for it.
 
-Statuses 408, 425 and 429, and S3's 400 ``RequestTimeout``, are answers of a store that is busy.
+Statuses 408, 425 and 429, and S3's 400 ``RequestTimeout``, come from a busy store, and don't match.
 """
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|bucket does not exist")
-"""What the text of a 404 has if the bucket or container is missing, and not an object: of S3, Azure and Google."""
+"""Matches the text of a 404 if the bucket or container is missing, and not an object. Of S3, Azure and Google."""
 
 
 @attrs.frozen

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import attrs
 import msgspec
-from topicstore.contract.errors import CorruptionError
+from topicstore.contract.errors import CorruptionError, InvalidArgumentError
 from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
 from topicstore.replication.bases import cut_log, read_part, write_base
 from topicstore.replication.heads import BEGINNING
@@ -169,8 +169,8 @@ class Site(LogStore):
 
     @classmethod
     def open(cls, url: str, options: Mapping[str, Any]) -> LogStore:
-        """Not available: a site is made of its answers."""
-        raise NotImplementedError(url, options)
+        """Raise `InvalidArgumentError`: a site is made of its answers, and not opened by a URL."""
+        raise InvalidArgumentError(f"a site of the checker has no URL, and so not {url!r} with {dict(options)}")
 
     @property
     def place(self) -> str:

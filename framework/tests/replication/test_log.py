@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from topicstore.contract.errors import CorruptionError, DatabaseClosedError, InvalidArgumentError
 from topicstore.contract.log_store import LogStore, ObjectExistsError, StorageUnavailableError
 from topicstore.replication import log, log_reader, names
-from topicstore.replication.bases import cut_log, read_part, write_base
-from topicstore.replication.heads import BEGINNING, Kind
+from topicstore.replication.bases import cut_log, write_base
+from topicstore.replication.heads import Kind
 from topicstore.replication.log import LogFullError, ShardLog, ShardMovedError
 from topicstore.replication.log_reader import LogReader
 from topicstore.replication.log_stores import open_log_store
@@ -35,30 +35,20 @@ from topicstore.replication.objects import (
 from topicstore.replication.reading import LocalWrite
 from topicstore.replication.taking_over import Step, may_suspect
 from topicstore_conformance.faults.threads import together
+from topicstore_conformance.replication.program import Copy
 
 from .conftest import LONG, Gate, Line, Objects
 
 SHARD = 3
 
 
-class Copy:
-    """A shard in memory: a list of applied changes."""
+class CountingCopy(Copy):
+    """A shard in memory, with the number of bases that were taken."""
 
-    def __init__(self, store: LogStore) -> None:
-        self._store = store
-        self.progress = BEGINNING
-        self.changes: list[bytes] = []
-        self.bases = 0
-
-    def write(self, entry: Entry, write: LocalWrite) -> None:
-        if write.changes:
-            self.changes.extend(entry.changes)
-        self.progress = write.progress
+    bases = 0
 
     def take_base(self, base: Base) -> None:
-        (part,) = base.parts
-        self.changes = msgspec.msgpack.decode(read_part(self._store, part), type=list[bytes])
-        self.progress = base.progress
+        super().take_base(base)
         self.bases += 1
 
 
@@ -68,11 +58,12 @@ class Site:
     def __init__(self, store: LogStore, name: str, *commands: str | Gate) -> None:
         self.name = name
         self.line = Line(store, *commands)
-        self.copy = Copy(self.line)
+        self.copy = CountingCopy(self.line)
         self.log = ShardLog(self.line, SHARD, self.copy, name, lambda _: None)
 
     def follow(self) -> list[bytes]:
-        while self.log.reader.read() is Step.READ:
+        """Apply all that was acknowledged, also behind a truncation, which a read that isn't certain notices later."""
+        while self.log.reader.read(certain=True) is Step.READ:
             pass
         return self.copy.changes
 

@@ -353,7 +353,7 @@ class SessionsCollector(Collector):
             ),
             ("sessions", "Sessions that are behind.", totals.lagging),
             ("unknown_sessions", "Sessions of which it could not be found out.", totals.unknown),
-            ("age_seconds", "How long ago the counting of the lag began that is told here.", age),
+            ("age_seconds", "The age of the other lag metrics in seconds: the time since their counting began.", age),
         ):
             yield gauge(f"topicstore_session_lag_{name}", text, (), [((), value)])
 
