@@ -265,6 +265,13 @@ def test_whatever_hands_over_arrow_can_be_stored(db: ts.Database) -> None:
     assert {"client-0", "client-5"} <= {message.client_id for message in db.replay("#")}
 
 
+def test_one_message_needs_no_list(db: ts.Database) -> None:
+    """A single message is stored like a list of one message."""
+    message = ts.Message("one", b"1", "me", timestamp=1_748_779_200_000_000)
+    assert 1 == db.store(message).count
+    assert [message] == list(db.replay("one"))
+
+
 def test_a_relation_of_duckdb_can_be_stored(db: ts.Database) -> None:
     duckdb = pytest.importorskip("duckdb")
     with duckdb.connect() as connection:

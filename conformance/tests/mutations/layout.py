@@ -530,6 +530,7 @@ ROWS = [
     # reading
     M("the limit is one more", "test_the_limit_of_rows", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, rows=limits.rows + 1))}, "reference"),
     M("bytes have no limit", "test_the_limit_of_bytes", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, bytes=1 << 40))}, "reference"),
+    M("columns are left unread", "test_the_columns_that_are_asked_for", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, columns=limits.columns if len(limits.columns) > 2 else frozenset()))}, "block"),
     M("the bound is one more", "test_the_bound", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, bound=limits.bound + 1))}, "reference"),
     M("the start is left out", "test_the_start_is_inclusive", {"SLAB.begin": argument(position=lambda position: position + 1)}, "reference"),
     M("nothing is done after the deadline", "test_a_deadline_that_is_past", {NEXT: when(lambda me, given: given["limits"].deadline is not None and given["limits"].deadline <= time.monotonic(), lambda call, me, given: SlabStep(batch=EMPTY, place=given["place"], exhausted=False))}, "reference"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -58,14 +58,15 @@ class World:
     @contextmanager
     def failing(self, failing: int) -> Iterator[None]:
         """Make one write of session state within the block fail: the write with this number, counted from 0."""
-        write, writes = SessionState.write, count()
+        commit, writes = SessionState.commit, count()
 
-        def fail(*arguments: Any) -> None:
-            if next(writes) == failing:
-                raise ts.StorageFullError("the disk is full")
-            write(*arguments)
+        def fail(
+            self: SessionState, by_shard: Mapping[int, Sequence[ts.StateWrite]]
+        ) -> Mapping[int, ts.TopicstoreError]:
+            full = {shard: ts.StorageFullError("the disk is full") for shard in by_shard if next(writes) == failing}
+            return full | commit(self, {shard: by_shard[shard] for shard in by_shard if shard not in full})
 
-        with patch.object(SessionState, "write", fail):
+        with patch.object(SessionState, "commit", fail):
             yield
 
     @contextmanager

@@ -33,6 +33,17 @@ def _arrow(db: ts.Database) -> list[bytes]:
     return [payload for batch in db.replay_arrow("t") for payload in batch.column("payload").to_pylist()]
 
 
+def _arrow_alone(db: ts.Database) -> list[bytes]:
+    found = db.replay_arrow("t", columns=["payload"])
+    return [payload for batch in found for payload in batch.column("payload").to_pylist()]
+
+
+def _sql(db: ts.Database) -> list[bytes]:
+    pytest.importorskip("duckdb", reason='needs duckdb: pip install "topicstore[duckdb]"')
+    found: list[bytes] = db.sql("SELECT payload FROM messages WHERE topic = 't' ORDER BY position")["payload"].to_pylist()
+    return found
+
+
 def _from_disk(db: ts.Database) -> list[bytes]:
     with db.subscribe("t", 0) as subscription:
         return _fetched(subscription)
@@ -55,6 +66,8 @@ WAYS: dict[str, Way] = {
     "one by one": lambda db: [message.payload for message in db.replay("t", batch_size=1)],
     "limited": lambda db: [message.payload for message in db.replay("t", limit=len(PAYLOADS))],
     "as Arrow": _arrow,
+    "as Arrow, without other columns": _arrow_alone,
+    "by SQL": _sql,
     "with a cursor": _cursors,
     "with a subscription": _from_disk,
 }

@@ -15,7 +15,7 @@ def test_ids_wrap_around_what_is_still_in_use() -> None:
     in_flight = InFlight(Keys("client"))
     all_ids = range(1, MAX_PACKET_ID + 1)
     positions = np.arange(len(all_ids), dtype=np.uint64)
-    in_flight.settle(
+    in_flight.apply(
         in_flight.stage([InFlightBatch(0, "a", 0, SubscribeOptions(1), all_ids, 1, positions)], whole=False)
     )
     assert 3 == in_flight.puback_many([5, 40_000, 65_535])

@@ -18,7 +18,8 @@ from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError
 from topicstore.sessions import Publish, Session, Sessions
 from topicstore.sessions.shared.group import PARTITIONS, moves
 from topicstore.sessions.shared_filters import is_shared, parse_shared, read_filter
-from topicstore.shard.state import OWN, ShardState
+from topicstore.shard.state import OWN
+from topicstore.shard.writer import PendingWrite, ShardWriter
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin
 
@@ -238,15 +239,16 @@ def test_what_comes_back_is_delivered_once_though_the_group_is_saved_during_a_co
     sessions.expire("a")
     sent = one.deliver(3)
     one.puback(*[item.packet_id for item in sent])
-    write, saved = ShardState.write, list[bool]()
+    write, saved = ShardWriter.submit_state, list[bool]()
 
-    def saving(self: ShardState, *args: Any) -> None:
-        write(self, *args)
+    def saving(self: ShardWriter, writes: Sequence[ts.StateWrite]) -> PendingWrite:
+        pending = write(self, writes)
         if not saved:
             saved.append(True)
             begin(lambda: other.unsubscribe(TEXT)).result(PATIENCE)
+        return pending
 
-    with patch.object(ShardState, "write", saving):
+    with patch.object(ShardWriter, "submit_state", saving):
         sent += one.deliver(4)
     assert [True] == saved
     after = member(crash(), "b")

@@ -33,7 +33,7 @@ _COMMANDS = {
     "export": "Write sealed generations of PATH to the directory TARGET as partitioned Parquet.",
     "replay": "Print the messages in PATH whose topics match FILTER (default: #).",
     "explain": "Replay FILTER from PATH, and print the cost of finding the messages instead of the messages.",
-    "sql": "Run an SQL STATEMENT that only reads over the messages in PATH, of all shards.",
+    "sql": "Run an SQL STATEMENT that only reads over the messages in PATH, on any backend.",
     "latest": "Print the last message of each topic in PATH that matches FILTER (default: #), in order of topics.",
     "topics": "List the topics in PATH that match FILTER (default: #): messages, bytes, the first and the last.",
     "clients": "List the client ids in PATH with messages that match FILTER (default: #), counted as by `topics`.",

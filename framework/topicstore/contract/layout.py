@@ -48,7 +48,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from .batch import MessageBatch
+from .batch import ALL_FIELDS, MessageBatch
 from .columns import Coded, Constant
 from .engine import Engine, WriteBatch
 from .options import NoOptions
@@ -84,6 +84,9 @@ class ReadLimits:
     """The highest position to return, inclusive."""
     deadline: float | None = None
     """The time, by `time.monotonic`, after which the call returns the rows found so far; None for no limit."""
+    columns: frozenset[str] = ALL_FIELDS
+    """The columns of the batch that the caller uses, besides topics, positions and shards. A layout may leave others
+    unread, and return `topicstore.contract.batch.unread` for them; payloads that are left unread count no bytes."""
 
 
 @attrs.frozen(kw_only=True)

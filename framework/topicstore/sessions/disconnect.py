@@ -126,10 +126,10 @@ class Leaving:
         return True
 
     def _writes(self, session: Session, after: StoredSession, *, send_will: bool) -> list[StateWrite]:
-        draft = session.last_draft()
+        delivery = session.prepare_last()
         writes = self._registry.states.change(session.client_id, session.stored_session, after)
-        if draft is not None:
-            writes += draft.writes[1:]  # without the guard, as `change` compares the same record
+        if delivery is not None:
+            writes += delivery.writes[1:]  # without the guard, as `change` compares the same record
         if not send_will and session.stored_session.record.will_delay != NEVER:
             writes.append(FrameworkWrite(will_key(session.keys), None))
         return writes

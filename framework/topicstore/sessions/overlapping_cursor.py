@@ -601,12 +601,12 @@ class OverlappingCursors(SessionCursor):
         """Return the writes that store the places that have moved."""
         return [write for member in self._members for write in member.writes()]
 
-    def settled(self) -> None:
-        """Note that queued messages read since are handed out. The subscriptions in `parts` settle their own places."""
-        self._nonpersistent.settled()
+    def committed(self) -> None:
+        """Note that queued messages read since are handed out. The subscriptions in `parts` apply their own places."""
+        self._nonpersistent.committed()
 
     def rewind(self) -> None:
-        """Return to the places of the last `settled`, so that the messages read since are read again."""
+        """Return to the places of the last `committed`, so that the messages read since are read again."""
         if self._nonpersistent.rewind():
             self._ready(self)
         for member in list(self._members):

@@ -424,13 +424,17 @@ class ShardWriter:
 
     def write_state(self, writes: Sequence[StateWrite]) -> None:
         """Commit state writes without messages."""
+        self.finish_commit(self.submit_state(writes))
+
+    def submit_state(self, writes: Sequence[StateWrite]) -> PendingWrite:
+        """Commit state writes without messages, or propose them to the log. The caller must call `finish_commit`."""
         check_not_owned(self.lock)
-
-        def stage_all(pending: PendingWrite) -> None:
-            stage(writes, self._pending_state, pending.write)
+        pending = PendingWrite(self, state=writes)
+        with self.lock:
+            self.prepare_locked(pending)
             self.counters.state_writes += 1
-
-        self.commit(stage_all, drain=False)
+            self.submit_locked(pending)
+        return pending
 
     def store_again(self, batch: MessageBatch, end: Tail) -> None:
         """Store messages at their existing positions, in one engine write; later writes continue after ``end``."""

@@ -1,28 +1,20 @@
-"""SQL over the messages of all shards, for backends with the capability ``sql``; conversion of results for JSON."""
+"""The values of a statement's result in a form that JSON can represent."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from topicstore.contract.errors import UnsupportedError
-from topicstore.plugins import registry
-from topicstore.runtime.warning import warn_caller
-from topicstore.storage.storage import Storage
-
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = [
-    "rows",
-    "sql",
-]
+__all__ = ["rows"]
 
 
 def rows(found: pa.Table) -> Iterator[list[Any]]:
@@ -109,27 +101,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime):  # a time without a zone is in UTC, as all times of messages are
         return (value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)).isoformat() + "Z"
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def sql(storage: Storage, statement: str, parameters: Sequence[Any]) -> pa.Table:
-    """Run a read-only SQL statement; see `Database.sql`."""
-    storage.check_open()
-    if "sql" not in storage.capabilities:
-        raise UnsupportedError(
-            f"backend {storage.manifest.backend!r} does not speak SQL; those with the capability sql do, such as "
-            "duckdb with the layout table"
-        )
-    generations = storage.shards[0].generations.listed()
-    others = {
-        record.number: record.layout
-        for record in generations
-        if "sql" not in registry().layout(record.layout).requires or record.archive is not None
-    }
-    if len(others) == len(generations):
-        names = ", ".join(sorted(set(others.values())))
-        raise UnsupportedError(f"layout {names} keeps no rows that SQL can be run over; layout table does")
-    if others:
-        named = ", ".join(f"{number} ({layout})" for number, layout in sorted(others.items()))
-        warn_caller(f"SQL does not see generations that keep no rows here: {named}", UserWarning)
-    first, *rest = (shard.writer.open_engine() for shard in storage.shards)
-    return first.sql(statement, parameters, beside=rest)
