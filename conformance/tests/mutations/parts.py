@@ -9,6 +9,7 @@ import attrs
 import msgspec
 import topicstore as ts
 from changes import also, argument, late, lie, result, stale
+from database import forget_position
 from running import M, suites_of
 from topicstore.lifecycle import retention
 from topicstore.lifecycle.retention import Retention
@@ -23,6 +24,7 @@ from topicstore.shard.generations import Generations
 from topicstore.shard.state import FrameworkWrite
 from topicstore.shard.writer import WritePolicy
 from topicstore.storage.generations import drop_generation
+from topicstore.storage.opening import ShardOpener
 from topicstore_backends.rocksdb import RocksdbEngine
 from topicstore_conformance.parts.suite import DatabasePartsSuite
 from topicstore_conformance.subjects.pairs import Pair, pair_of
@@ -34,7 +36,7 @@ DAY = 86_400_000_000
 # the classes and modules that the rows name
 DATABASE, SESSIONS, SESSION, QUEUE, QUEUES, POLICY = ts.Database, Sessions, Session, Queue, Queues, WritePolicy
 PUBLISHING, LOOKUP, SUBSCRIPTION, RETENTION = publishing, retained_lookup, Subscription, Retention
-GENERATIONS, ENGINE = Generations, RocksdbEngine
+GENERATIONS, ENGINE, OPENER = Generations, RocksdbEngine, ShardOpener
 
 
 def subject_of(row: M) -> Pair:
@@ -171,6 +173,7 @@ ROWS = [
     M("archives lack messages", "test_a_killed_archiving", LOST, DISK),
     # whole databases
     M("clocks aren't bounded", "test_any_clock", {"POLICY.now": lambda call, me, given: me.clock()}, MEMORY, raises=ERRORS),
+    M("positions begin anew", "test_clocks_that_jump", {"OPENER.open": forget_position}, DISK, raises=ts.DataLossError),
     M("replays are in reverse", "test_clocks_that_jump", {"DATABASE.replay": result(lambda messages: iter(list(messages)[::-1]))}, DISK),
     M("only the first shard's state is checked", "test_conditions_on_several_shards", {"DATABASE.store": argument(state=lambda state: {0: state[0]} if state and 0 in state else state)}, MEMORY),
     M("counts of topics are stale", "test_nothing_is_left_of_a_dropped_generation", {"DATABASE.topics": stale(lambda given: 0)}, MEMORY),
