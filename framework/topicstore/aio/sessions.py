@@ -269,6 +269,7 @@ class AsyncSessions(Collection[Sessions]):
     expire = threaded(Sessions.expire)
     close = threaded(Sessions.close)
     lag = threaded(Sessions.lag)
+    bound_backlogs = threaded(Sessions.bound_backlogs)
     longest_behind = threaded(Sessions.longest_behind)
     clients = threaded(Sessions.clients)
     __aiter__ = iterated(Sessions.__iter__)

@@ -80,11 +80,15 @@ def _kept(persisted: Sequence[str]) -> str:
 
 def _who(settings: ServerSettings) -> list[str]:
     """Describe which clients may connect, and what they may do."""
+    usual = settings.authentication.anonymous
+    [anonymous, *others] = dict.fromkeys(one.anonymous or usual for one in settings.listeners.values())
     found = {
         "loopback": "Clients on this machine need no password",
         "never": "Every client needs a password or a certificate",
         "always": "No client needs a password",
-    }[settings.authentication.anonymous]
+    }[anonymous]
+    if others:
+        found = "Each listener says which clients need a password"
     rights = settings.authorization
     if rights.unlisted is not None or rights.rules or rights.plugins:
         rest = "what they may do, the section [authorization] says."

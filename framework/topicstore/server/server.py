@@ -17,7 +17,7 @@ import topicstore as ts
 from topicstore.contract.errors import InvalidArgumentError
 
 from .access.access import Access
-from .config.model import MESSAGES, ServerSettings
+from .config.model import MESSAGES, Limits, ServerSettings
 from .databases import change_database, check_database
 from .descriptors import Descriptors
 from .http.discovery import Announcement, FoundServer
@@ -31,6 +31,7 @@ from .reload import Reloaded, in_force, new_access, summary, with_access_of
 
 if TYPE_CHECKING:
     from .http.http_server import HttpServer
+    from .queue_bounds import QueueBounds
 
 __all__ = ["Server"]
 
@@ -82,6 +83,8 @@ class Server:
         self._listeners: list[Listener] = []
         self._http: HttpServer | None = None
         self._recovery = Recovery(self._storages)
+        self._queue_bounds: QueueBounds | None = None
+        """The bounds of what waits for sessions; None until the settings have some."""
         self._announcement: Announcement | None = None
         """The file that announces the running server, if it has no HTTP interface."""
         self._access: Access | None = None
@@ -116,7 +119,9 @@ class Server:
                 listeners.append(listener)
             self._broker, self._listeners = broker, listeners
             undo.push_async_callback(asyncio.to_thread, self._recovery.stop)
+            undo.push_async_callback(asyncio.to_thread, self._end_queue_bounds)
             self._recovery.start()
+            self._bound_queues(settings.limits)
             if settings.http is not None and http_server is not None:
                 self._http = http = await asyncio.to_thread(http_server, self._db, settings.http, self, descriptors)
                 undo.push_async_callback(asyncio.to_thread, http.stop)
@@ -127,6 +132,9 @@ class Server:
             descriptors.log(settings)
             undo.pop_all()
         self._access = access if access is not self._given else None
+        urls = [url for one in self._listeners for url in one.urls] + self.urls_of_http
+        fields = {"version": ts.__version__, "pid": os.getpid(), "path": str(self._db.path), "urls": urls}
+        _log.info("the server serves", extra={"fields": fields})
         return self
 
     async def __aexit__(
@@ -165,8 +173,9 @@ class Server:
     def restricts(self) -> bool:
         """Whether the settings in force restrict access by users, plugins or rules: see `HttpSettings.anonymous`."""
         settings, given = self._settings, self._given
-        if any(one.tls is not None and one.tls.user_from_certificate for one in settings.listeners.values()):
-            return True
+        for one in settings.listeners.values():
+            if one.anonymous == "never" or (one.tls is not None and one.tls.user_from_certificate):
+                return True
         return settings.authentication.restricts or settings.authorization.restricts or bool(given and given.restricts)
 
     @property
@@ -229,6 +238,7 @@ class Server:
                 self._retired += [] if self._access is None else [self._access]
                 self._access = access
             broker.use(following, access, descriptors.clients)
+            self._bound_queues(following.limits)
             await broker.renewed()
             descriptors.log(following)
             if before.log.level != following.log.level:
@@ -298,6 +308,9 @@ class Server:
 
     async def _end(self, end: Callable[[Broker], Awaitable[None]], until: float) -> None:
         """End all parts; ``until`` is the event loop's time at which waiting for clients ends."""
+        broker = self._broker
+        if broker is not None:
+            _log.info("the server stops", extra={"fields": {"clients": broker.serving.traffic.connected}})
         for listener in self._listeners:
             listener.stop()
         accesses, self._retired = [*self._retired, *filter(None, [self._access])], []
@@ -311,8 +324,24 @@ class Server:
                 last.callback(self._announcement.withdraw)
             last.push_async_callback(self._end_broker, end)
             last.push_async_callback(asyncio.to_thread, self._recovery.stop)
+            last.push_async_callback(asyncio.to_thread, self._end_queue_bounds)
             if self._http is not None:
                 await asyncio.to_thread(self._http.begin_stop)
+        if broker is not None:
+            _log.info("the server has stopped")
+
+    def _bound_queues(self, limits: Limits) -> None:
+        """Apply the bounds of what waits for sessions. No thread is started before there are some."""
+        if self._queue_bounds is None and (limits.max_queued, limits.max_queued_bytes) != (None, None):
+            from .queue_bounds import QueueBounds
+
+            self._queue_bounds = QueueBounds(self._db)
+        if self._queue_bounds is not None:
+            self._queue_bounds.use(limits)
+
+    def _end_queue_bounds(self) -> None:
+        if self._queue_bounds is not None:
+            self._queue_bounds.stop()
 
     @staticmethod
     async def _end_http(http: HttpServer, until: float) -> None:

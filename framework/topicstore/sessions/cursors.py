@@ -229,6 +229,13 @@ class FilterCursor(SessionCursor):
         self.periods = (OptionsPeriod(options),)
         self.start(places)
 
+    def skip(self, shard: int, position: int) -> None:
+        """Move the place in a shard forward: messages up to the position are not delivered."""
+        self._places = [max(place, position) if one == shard else place for one, place in enumerate(self._places)]
+        self._moved = True
+        self._ended = len(self._periods) > 1
+        self._wake_all()
+
     def undo(self, periods: tuple[OptionsPeriod, ...]) -> None:
         """Go back to these options periods and the stored place."""
         self.periods = periods

@@ -32,6 +32,7 @@ __all__ = [
     "SessionInfo",
     "SessionStatus",
     "SessionSubscription",
+    "Skipped",
     "Start",
     "SubscribeOptions",
     "SubscribeResult",
@@ -229,6 +230,19 @@ class SessionStatus:
     subscriptions: tuple[SessionSubscription, ...]
 
 
+@attrs.frozen
+class Skipped:
+    """The messages that a session was not sent because too many waited for it; see `Sessions.bound_backlogs`."""
+
+    messages: int = 0
+    """The number of messages. A message that matches several filters of a session counts for each of them."""
+    payload_bytes: int = 0
+
+    def __add__(self, other: Skipped) -> Skipped:
+        """Return the messages of both."""
+        return Skipped(self.messages + other.messages, self.payload_bytes + other.payload_bytes)
+
+
 @attrs.frozen(kw_only=True)
 class SessionCounts:
     """Counts of the sessions whose clients are connected."""
@@ -244,6 +258,8 @@ class SessionCounts:
     missed: int = 0
     """The number of QoS 0 messages that were dropped since the database was opened because they were not fetched in
     time; includes sessions that have ended."""
+    skipped: Skipped = Skipped()
+    """The messages that `Sessions.bound_backlogs` has skipped since the database was opened, of all sessions."""
 
 
 @attrs.frozen(kw_only=True)

@@ -281,6 +281,16 @@ def test_messages_of_qos_0_that_were_dropped(watched: Watched) -> None:
     watched.until(lambda told: told("topicstore_dropped_qos0_messages_total") == sum(dropped), "the drops are told")
 
 
+def test_messages_that_were_dropped_because_too_many_waited(watched: Watched) -> None:
+    """Messages that were dropped for a session, because too many waited for it, are counted."""
+    session = watched.db.sessions.open("one", expiry_interval=None)
+    session.subscribe("queued/#")
+    session.disconnect()
+    watched.db.publish([ts.Message("queued/x", b"", "writer", 1) for _ in range(10)])
+    watched.db.sessions.bound_backlogs(["one"], max_messages=4)
+    watched.until(lambda told: told("topicstore_dropped_queued_messages_total") == 6, "the drops are told")
+
+
 def test_queues(watched: Watched) -> None:
     queue = watched.db.queues.open("to the\ncloud", max_messages=3, overflow="drop_newest")
     queue.append([ts.Message("a", b"12", "c") for _ in range(5)])

@@ -8,10 +8,13 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+from topicstore.contract.access import Action
 from topicstore.server.access.access import Access
+from topicstore.server.access.permissions import Permissions
 from topicstore.server.codec.frames import LARGEST_CONNECT
 from topicstore.server.codec.reason import ReasonCode
 from topicstore.server.config.model import ServerSettings
+from topicstore.server.logs import RateLimitedLog
 from topicstore.server.memory_budget import MemoryBudget
 from topicstore.sessions import Publish, Session, SessionCounts
 
@@ -27,7 +30,12 @@ _MOST_BYTES = 8 << 20
 _SHARE = 8
 """Clients whose CONNECT was not accepted yet share one eighth of the memory for incomplete packets."""
 
+_SHOWN, _LONG = 5, 200
+"""Most denied topics of a packet that the log shows, and most characters of each."""
+
 _log = logging.getLogger("topicstore.server")
+_connections = logging.getLogger("topicstore.server.connections")
+_access = logging.getLogger("topicstore.server.access")
 
 
 class Serving:
@@ -48,6 +56,9 @@ class Serving:
         self.unfinished, self.unadmitted = MemoryBudget(0), MemoryBudget(0)
         """The memory of incomplete packets, of clients whose CONNECT was accepted, and of others."""
         self.use(settings, clients)
+        self.refused_logins = RateLimitedLog("login refused", _connections)
+        self.denied = RateLimitedLog("access denied", _access)
+        """The log of publishes and subscriptions that access rules or plugins have denied."""
         self.traffic = Traffic()
         self.figures = Figures(self.traffic, version)
         self.requests = RequestBatch()
@@ -209,6 +220,14 @@ class Serving:
         self.requests.lookups.append((found, client_id))
         self.schedule()
         return await found
+
+    def deny(self, permissions: Permissions, action: Action, topics: Sequence[str]) -> None:
+        """Log that a client was denied an action on topics or filters, at a limited rate."""
+        if topics:
+            fields: dict[str, object] = {"client_id": permissions.client_id, "user": permissions.user, "action": action}
+            shown = [topic[:_LONG] for topic in topics[:_SHOWN]]
+            fields |= {"topics": shown, "count": len(topics)}
+            self.denied.note(permissions.client_id, fields)
 
     def figures_for(self, filters: Sequence[str]) -> list[Publish]:
         """Return the ``$SYS`` messages for a client that has just subscribed to filters."""
