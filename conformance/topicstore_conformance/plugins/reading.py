@@ -40,8 +40,8 @@ def _arrow_alone(db: ts.Database) -> list[bytes]:
 
 def _sql(db: ts.Database) -> list[bytes]:
     pytest.importorskip("duckdb", reason='needs duckdb: pip install "topicstore[duckdb]"')
-    found: list[bytes] = db.sql("SELECT payload FROM messages WHERE topic = 't' ORDER BY position")["payload"].to_pylist()
-    return found
+    table = db.sql("SELECT payload FROM messages WHERE topic = 't' ORDER BY position")
+    return [bytes(payload) for payload in table["payload"].to_pylist()]
 
 
 def _from_disk(db: ts.Database) -> list[bytes]:
