@@ -1,4 +1,4 @@
-"""Conformance suites: pytest classes for a storage engine, a layout, databases of both, and transforming plugins.
+"""Conformance suites: pytest classes for storage engines, layouts, databases of both, transforms, and MQTT brokers.
 
 Plugin authors subclass a suite, override one fixture and list capabilities::
 
@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backend.suite import BackendSuite
+    from .broker.fixtures import Broker
+    from .broker.suite import BrokerSuite
     from .database.suite import DatabaseSuite
     from .layout.suite import LayoutSuite
     from .parts.suite import DatabasePartsSuite
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BackendSubject",
     "BackendSuite",
+    "Broker",
+    "BrokerSuite",
     "DatabasePartsSuite",
     "DatabaseSuite",
     "LayoutSubject",
@@ -42,6 +46,8 @@ __all__ = [
 _MODULES = {
     "BackendSubject": "subjects.subject",
     "BackendSuite": "backend.suite",
+    "Broker": "broker.fixtures",
+    "BrokerSuite": "broker.suite",
     "DatabasePartsSuite": "parts.suite",
     "DatabaseSuite": "database.suite",
     "LayoutSubject": "subjects.subject",
@@ -53,7 +59,10 @@ _MODULES = {
 
 if "pytest" in sys.modules:  # before these modules are imported, so that failing assertions show the compared values
     sys.modules["pytest"].register_assert_rewrite(
-        *(f"{__name__}.{part}" for part in ("backend", "database", "faults", "layout", "oracle", "parts", "plugins"))
+        *(
+            f"{__name__}.{part}"
+            for part in ("backend", "broker", "database", "faults", "layout", "mqtt", "oracle", "parts", "plugins")
+        )
     )
 
 

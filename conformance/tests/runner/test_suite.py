@@ -19,7 +19,14 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 from topicstore.contract.engine import DATA
 from topicstore_backends.memory import MemoryEngine
-from topicstore_conformance import BackendSuite, DatabasePartsSuite, DatabaseSuite, LayoutSuite, PluginSuite
+from topicstore_conformance import (
+    BackendSuite,
+    BrokerSuite,
+    DatabasePartsSuite,
+    DatabaseSuite,
+    LayoutSuite,
+    PluginSuite,
+)
 from topicstore_conformance.backend.histories import EngineMachine
 from topicstore_conformance.conditions.profiles import MACHINE
 from topicstore_conformance.runner import running
@@ -33,6 +40,7 @@ SUITES: dict[str, type] = {
     "database": DatabaseSuite,
     "parts": DatabasePartsSuite,
     "plugins": PluginSuite,
+    "broker": BrokerSuite,
 }
 
 

@@ -26,12 +26,13 @@ _CONTRACTS = {
     "database": "topicstore.Database",
     "parts": "topicstore.Database and topicstore.sessions.Sessions",
     "plugins": "framework/guides/plugins.md and topicstore.contract.hookspecs",
+    "broker": "https://docs.oasis-open.org/mqtt/mqtt/v5.0/os/mqtt-v5.0-os.html",
 }
 """The objects whose docstrings specify the guarantees that each suite tests."""
 _PYTEST = "pytest -p topicstore_conformance.runner.plugin --pyargs topicstore_conformance.installed"
 
 
-@click.command()
+@click.group(invoke_without_command=True, subcommand_metavar="[mqtt HOST:PORT]")
 @click.option(
     "--backend",
     metavar="NAME",
@@ -75,13 +76,13 @@ def conformance(
     and nothing else is tried. The verdict at the end names what was not tried here, and why. Ends with 1 if a promise
     was broken.
     """
+    if ctx.invoked_subcommand is not None:
+        return
     if all_ == bool(backend or layout or plugins):
         raise click.UsageError("give --backend NAME, --layout NAME, --plugins NAMES or several of them, or --all")
     if markdown and as_json:
         raise click.UsageError("--markdown and --json exclude each other")
-    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
-        raise Failure(f'the suite needs {" and ".join(missing)}: pip install "topicstore[conformance]"', USAGE)
+    _need()
     from topicstore_conformance.runner.running import everything, plans_for, run_all, transform_plans
 
     mode: Mode = "quick" if quick else "full"
@@ -102,6 +103,45 @@ def conformance(
         _print(runs, _left_out(backend, layout), brief=all_)
     if not all(run.kept for run in runs):
         ctx.exit(DAMAGED)
+
+
+@conformance.command()
+@click.argument("address", metavar="HOST:PORT")
+@click.option("--first-failure", is_flag=True, help="End at the first failed test, and say why it failed.")
+@json_option
+@click.pass_context
+def mqtt(ctx: click.Context, *, address: str, first_failure: bool, as_json: bool) -> None:
+    """Test whether a broker, of any vendor, does what MQTT 5 and 3.1.1 demand.
+
+    The broker must accept clients without a password. Each case is printed with the numbers of its statements in the
+    standard of MQTT 5. The cases use topics and client ids of their own, and leave nothing behind, so that the broker
+    may serve other clients meanwhile. What the standard leaves open is not demanded, and cases are skipped for a
+    version or a feature that the broker doesn't offer. Ends with 1 if a statement was broken.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise click.UsageError(f"{address!r} is no address: HOST:PORT, such as localhost:1883")
+    _need()
+    from topicstore_conformance.runner.running import Plan, run_all
+
+    runs = run_all([Plan(suite="broker", broker=address, mode="full")], _tell, first_failure=first_failure)
+    if as_json:
+        from topicstore.cli.terminal.display import print_json
+
+        print_json(_document(runs, {}))
+    else:
+        _print_cases(runs[0])
+        _print_broken(runs[0])
+        _print_verdict(runs[0], brief=True)
+    if not runs[0].kept:
+        ctx.exit(DAMAGED)
+
+
+def _need() -> None:
+    """Raise `Failure` if packages that the suites need are missing."""
+    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Failure(f'the suite needs {" and ".join(missing)}: pip install "topicstore[conformance]"', USAGE)
 
 
 def _tell(run: Run) -> None:
@@ -150,6 +190,7 @@ def _document(runs: Sequence[Run], left_out: dict[str, str]) -> dict[str, Any]:
                 "backend": run.plan.backend or None,
                 "layout": run.plan.layout or None,
                 "plugins": list(run.plan.plugins),
+                "broker": run.plan.broker or None,
                 "mode": run.plan.mode,
                 "capabilities": run.plan.capabilities,
                 "kept": run.kept,
@@ -225,7 +266,8 @@ def _print_broken(run: Run) -> None:
 
     for tests in _equal(run.of("failed")):
         first = tests[0]
-        click.echo(f"{_name(run)} broke: {visible(first.promise)}")
+        numbers = "".join(f" [MQTT-{number}]" for number in first.statements)
+        click.echo(f"{_name(run)} broke: {visible(first.promise)}{numbers}")
         for promise in dict.fromkeys(test.promise for test in tests if test.promise != first.promise):
             click.echo(f"    and with the same failure: {visible(promise)}")
         cause = first.reason + (f" ({first.where})" if first.where else "")
@@ -239,6 +281,22 @@ def _print_broken(run: Run) -> None:
         click.echo(f"{_name(run)} did not come to its end: " + "\n    ".join(map(visible, run.failure.split("\n"))))
 
 
+def _print_cases(run: Run) -> None:
+    """Print each case with its result and the numbers of its statements."""
+    from topicstore.cli.terminal.display import console, make_table
+
+    words = {"passed": "kept", "failed": "broken", "skipped": "skipped"}
+    cases: dict[tuple[str, ...], Counter[str]] = {}
+    for test in run.outcomes:
+        cases.setdefault((test.promise, *test.statements), Counter())[words[test.outcome]] += 1
+    rows = [
+        (", ".join(f"{count} {word}" for word, count in found.items()), promise, " ".join(numbers))
+        for (promise, *numbers), found in cases.items()
+    ]
+    console().print(make_table("cases", "what is tried~", "MQTT-~", rows=rows))
+    click.echo()
+
+
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"")
 """The parts of a reason that may differ between equal failures: numbers and quoted texts."""
 
@@ -247,8 +305,8 @@ def _equal(tests: Sequence[Outcome]) -> list[list[Outcome]]:
     """Return failed tests in groups of equal failures: those of one cause at one place, or of one test."""
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for test in tests:
-        cause = test.where, _VARYING.sub("…", test.reason)
         own = test.promise, ""
+        cause = (test.where, _VARYING.sub("…", test.reason)) if not test.statements else own
         known = next(
             (key for key, some in groups.items() if key == cause or any(o.promise == own[0] for o in some)), None
         )

@@ -32,14 +32,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         ("database", "pairs"),
         ("parts", "pairs"),
         ("plugins", "pairs"),
+        ("broker", "address"),
     ):
         group.addoption(f"--only-{suite}", metavar="NAMES", help=f"run the {suite} suite for these {names} only")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the suite of transforms if the run names no plugins."""
-    suite = collection_path.parent.name == "installed" and collection_path.name == "test_plugins.py"
-    return True if suite and config.getoption("tested_plugins") is None else None
+    """Leave out the suite of transforms if the run names no plugins, and that of brokers if it names no broker."""
+    needed = {"test_plugins.py": "tested_plugins", "test_broker.py": "only_broker"}.get(collection_path.name)
+    suite = needed is not None and collection_path.parent.name == "installed"
+    return True if suite and config.getoption(str(needed)) is None else None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -18,11 +18,13 @@ import pytest
 from topicstore.plugins import load_target, registry
 
 from topicstore_conformance.backend.suite import BackendSuite
+from topicstore_conformance.broker.suite import BrokerSuite
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.modes import VARIABLE
 from topicstore_conformance.database.suite import DatabaseSuite
 from topicstore_conformance.faults.threads import PATIENCE
 from topicstore_conformance.layout.suite import LayoutSuite
+from topicstore_conformance.mqtt.statements import statements_of
 from topicstore_conformance.parts.suite import DatabasePartsSuite
 from topicstore_conformance.plugins.suite import PluginSuite
 from topicstore_conformance.runner.smoke import first_causes
@@ -52,7 +54,7 @@ _EXAMPLE = re.compile("(Falsifying example|Failing test case):")
 """The words with which Hypothesis, in its several versions, begins the smallest example."""
 _TEST = re.compile(r"test_(?P<suite>\w+)\.py::\w+::(?P<test>(?P<name>\w+)\[(?P<case>.*)\])$", re.DOTALL)
 
-Suite = Literal["backend", "layout", "database", "parts", "plugins"]
+Suite = Literal["backend", "layout", "database", "parts", "plugins", "broker"]
 Mode = Literal["quick", "full"]
 SUITES: dict[Suite, type] = {
     "backend": BackendSuite,
@@ -60,6 +62,7 @@ SUITES: dict[Suite, type] = {
     "database": DatabaseSuite,
     "parts": DatabasePartsSuite,
     "plugins": PluginSuite,
+    "broker": BrokerSuite,
 }
 
 
@@ -72,9 +75,13 @@ class Plan:
     layout: str = ""
     plugins: tuple[str, ...] = ()
     """The plugins to test, outermost first."""
+    broker: str = ""
+    """The address of a broker, as ``HOST:PORT``, of the suite ``broker``."""
     mode: Mode
 
     def __str__(self) -> str:
+        if self.broker:
+            return self.broker
         return "+".join(("-".join(name for name in (self.backend, self.layout) if name), *self.plugins))
 
     @property
@@ -93,6 +100,8 @@ class Plan:
 
         See `profiles.tries`.
         """
+        if self.broker:
+            return False
         backend = self.backend or backend_for(self.layout)
         return "fast_seek" not in registry().backend(backend).capabilities
 
@@ -106,6 +115,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the test, with the case in brackets."""
     promise: str
     """The docstring of the test, which states the guarantee that it tests."""
+    statements: tuple[str, ...] = ()
+    """The numbers of the statements of MQTT that it tests, such as ``3.1.0-1``."""
     outcome: str
     """The result: ``passed``, ``failed`` or ``skipped``."""
     reason: str = ""
@@ -237,7 +248,7 @@ def run_all(
 
 def _named(plan: Plan) -> str:
     """Return a plan's name as `smoke` reads it."""
-    return f"{plan.suite}:{plan.backend}:{plan.layout}"
+    return f"{plan.suite}:{plan.broker or f'{plan.backend}:{plan.layout}'}"
 
 
 class _Collector:
@@ -311,7 +322,9 @@ def _arguments(plans: Sequence[Plan]) -> list[str]:
     return [
         *("-c", str(_INI), "-p", "topicstore_conformance.runner.plugin"),
         *("-p", "xdist.plugin", "-p", "pytest_timeout", "--tb=line"),
-        *("-n", str(_cores()), "--dist=worksteal", f"--max-worker-restart={_CRASHES}"),
+        # The cases of a broker are tried one after the other, so that what it does wrong for one hits no other.
+        *("-n", "1" if any(plan.broker for plan in plans) else str(_cores())),
+        *("--dist=worksteal", f"--max-worker-restart={_CRASHES}"),
         *(f"--timeout={LIMIT}", "--timeout-method=thread"),
         *(f"--only-{suite}={some}" for suite, some in names.items() if some),
         *(f"--plugins={','.join(plugins)}" for plugins in {plan.plugins for plan in plans} if plugins),
@@ -354,6 +367,7 @@ def _outcome(plan: Plan, nodeid: str, reports: Sequence[pytest.TestReport]) -> O
         group=function.__module__.rpartition(".")[2],
         test=found["test"],
         promise=" ".join((function.__doc__ or found["name"]).split()),
+        statements=statements_of(function),
         outcome=worst.outcome,
         reason=reason.encode(errors="backslashreplace").decode(),
         where=where,

@@ -1,7 +1,7 @@
 """The first step of a run: open, store, read and open again, in a process of its own, before anything else is tried.
 
-As a program it gets the plans as arguments, each as ``SUITE:BACKEND:LAYOUT``. It reports each step before the step
-begins, and how each plan ended, in lines of JSON.
+As a program it gets the plans as arguments, each as ``SUITE:BACKEND:LAYOUT`` or ``broker:HOST:PORT``. It reports each
+step before the step begins, and how each plan ended, in lines of JSON.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 import topicstore as ts
 from topicstore.contract.engine import KEYSPACES, Backend, Engine, WriteBatch
 
+from topicstore_conformance.broker.fixtures import QUICK_ANSWER, Broker, greeting
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.layout.fixtures import Stored, numbered
 from topicstore_conformance.subjects.pairs import backend_for, make_backend, make_layout, pair_of
@@ -112,6 +113,15 @@ def try_database(backend: str, layout: str, path: Path, step: Step) -> None:
         db.info()
 
 
+def try_broker(host: str, port: str, step: Step) -> None:
+    """Connect to a broker with either version of MQTT."""
+    step(f"connect to {host}:{port}")
+    broker = Broker(host, int(port), QUICK_ANSWER)
+    broker.client().close()
+    step("connect a client of MQTT 5 or 3.1.1 without a password")
+    assert any(greeting(broker, version) for version in (5, 4)), "the broker accepts no client"
+
+
 def main(plans: Sequence[str]) -> None:
     """Try the plans in turn, and report each step before it begins."""
     for plan in plans:
@@ -127,6 +137,8 @@ def main(plans: Sequence[str]) -> None:
                     try_backend(backend, path, step)
                 elif suite == "layout":
                     try_layout(layout, path, step)
+                elif suite == "broker":
+                    try_broker(backend, layout, step)
                 else:
                     try_database(backend, layout, path, step)
             except BaseException as error:  # noqa: BLE001 - whatever it is, it is reported as the cause
