@@ -39,7 +39,7 @@ def test_the_readme_has_every_pair() -> None:
     pairs = {f"`{backend}-{layout}`" for backend in BACKENDS for layout in LAYOUTS}
     alone = {f"backend `{name}`" for name in BACKENDS} | {f"layout `{name}`" for name in LAYOUTS}
     assert {pair: reason for pair, reason in refused.items() if pair in pairs} == told
-    assert (pairs - set(told)) | alone == set(rows)
+    assert (pairs - set(told)) | alone == {row for row in rows if not row.startswith("parts ")}
 
 
 def outcome(kind: str) -> Outcome:

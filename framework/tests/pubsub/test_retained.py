@@ -1,6 +1,6 @@
 """Retained messages: the keys that a look-up reads, and the automatic removal of expired messages.
 
-`test_publishing_histories` covers setting, replacing and clearing them.
+`DatabasePartsSuite` covers setting, replacing and clearing them.
 """
 
 from __future__ import annotations

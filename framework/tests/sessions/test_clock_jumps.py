@@ -19,8 +19,7 @@ from topicstore.sessions import Sessions, Will
 from topicstore.shard.state import ShardState
 from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.faults.clock import START, Clock
-
-from .machines import forget_sessions
+from topicstore_conformance.parts.machines import forget_sessions
 
 SECOND = 1_000_000
 DAY = 86_400

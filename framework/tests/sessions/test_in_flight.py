@@ -1,4 +1,4 @@
-"""Packet ids are unique within the in-flight window; `test_histories` covers messages in flight in random histories."""
+"""Packet ids are unique within the in-flight window; `DatabasePartsSuite` covers messages in flight in histories."""
 
 from __future__ import annotations
 

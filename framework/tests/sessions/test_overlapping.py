@@ -1,4 +1,4 @@
-"""Overlapping subscriptions that deliver a message once; histories are in `test_overlapping_histories`."""
+"""Overlapping subscriptions that deliver a message once; histories are in `DatabasePartsSuite`."""
 
 from __future__ import annotations
 

@@ -85,7 +85,11 @@ class StoreResult:
 
     @functools.cached_property
     def batch(self) -> MessageBatch:
-        """The messages with shards, positions and times, in the order in which they were given."""
+        """The messages as they were stored, with shards, positions and times, in the order in which they were given.
+
+        In a database with plugins these are the messages that the innermost plugin passed on: of a transform the stored
+        form, because only reads undo it.
+        """
         return self.rejoin()
 
     @property

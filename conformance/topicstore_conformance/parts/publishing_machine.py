@@ -13,7 +13,6 @@ import attrs
 import msgspec
 import pytest
 import topicstore as ts
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from topicstore.pubsub.feed import Feed
@@ -21,12 +20,13 @@ from topicstore.pubsub.persistence_rules import PersistenceRule
 from topicstore.pubsub.publish import PERSIST
 from topicstore.pubsub.retained_expiry import RetainedExpiry
 from topicstore.storage.keyed_messages import state_key
+
 from topicstore_conformance.conditions.directories import quick_directory
-from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.striking import Fault, faults, striking
 from topicstore_conformance.oracle.checks import replayed
 from topicstore_conformance.oracle.model import match
+from topicstore_conformance.subjects.pairs import Pair
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
@@ -113,11 +113,13 @@ class Shard:
         return [topic for topic, (_, end) in self.retained.items() if end is not None and end <= now]
 
 
-class PublishingMachine(RuleBasedStateMachine):
+class PublishingHistories(RuleBasedStateMachine):
     """A state machine: each published message is either stored or only routed to listeners, exactly once.
 
     A message may also set or clear a retained message. Each shard commits its part of a batch atomically.
     """
+
+    pair: Pair
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,24 +127,24 @@ class PublishingMachine(RuleBasedStateMachine):
         self.root = Path(self.temporary.name)
         self.path = self.root / "db"
         self.clock = Clock()
-        self.rules: set[PersistenceRule] = set()
-        self.patches = [
+        self.kept_rules: set[PersistenceRule] = set()
+        self.patches: list[Any] = [
             # only explicit retention runs may remove expired retained messages
             patch.object(RetainedExpiry, "_work", lambda *_: None),
         ]
         for each in self.patches:
             each.start()
 
-    @initialize(shards=st.sampled_from([1, 3]), backend=st.sampled_from(["rocksdb", "rocksdb", "memory"]))
-    def begin(self, shards: int, backend: str) -> None:
+    @initialize(shards=st.sampled_from([1, 3]))
+    def begin(self, shards: int) -> None:
         self.shards = [Shard() for _ in range(shards)]
-        self.persistent = backend != "memory"
-        self._open(backend=backend, shards=shards)
+        self.persistent = "persistent" in self.pair.capabilities
+        self._open(shards=shards)
 
     def _open(self, **arguments: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # after a jump back, the last position lies in the future
-            self.db = ts.open(
+            self.db = self.pair.open(
                 self.path, clock=self.clock, monotonic=self.clock.monotonic, auto_compact=False, **arguments
             )
         self.jumped = 0
@@ -212,7 +214,7 @@ class PublishingMachine(RuleBasedStateMachine):
                 match(rule.topic_filter, row.topic)
                 and rule.client_id in (None, row.client_id)
                 and row.qos >= rule.least_qos
-                for rule in self.rules
+                for rule in self.kept_rules
             )
         )
 
@@ -266,9 +268,9 @@ class PublishingMachine(RuleBasedStateMachine):
         if adding:
             self.db.persistence.add(rule.topic_filter, client_id=rule.client_id, least_qos=rule.least_qos)
         else:
-            assert (rule in self.rules) == self.db.persistence.remove(rule)
-        self.rules = self.rules | {rule} if adding else self.rules - {rule}
-        assert self.rules == set(self.db.persistence)
+            assert (rule in self.kept_rules) == self.db.persistence.remove(rule)
+        self.kept_rules = self.kept_rules | {rule} if adding else self.kept_rules - {rule}
+        assert self.kept_rules == set(self.db.persistence)
 
     # --- time, removing and reopening ---
 
@@ -309,7 +311,7 @@ class PublishingMachine(RuleBasedStateMachine):
         if self.persistent:
             self.db.close()
             self._open()
-            assert self.rules == set(self.db.persistence)
+            assert self.kept_rules == set(self.db.persistence)
 
     # --- looking up ---
 
@@ -339,7 +341,3 @@ class PublishingMachine(RuleBasedStateMachine):
     def everything_is_as_in_the_model(self) -> None:
         for number, shard in enumerate(getattr(self, "shards", ())):
             assert self._expected(shard) == self._seen(number)
-
-
-TestPublishing = PublishingMachine.TestCase
-TestPublishing.settings = settings(MACHINE, max_examples=tries(10, 60))

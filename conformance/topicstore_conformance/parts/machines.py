@@ -7,22 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import patch
 
-import pytest
 import topicstore as ts
-from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine
 from topicstore.pubsub.publish import Publisher
 from topicstore.runtime.clocks import SteadyClock
 from topicstore.sessions.session_store import SessionState
+
 from topicstore_conformance.conditions.directories import quick_directory
-from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.striking import Fault, striking
+from topicstore_conformance.subjects.pairs import Pair
 
-__all__ = ["SessionsMachine", "World", "case", "forget_sessions", "stored_keys"]
+__all__ = ["SessionsMachine", "World", "forget_sessions", "shows_at_once", "stored_keys"]
 
 
 def forget_sessions(db: ts.Database) -> None:
@@ -35,18 +34,20 @@ def forget_sessions(db: ts.Database) -> None:
 class World:
     """A database in a directory of its own, with a clock, that can be reopened, crash, be killed, or fail to write."""
 
-    def __init__(self, **how: Any) -> None:
+    def __init__(self, pair: Pair, shards: int) -> None:
         self._temporary = quick_directory()
         self.path = Path(self._temporary.name) / "db"
         self.clock = Clock()
-        self._how = how
+        self._pair, self._shards = pair, shards
         self.open()
 
     def open(self) -> None:
+        """Open the database; its clock is the world's."""
         clocks: dict[str, Any] = {"clock": self.clock, "monotonic": self.clock.monotonic}
-        self.db = ts.open(self.path, auto_compact=False, **clocks, **self._how)
+        self.db = self._pair.open(self.path, shards=self._shards, auto_compact=False, **clocks)
 
     def reopen(self) -> None:
+        """Close the database, and open it again."""
         self.db.close()
         self.open()
 
@@ -74,43 +75,44 @@ class World:
         left, engines = self.path.with_name("left"), [shard.writer.engine for shard in self.db.storage.shards]
         with striking(death, engines, self.path, left):
             yield
+        self.become(left)
+
+    def become(self, copy: Path) -> None:
+        """Open a copy of the database's directory in its place."""
         self.db.close()
         shutil.rmtree(self.path)
-        left.rename(self.path)
+        copy.rename(self.path)
         self.open()
 
     def close(self) -> None:
+        """Close the database, and remove its directory."""
         self.db.close()
         self._temporary.cleanup()
 
 
 class SessionsMachine(RuleBasedStateMachine):
-    """A state machine over the sessions of a database with this layout, backend, options and number of shards."""
+    """A state machine over the sessions of a database with this pair and number of shards."""
 
-    layout, backend, shards = "block", "memory", 2
-    options: ClassVar[dict[str, Any]] = {}
-    ordered = True
-    """Whether messages of one publisher arrive in order across all topics, not only within each topic."""
-    at_once = True
-    """Whether readers can see messages as soon as they are stored."""
+    pair: Pair
+    shards = 2
 
     @property
-    def how(self) -> dict[str, Any]:
-        """The arguments that open the database."""
-        options = {self.layout: self.options}
-        return {"backend": self.backend, "layout": self.layout, "shards": self.shards, "options": options}
+    def ordered(self) -> bool:
+        """Whether messages of one publisher arrive in order across all topics, not only within each topic."""
+        return "position_order" in self.pair.capabilities
+
+    @property
+    def persistent(self) -> bool:
+        """Whether the database can be closed and opened again, and killed."""
+        return "persistent" in self.pair.capabilities
+
+
+def shows_at_once(db: ts.Database) -> bool:
+    """Return whether cursors see messages as soon as they are stored, because the layout has no epochs."""
+    generations = db.storage.shards[0].generations
+    return generations.slab(generations.current).epoch == 1
 
 
 def stored_keys(db: ts.Database) -> list[bytes]:
     """Return the keys of all stored framework state, of sessions and others."""
     return [key for shard in range(len(db.storage.shards)) for key, _ in db.state(shard).scan(b"\1")]
-
-
-def case(machine: type[SessionsMachine], quick: int, full: int, *, steps: int = 50) -> Any:
-    """Return the pytest case of a machine, with a number of histories for the quick run and one for the full run.
-
-    The quick number finds nearly all faults that a larger number finds.
-    """
-    found = pytest.mark.filterwarnings("ignore:shard .* its last position lies:UserWarning")(machine.TestCase)
-    found.settings = settings(MACHINE, max_examples=tries(quick, full), stateful_step_count=steps)
-    return found

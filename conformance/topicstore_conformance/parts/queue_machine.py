@@ -12,17 +12,16 @@ import attrs
 import msgspec
 import pytest
 import topicstore as ts
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from topicstore.contract.errors import QuotaExceededError, ShardReadOnlyError
 from topicstore.queues import queue as queues
 from topicstore.shard.records import GenerationRecord
+
 from topicstore_conformance.conditions.directories import quick_directory
-from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.striking import Fault, faults, striking
-from topicstore_conformance.subjects.pairs import pairs
+from topicstore_conformance.subjects.pairs import Pair
 
 T = TypeVar("T")
 GENERATION, LOOK = 150, 3
@@ -93,8 +92,10 @@ class Model:
         return attrs.evolve(self, held=self.held[count:])
 
 
-class QueueMachine(RuleBasedStateMachine):
+class QueueHistories(RuleBasedStateMachine):
     """Random histories; a queue equals its model, and a call with a fault takes effect as a whole or not at all."""
+
+    pair: Pair
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,9 +108,9 @@ class QueueMachine(RuleBasedStateMachine):
         self.patch = patch.multiple(queues, _GENERATION_BYTES=GENERATION, _LOOK=LOOK)
         self.patch.start()
 
-    @initialize(pair=st.sampled_from(pairs("persistent")), bounds=st.fixed_dictionaries(BOUNDS))
-    def begin(self, pair: Any, bounds: dict[str, Any]) -> None:
-        self.db = pair.open(self.path, clock=self.clock, auto_compact=False)
+    @initialize(bounds=st.fixed_dictionaries(BOUNDS))
+    def begin(self, bounds: dict[str, Any]) -> None:
+        self.db = self.pair.open(self.path, clock=self.clock, auto_compact=False)
         self.queue = self.db.queues.open("q", **bounds)
         self.model = attrs.evolve(self.model, bounds={**self.model.bounds, **bounds})
 
@@ -257,7 +258,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert self._is(self.model)
 
     def _open(self) -> None:
-        self.db = ts.open(self.path, clock=self.clock, auto_compact=False)
+        self.db = self.pair.open(self.path, clock=self.clock, auto_compact=False)
         listed = self.db.queues["q"]
         self.queue = self.db.queues.open("q")
         assert attrs.evolve(listed, disk_bytes=0) == attrs.evolve(self.queue.info(), disk_bytes=0)
@@ -273,7 +274,3 @@ class QueueMachine(RuleBasedStateMachine):
         model, queue = self.model, self.queue
         assert (len(model.held), model.bytes, model.dropped) == (len(queue), queue.bytes, queue.dropped)
         assert 0 == self.db.info().messages
-
-
-TestQueue = QueueMachine.TestCase
-TestQueue.settings = settings(MACHINE, max_examples=tries(6, 80))

@@ -13,7 +13,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any
 
 import attrs
 import msgspec
@@ -30,16 +30,15 @@ from topicstore.sessions import (
     PubRel,
     Session,
     SessionEndedError,
-    Sessions,
     SubscribeOptions,
     SubscribeResult,
     Will,
 )
 from topicstore.storage.keyed_messages import state_key
-from topicstore_conformance.faults.clock import Clock
-from topicstore_conformance.faults.striking import Fault, kills
 
-from .machines import SessionsMachine, World, case, stored_keys
+from topicstore_conformance.faults.striking import Fault, kills
+from topicstore_conformance.parts.machines import SessionsMachine, World, shows_at_once, stored_keys
+from topicstore_conformance.subjects.pairs import Pair
 
 SECOND = 1_000_000
 DAY = 86_400
@@ -62,13 +61,13 @@ Outcome = tuple[ts.Message, int | None]
 class Store(World):
     """A database and its sessions, driven by plain calls that return plain results."""
 
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**how)
+    def __init__(self, pair: Pair, shards: int) -> None:
+        super().__init__(pair, shards)
         self.outcomes: list[Outcome] = []
         self.older: list[Session] = []
         """Session objects of processes that crashed."""
         self._publish = Publisher.publish
-        Publisher.publish = lambda *how: self.publish(*how)  # type: ignore[method-assign, assignment]
+        Publisher.publish = lambda *how: self.publish(*how)  # type: ignore[method-assign]
 
     def publish(self, publisher: Publisher, batch: ts.MessageBatch, state: Any, *requested: Any) -> Any:
         """Publish, and record the outcome of each message, including wills and messages that clients publish."""
@@ -416,7 +415,7 @@ def filters() -> st.SearchStrategy[list[Asked]]:
     return st.lists(row, min_size=1, max_size=6)
 
 
-class Histories(SessionsMachine):
+class SessionsHistories(SessionsMachine):
     """A state machine: each delivered message must be due, and at the end no message that is due may be missing."""
 
     @initialize(
@@ -424,7 +423,7 @@ class Histories(SessionsMachine):
         most=st.sampled_from([1, 3, 10, 1_000]),
     )
     def begin(self, wanted: list[tuple[str, int]], most: int) -> None:
-        self.store = Store(**self.how)
+        self.store = Store(self.pair, self.shards)
         self.clients = {name: Client(name) for name in CLIENTS}
         self.numbers = count(1)
         self.orders = count(1)
@@ -559,9 +558,9 @@ class Histories(SessionsMachine):
         matched, left_out, refused = self.call("store", "publish_rows", sent)
         assert (repeated, wrong) == (left_out, refused)
         known = {published.message.payload for published in self.published}
-        for row, (_, message, _) in enumerate(sent):
-            assert (message.payload in known) is (row not in wrong)
-            assert matched[row] or row in wrong or not self.wanted(message)
+        for row, (_, given, _) in enumerate(sent):
+            assert (given.payload in known) is (row not in wrong)
+            assert matched[row] or row in wrong or not self.wanted(given)
 
     def wanted(self, message: ts.Message) -> bool:
         """Return whether a subscription certainly matches the message, as opposed to possibly."""
@@ -678,7 +677,7 @@ class Histories(SessionsMachine):
         """Open many sessions in one call, at most one with a clean start; connected sessions are taken over."""
         clients = [self.clients[name] for name in names]
         before = [self.before_opening(client, clean=client.name == clean) for client in clients]
-        how = {"expiry_interval": None, "receive_maximum": most}
+        how: dict[str, Any] = {"expiry_interval": None, "receive_maximum": most}
         connects = [Connect(client_id=name, clean_start=name == clean, **how) for name in names]
         assert [there for there, _ in before] == self.call("store", "open_rows", connects)
         published = {known.message.payload for known in self.published}
@@ -726,7 +725,7 @@ class Histories(SessionsMachine):
         client.connected = client.left_open = False
         client.expires = None if client.interval is None else self.steady + client.interval * SECOND
         if client.will is not None:
-            delay = round(client.will.delay) if client.interval is None else min(client.will.delay, client.interval)
+            delay: Any = client.will.delay if client.interval is None else min(client.will.delay, client.interval)
             client.will_due = self.steady + round(delay) * SECOND
 
     @rule(name=st.sampled_from(CLIENTS), sure=st.sampled_from([False, False, False, True]))
@@ -755,7 +754,7 @@ class Histories(SessionsMachine):
     @rule()
     def reopen(self) -> None:
         """Close and reopen the database; the memory backend would lose its contents, so there only simulate a crash."""
-        if self.backend == "memory":
+        if not self.persistent:
             self.crash()
             return
         for client in self.live():
@@ -1007,13 +1006,13 @@ class Histories(SessionsMachine):
     def deliver_everything(self) -> None:
         """Deliver until no client with room in its window misses a due message."""
         self.run_dry(answering=False)
-        for client in self.live() if self.at_once else []:
+        for client in self.live() if shows_at_once(self.store.db) else []:
             if client.in_use() < client.receive_maximum and not client.paused:
                 assert [] == self.missing(client)
 
     def deliver_all(self, each: int, **limits: int | None) -> bool:
         self.note_vanished(self.live())
-        out = self.call("sessions", "deliver", each, **limits)
+        out = self.call("sessions", "deliver", each, **limits)  # type: ignore[arg-type]
         assert sum(len(items) for _, items in out) <= (limits.get("limit") or 20_000)
         for name, items in out:
             payloads = [item.message.payload for item in items if isinstance(item, Publish)]
@@ -1208,13 +1207,13 @@ class Histories(SessionsMachine):
         stored = [client for client in self.live() if not client.in_memory]
         client = stored[which % len(stored)]
         text = next(iter(client.subscriptions), None)
-        arguments = {"subscribe": ["none", 1], "unsubscribe": [text]}.get(what, [])
+        given: dict[str, list[Any]] = {"subscribe": ["none", 1], "unsubscribe": [text]}
         if what == "checkpoint" or (what == "unsubscribe" and text is None):
             with contextlib.suppress(ts.StorageFullError), self.store.failing(0):
                 self.store.call("sessions", "checkpoint")
         else:
             with pytest.raises(ts.StorageFullError), self.store.failing(0):
-                self.store.call(client.name, what, *arguments)
+                self.store.call(client.name, what, *given.get(what, []))
         self.tick()
 
     # --- answering ---
@@ -1290,7 +1289,7 @@ class Histories(SessionsMachine):
         for which in range(len(self.live())):
             self.resume(which)
         self.run_dry(answering=True)
-        while not self.at_once and any(self.missing(client) for client in self.live()):
+        while not shows_at_once(self.store.db) and any(self.missing(client) for client in self.live()):
             assert self.call("sessions", "wait", 10)
             self.run_dry(answering=True)
         vanished = sum(one.gone and one.message.qos == 2 for one in self.published)
@@ -1321,7 +1320,7 @@ class Histories(SessionsMachine):
         With a layout that hides messages until their epoch ends, a session may wait although no message is left for it.
         """
         status = self.call(client.name, "status")
-        for _ in range(0 if self.at_once else len(self.published)):
+        for _ in range(0 if shows_at_once(self.store.db) else len(self.published)):
             if status.waits_for != "delivery":
                 break
             self.run_dry(answering=True)
@@ -1359,10 +1358,8 @@ class Histories(SessionsMachine):
         return live[which % len(live)]
 
 
-class KilledHistories(Histories):
-    """`Histories` on disk, in which the process is also killed between and during calls."""
-
-    backend = "rocksdb"
+class KilledSessionsHistories(SessionsHistories):
+    """`SessionsHistories` on disk, in which the process is also killed between and during calls."""
 
     @rule()
     def crash(self) -> None:
@@ -1486,7 +1483,9 @@ class KilledHistories(Histories):
     @rule(death=kills(4), opening=st.booleans())
     def die_while_many_come_or_go(self, death: Fault, opening: bool) -> None:
         """Kill the process while clients connect or disconnect together: each may be committed; no message is lost."""
-        lasting = [c for c in self.clients.values() if c.exists and c.interval is c.expires is c.will is None]
+        lasting = [
+            c for c in self.clients.values() if c.exists and c.interval is None and c.expires is None and c.will is None
+        ]
         names = [client.name for client in lasting if opening or client.connected]
         if not names:
             return
@@ -1503,115 +1502,3 @@ class KilledHistories(Histories):
         for name, one in done:
             by_shard.setdefault(self.call("db", "shard_of", name), set()).add(one)
         assert all(len(both) == 1 for both in by_shard.values())
-
-
-class SkipstreamHistories(Histories):
-    layout = "skipstream"
-
-
-class ReopenedHistories(Histories):
-    """`Histories` on disk, so that the database can be closed and reopened."""
-
-    layout, backend, shards = "reference", "rocksdb", 1
-
-
-class WildcardHistories(Histories):
-    layout = "wildcard_optimized"
-    options: ClassVar[dict[str, Any]] = {"epoch_bits": 10}
-    ordered = at_once = False
-
-
-TestBlock = case(Histories, 80, 150)
-TestSkipstream = case(SkipstreamHistories, 8, 40)
-TestReopened = case(ReopenedHistories, 10, 20)
-TestWildcard = case(WildcardHistories, 8, 40)
-TestKilled = case(KilledHistories, 8, 25)
-
-
-# --- short histories with a test of their own ---
-
-
-def retain(db: ts.Database, topic: str, seconds: int | None = None) -> None:
-    properties = ts.Properties(message_expiry_interval=seconds)
-    db.publish([ts.Message(topic, b"retained", "publisher", 1, True, properties=properties)])
-
-
-def test_retained_messages_expire_while_they_wait_for_room(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
-    """Retained messages expire while they wait for delivery; others carry the seconds that remain at delivery."""
-    retain(db, "a/1", 10)
-    retain(db, "a/2", 100)
-    session = sessions.open("client", expiry_interval=None)
-    session.subscribe("a/#", 1)
-    clock.now += 10 * SECOND
-    assert [("a/2", 90)] == [(item.message.topic, item.expiry) for item in session.deliver()]  # type: ignore[union-attr]
-
-
-def test_live_messages_expire_from_when_they_were_published(db: ts.Database, sessions: Sessions, clock: Clock) -> None:
-    """The expiry of an unstored message counts from its publication, not from the first delivery attempt."""
-    session = sessions.open("client", expiry_interval=None)
-    session.subscribe("a", 0)
-    for seconds in (10, 100):
-        properties = ts.Properties(message_expiry_interval=seconds)
-        db.publish([ts.Message("a", b"", "publisher", properties=properties)])
-    clock.now += 10 * SECOND
-    assert [90] == [item.expiry for item in session.deliver()]  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("handling", [0, 2])
-def test_retained_messages_are_sent_once_though_the_subscription_turns_to_qos_0(
-    db: ts.Database, sessions: Sessions, handling: int
-) -> None:
-    """Retained messages are sent once although the subscription changes to QoS 0 meanwhile.
-
-    No record remains that would make them be sent again when the session resumes.
-    """
-    retain(db, "a/1")
-    session = sessions.open("client", expiry_interval=None)
-    session.subscribe("a/#", 1)
-    session.subscribe("a/#", 0, retain_handling=handling)
-    assert 1 == len(session.deliver())
-    for _ in range(2):
-        session.lost()
-        session = sessions.open("client", expiry_interval=None)
-        assert all(item.dup for item in session.deliver() if isinstance(item, Publish))
-    session.puback(1)
-    sessions.checkpoint()
-    assert [] == in_flight(db)
-
-
-def test_nothing_is_left_of_retained_messages_that_were_cleared(db: ts.Database, sessions: Sessions) -> None:
-    """Retained messages that were cleared while the session was away leave no record of the pending request."""
-    retain(db, "a/1")
-    session = sessions.open("client", expiry_interval=None)
-    session.subscribe("a/#", 1)
-    session.lost()
-    db.publish([ts.Message("a/1", b"", "publisher", 0, True)])
-    session = sessions.open("client", expiry_interval=None)
-    session.deliver()
-    sessions.checkpoint()
-    assert [] == in_flight(db)
-
-
-def test_live_messages_come_by_the_options_of_their_time(db: ts.Database, sessions: Sessions) -> None:
-    """Unstored messages are delivered with the options that applied when they were published."""
-    session = sessions.open("client", expiry_interval=None)
-    session.subscribe("a", 0, subscription_identifier=1)
-    for qos, identifier in ((0, 2), (1, 3)):
-        db.publish([ts.Message("a", b"%d" % identifier, "publisher", 1)])
-        session.subscribe("a", qos, subscription_identifier=identifier)
-    db.publish([ts.Message("a", b"4", "publisher", 1)])
-    found = [(i.message.payload, i.qos, i.subscription_identifiers) for i in session.deliver()]  # type: ignore[union-attr]
-    assert [(b"2", 0, (1,)), (b"3", 0, (2,)), (b"4", 1, (3,))] == found
-
-
-def test_live_messages_are_for_those_who_were_there(db: ts.Database, sessions: Sessions) -> None:
-    """Unstored messages go only to sessions that were connected and subscribed when they were published."""
-    first = sessions.open("first", expiry_interval=None)
-    first.subscribe("a", 0)
-    away = sessions.open("away", expiry_interval=None)
-    away.subscribe("a", 0)
-    away.disconnect()
-    db.publish([ts.Message("a", b"live", "publisher")])
-    sessions.open("away", expiry_interval=None)
-    sessions.open("late", expiry_interval=None).subscribe("a", 0)
-    assert ["first"] == [session.client_id for session, _ in sessions.deliver()]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import pytest
@@ -10,9 +12,9 @@ import topicstore as ts
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from topicstore.sessions import Publish, Session
-from topicstore_conformance.faults.striking import Fault, kills
 
-from .machines import SessionsMachine, World, case
+from topicstore_conformance.faults.striking import Fault, kills
+from topicstore_conformance.parts.machines import SessionsMachine, World
 
 SHARDS = 2
 CLIENTS = ["a", "b", "c", "d"]
@@ -45,12 +47,12 @@ class Sent:
     """Whether all of these clients still have their sessions."""
 
 
-class Histories(SessionsMachine):
+class SharedHistories(SessionsMachine):
     """A state machine: each message goes to one member, and to another only if it was returned unacknowledged."""
 
     @initialize()
     def begin(self) -> None:
-        self.world = World(**self.how)
+        self.world = World(self.pair, self.shards)
         self.sent: dict[bytes, Sent] = {}
         self.numbers: dict[tuple[str, str], int] = {}
         self.members: dict[str, int] = {}
@@ -228,9 +230,9 @@ class Histories(SessionsMachine):
         client = self.one_of(which)
         there = client in self.members
         if what != "unsubscribe" or there:
-            arguments = {"subscribe": ["other" if there else TEXT, 1], "unsubscribe": [TEXT]}.get(what, [])
+            given: dict[str, list[Any]] = {"subscribe": ["other" if there else TEXT, 1], "unsubscribe": [TEXT]}
             with pytest.raises(ts.StorageFullError), self.world.failing(0):
-                getattr(self.live[client], what)(*arguments)
+                getattr(self.live[client], what)(*given.get(what, []))
             self.tick()
 
     # --- the model ---
@@ -280,7 +282,7 @@ class Histories(SessionsMachine):
             if sent.holder == client and sent.state == "acknowledged":
                 sent.state = "done"
 
-    def delivered(self, client: str, items: list[object]) -> None:
+    def delivered(self, client: str, items: Sequence[object]) -> None:
         known = self.in_flight[client]
         for item in items:
             if isinstance(item, Publish):
@@ -360,10 +362,8 @@ class Histories(SessionsMachine):
         assert not [s for s in self.sent.values() if s.state == "held" and s.holder in self.live]
 
 
-class KilledHistories(Histories):
-    """`Histories` on disk, in which the process is also killed between and during calls."""
-
-    backend = "rocksdb"
+class KilledSharedHistories(SharedHistories):
+    """`SharedHistories` on disk, in which the process is also killed between and during calls."""
 
     @rule(rows=ROWS, death=kills())
     def die_publishing(self, rows: list[tuple[int, int, int]], death: Fault) -> None:
@@ -396,17 +396,3 @@ class KilledHistories(Histories):
         with self.world.dying(death):
             self.sessions.checkpoint()
         self.crashed()
-
-
-class SkipstreamHistories(Histories):
-    layout = "skipstream"
-
-
-class ReferenceHistories(Histories):
-    layout, backend = "reference", "rocksdb"
-
-
-TestBlock = case(Histories, 75, 150)
-TestSkipstream = case(SkipstreamHistories, 20, 40, steps=40)
-TestReference = case(ReferenceHistories, 10, 20, steps=40)
-TestKilled = case(KilledHistories, 10, 25)

@@ -12,26 +12,26 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 from unittest.mock import patch
 
 import attrs
 import pytest
 import topicstore as ts
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from topicstore.contract.positions import time_of
 from topicstore.lifecycle import exporting
 from topicstore.lifecycle.restoring import exported_generations
+
 from topicstore_conformance.conditions.directories import quick_directory
-from topicstore_conformance.conditions.profiles import MACHINE, tries
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.striking import Fault, striking
 from topicstore_conformance.oracle.model import match
+from topicstore_conformance.subjects.pairs import Pair, layouts_on
 
 T = TypeVar("T")
 SECOND = 1_000_000
@@ -84,14 +84,13 @@ class Row:
 class RetentionHistories(RuleBasedStateMachine):
     """Random histories; reads return every message that must be there exactly once, and no other message."""
 
-    backend, layouts = "memory", ["block", "skipstream", "reference"]
-    options: ClassVar[dict[str, Any]] = {}
+    pair: Pair
 
     @initialize(shards=st.sampled_from([1, 2, 3]), jumps=st.booleans(), first=SETTINGS)
     def begin(self, shards: int, jumps: bool, first: dict[str, Any]) -> None:
         """Begin a history; without clock jumps, everything whose age has passed must be removed at once."""
         self.jumps = jumps
-        self.small = patch.multiple(exporting, **SMALL)
+        self.small = patch.multiple(exporting, **SMALL)  # type: ignore[call-overload]
         self.small.start()
         self.temporary = quick_directory()
         self.root = Path(self.temporary.name) / "root"
@@ -104,12 +103,15 @@ class RetentionHistories(RuleBasedStateMachine):
         self.numbers, self.exports = count(), count()
         self.place: Any = 0
         self.followed: set[int] = set()
-        self.open(backend=self.backend, layout=self.layouts[0], options=self.options, shards=shards)
+        fitting = layouts_on(self.pair.backend)
+        self.layouts = [self.pair.layout, *(name for name in ("block", "reference") if name in fitting)]
+        self.persistent = "persistent" in self.pair.capabilities
+        self.open(shards=shards)
         self.configure(first)
 
     def open(self, **how: Any) -> None:
         clocks: dict[str, Any] = {"clock": self.clock, "monotonic": self.clock.monotonic}
-        self.db = ts.open(self.root / "db", auto_compact=False, **clocks, **how)
+        self.db = self.pair.open(self.root / "db", auto_compact=False, **clocks, **how)
         self.db.retention.stop()
         self.follower = self.db.subscribe("#", self.place)
 
@@ -335,7 +337,7 @@ class RetentionHistories(RuleBasedStateMachine):
 
     def call(self, fault: Fault | None, call: Callable[[], T], *, files: bool = False) -> T | None:
         """Return the result of a call, or None after a fault; a new process opens the database if needed."""
-        lasting = self.backend != "memory"
+        lasting = self.persistent
         fault = fault if fault is None or lasting or not fault.kills else None
         copy, result = self.root.with_name("copy"), None
         engines = [shard.writer.engine for shard in self.db.storage.shards if lasting]
@@ -351,7 +353,7 @@ class RetentionHistories(RuleBasedStateMachine):
             self.open()
         return None
 
-    @precondition(lambda self: self.backend != "memory")
+    @precondition(lambda self: self.persistent)
     @rule()
     def reopen(self) -> None:
         self.leave()
@@ -377,7 +379,7 @@ class RetentionHistories(RuleBasedStateMachine):
 
     def read(self, text: str, *times: int | None, **how: Any) -> list[int]:
         """Return the numbers of the messages that a replay finds, after comparing them with the stored messages."""
-        found = list(self.db.replay(text, *times, **how))
+        found = list(self.db.replay(text, *times, **how))  # type: ignore[arg-type]
         numbers = [number_of(message) for message in found]
         assert found == [self.rows[number].message for number in numbers]
         assert len(numbers) == len(set(numbers))
@@ -435,34 +437,3 @@ class RetentionHistories(RuleBasedStateMachine):
 
 def number_of(message: ts.Message) -> int:
     return int(message.payload.split()[0])
-
-
-class RetentionHistoriesOnDisk(RetentionHistories):
-    """`RetentionHistories` on disk, with restarts and kills."""
-
-    backend, layouts = "rocksdb", ["block", "skipstream"]
-
-
-class WildcardRetentionHistories(RetentionHistories):
-    backend, layouts = "rocksdb", ["wildcard_optimized", "block"]
-    options: ClassVar[dict[str, Any]] = {"wildcard_optimized": {"epoch_bits": 10}}
-
-
-class TableRetentionHistories(RetentionHistories):
-    backend, layouts = "duckdb", ["table", "block"]
-
-
-def case(machine: type[RetentionHistories], quick: int, full: int) -> Any:
-    """Return the test case of a state machine."""
-    told: Iterable[str] = ("shard .* in the future", "the clock is .* ahead", "what is due could not be archived")
-    found: Any = machine.TestCase
-    for text in told:
-        found = pytest.mark.filterwarnings(f"ignore:{text}")(found)
-    found.settings = settings(MACHINE, max_examples=tries(quick, full))
-    return found
-
-
-TestRetention = case(RetentionHistories, 15, 150)
-TestRetentionOnDisk = case(RetentionHistoriesOnDisk, 5, 60)
-TestWildcardRetention = case(WildcardRetentionHistories, 3, 30)
-TestTableRetention = case(TableRetentionHistories, 2, 15)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
 import attrs
 import topicstore as ts
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from topicstore.pubsub.feed import Feed
 from topicstore.pubsub.subscription import Subscription, SubscriptionBatch
 from topicstore.storage.counting.lag import Lag
-from topicstore_conformance.conditions.profiles import MACHINE, tries
+
+from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.faults.striking import Fault, faults, striking
+from topicstore_conformance.subjects.pairs import Pair
 
 SHARDS = 2
 TOPICS = ["a/x", "a/y", "b/x", "b/y/z", "$s/x"]
@@ -49,12 +49,16 @@ class Follower:
         self.pending = [one for one in self.pending if one[0] > self.acknowledged]
 
 
-class Histories(RuleBasedStateMachine):
+class SubscriptionHistories(RuleBasedStateMachine):
     """A state machine: each subscription fetches the model's matching messages after its place, in order."""
+
+    pair: Pair
 
     def __init__(self) -> None:
         super().__init__()
-        self.path = Path(tempfile.mkdtemp())
+        self.persistent = "persistent" in self.pair.capabilities
+        self.temporary = quick_directory()
+        self.path = Path(self.temporary.name)
         self.live: list[list[tuple[int, int, ts.Message]]] = [[] for _ in range(SHARDS)]
         """Position, generation and message of each stored row, by shard."""
         self.followers: list[Follower] = []
@@ -62,19 +66,18 @@ class Histories(RuleBasedStateMachine):
         self.stored = 0
 
     @initialize(
-        layout=st.sampled_from(["block", "block", "skipstream", "reference"]),
         text=st.sampled_from(FILTERS),
         window=st.sampled_from([None, 3, 50]),
     )
-    def begin(self, layout: str, text: str, window: int | None) -> None:
-        self.db = ts.open(self.path / "db", layout=layout, shards=SHARDS)
+    def begin(self, text: str, window: int | None) -> None:
+        self.db = self.pair.open(self.path / "db", shards=SHARDS)
         self.subscribe(text, False, window)
 
     def teardown(self) -> None:
         for follower in self.followers:
             follower.subscription.close()
         self.db.close()
-        shutil.rmtree(self.path)
+        self.temporary.cleanup()
 
     _rows = st.lists(st.tuples(st.sampled_from(TOPICS), st.integers(0, 3)), min_size=1, max_size=12)
 
@@ -99,6 +102,7 @@ class Histories(RuleBasedStateMachine):
         for follower in self.followers:
             follower.live += [message for message in messages if follower.topic_filter.matches(message.topic)]
 
+    @precondition(lambda self: self.persistent)
     @rule(rows=_rows, fault=faults())
     def store_and_be_killed(self, rows: list[tuple[str, int]], fault: Fault | None) -> None:
         """Kill the process while it stores a batch; in the next process, subscriptions resume where they acknowledged.
@@ -227,6 +231,7 @@ class Histories(RuleBasedStateMachine):
     def compact(self) -> None:
         self.db.compact()
 
+    @precondition(lambda self: self.persistent)
     @rule()
     def reopen(self) -> None:
         places = []
@@ -247,7 +252,7 @@ class Histories(RuleBasedStateMachine):
         if killed is not None:
             shutil.rmtree(self.path / "db")
             killed.rename(self.path / "db")
-        self.db = ts.open(self.path / "db")
+        self.db = self.pair.open(self.path / "db")
         for follower, place in zip(self.followers, places, strict=True):
             follower.subscription = self.db.subscribe(follower.topic_filter.text, place, window=follower.window)
             follower.delivered, follower.acknowledged, follower.pending = 0, 0, []
@@ -290,7 +295,3 @@ def same(batch: object, expected: list[tuple[int, int, ts.Message]]) -> bool:
     return [(m.topic, m.payload, m.client_id) for m in messages] == [
         (m.topic, m.payload, m.client_id) for _, _, m in expected[: len(messages)]
     ]
-
-
-TestHistories = Histories.TestCase
-TestHistories.settings = settings(MACHINE, max_examples=tries(10, 60))

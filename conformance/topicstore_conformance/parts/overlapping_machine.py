@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from itertools import count
-from typing import Any, ClassVar
 
 import attrs
 import topicstore as ts
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 from topicstore.sessions import Publish, PubRel, Session, SubscribeOptions
 
-from .machines import SessionsMachine, World, case
+from topicstore_conformance.parts.machines import SessionsMachine, World, shows_at_once
 
 TOPICS = ["t/a", "t/b", "t", "u/a", "u/b/c", "$s/a"]
 FILTERS = ["#", "t/#", "t/+", "+/a", "t/a", "u/#", "u/b/c", "$s/#"]
@@ -57,7 +56,7 @@ class Published:
     owed: list[Owed] = attrs.field(factory=list)
 
 
-class Overlaps(SessionsMachine):
+class OverlappingHistories(SessionsMachine):
     """A state machine: each delivery of a message serves all subscriptions that wait for it; at the end none waits."""
 
     @initialize(
@@ -67,7 +66,7 @@ class Overlaps(SessionsMachine):
     )
     def begin(self, pool: list[int], first: list[str], store_qos0: bool) -> None:
         """Begin with some subscriptions and a pool of QoS values; some histories have only unstored messages."""
-        self.world = World(**self.how)
+        self.world = World(self.pair, self.shards)
         self.published: dict[bytes, Published] = {}
         self.subscriptions: dict[str, Subscribed] = {}
         self.sent: dict[int, Publish] = {}
@@ -124,7 +123,7 @@ class Overlaps(SessionsMachine):
         """Disconnect the client, crash the process so that only committed state remains, or reopen the database."""
         if how == "crash":
             self.world.crash()
-        elif how == "reopen" and self.backend != "memory":
+        elif how == "reopen" and self.persistent:
             self.world.reopen()
         elif self.session is not None:
             self.session.disconnect()
@@ -304,7 +303,7 @@ class Overlaps(SessionsMachine):
         if self.session is None:
             self.connect(self.once, 100)
         self.run_dry()
-        while not self.at_once and self.missing():
+        while not shows_at_once(self.world.db) and self.missing():
             assert self.db.sessions.wait(10)
             self.run_dry()
         assert [] == self.missing()
@@ -320,28 +319,3 @@ class Overlaps(SessionsMachine):
             if not busy and not self.db.sessions.wait(0):
                 return
         raise AssertionError("the session has nothing to do, and says that it has")
-
-
-class SkipstreamOverlaps(Overlaps):
-    layout = "skipstream"
-
-
-class ReopenedOverlaps(Overlaps):
-    layout, backend, shards = "reference", "rocksdb", 1
-
-
-class BlockOverlapsOnDisk(Overlaps):
-    backend = "rocksdb"
-
-
-class WildcardOverlaps(Overlaps):
-    layout = "wildcard_optimized"
-    options: ClassVar[dict[str, Any]] = {"epoch_bits": 10}
-    ordered = at_once = False
-
-
-TestOverlaps = case(Overlaps, 60, 400)
-TestSkipstreamOverlaps = case(SkipstreamOverlaps, 8, 50)
-TestReopenedOverlaps = case(ReopenedOverlaps, 6, 30)
-TestOverlapsOnDisk = case(BlockOverlapsOnDisk, 6, 30)
-TestWildcardOverlaps = case(WildcardOverlaps, 6, 30)
