@@ -64,7 +64,7 @@ class World:
             self: SessionState, by_shard: Mapping[int, Sequence[ts.StateWrite]]
         ) -> Mapping[int, ts.TopicstoreError]:
             full = {shard: ts.StorageFullError("the disk is full") for shard in by_shard if next(writes) == failing}
-            return full | commit(self, {shard: by_shard[shard] for shard in by_shard if shard not in full})
+            return {**full, **commit(self, {shard: by_shard[shard] for shard in by_shard if shard not in full})}
 
         with patch.object(SessionState, "commit", fail):
             yield
