@@ -25,10 +25,10 @@ Given = dict[str, Any]
 
 TRANSFORM, HUB = Shifting, Hub
 """The classes that the rows name. The transforms of this class that a test adds itself are changed, too."""
-registry().plugins["shifting"] = SHIFTING
 
 
 def subject_of(row: M) -> Pair:
+    registry().plugins["shifting"] = SHIFTING  # in the process of the suites alone
     return pair_of(*row.on.split("-"), plugins=["shifting"])
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from .errors import InvalidArgumentError
-from .quantities import INFINITY, parse_duration, parse_size
 from .topics import check_utf8
 
 __all__ = [
@@ -60,6 +59,8 @@ def seconds(length: Length | None) -> Any:
     Raises `InvalidArgumentError` for a text that is no duration.
     """
     if isinstance(length, str):
+        from .quantities import INFINITY, parse_duration  # few programs write texts
+
         if length == INFINITY:
             return None
         try:
@@ -76,6 +77,8 @@ def byte_count(size: object) -> Any:
     """
     if not isinstance(size, str):
         return size
+    from .quantities import INFINITY, parse_size
+
     try:
         return None if size == INFINITY else parse_size(size)
     except ValueError as bad:

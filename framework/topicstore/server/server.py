@@ -19,7 +19,6 @@ from topicstore.contract.errors import InvalidArgumentError
 
 from .access.access import Access
 from .access.bans import FILE, BanFile, Bans
-from .config.edit import replace_rules, restore
 from .config.model import MESSAGES, Limits, Rule, ServerSettings
 from .databases import change_database, check_database
 from .descriptors import Descriptors
@@ -299,6 +298,8 @@ class Server:
         """
         if self._file is None:
             raise InvalidArgumentError("this server has no settings file in which access rules could be changed")
+        from .config.edit import replace_rules, restore  # few servers change rules while they run
+
         async with self._changing_rules:
             before = await asyncio.to_thread(replace_rules, self._file, rules)
             try:

@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from topicstore.contract.arguments import KEEP, Keep, Length, check_length
+from topicstore.contract.arguments import KEEP, Keep, Length, check_length, seconds
 from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
-from topicstore.contract.quantities import INFINITY
 from topicstore.contract.state import StateWrite
 from topicstore.runtime.closing import do_all
 from topicstore.shard.state import FrameworkWrite
@@ -154,7 +153,7 @@ def interval_of(expiry_interval: Length | None) -> int:
 
     0xFFFFFFFF seconds means that the session never expires (MQTT 5, section 3.1.2.11.2). Raises `InvalidArgumentError`.
     """
-    if expiry_interval is None or expiry_interval == INFINITY:
+    if seconds(expiry_interval) is None:
         return NEVER
     length = check_four_bytes("expiry_interval", expiry_interval)
     return NEVER if length == _MOST_SECONDS else microseconds(length)

@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 from litestar import delete, get, post, put
 from litestar.exceptions import NotFoundException
-from litestar.params import FromPath, FromQuery, JSONBody, QueryParameter
+from litestar.params import JSONBody, PathParameter, QueryParameter
 
 from topicstore.contract.errors import UnsupportedError
 from topicstore.server.access.bans import Ban, Banned
@@ -77,14 +77,17 @@ def users(context: TheContext) -> Page[User]:
     return Page(items=[User(name) for name in _users(context).names()])
 
 
+_UserName = Annotated[str, PathParameter(description="The user's name, percent-encoded.")]
+
+
 @put("/users/{name:str}", guards=[needs("admin")], tags=["access"], sync_to_thread=True)
-def put_user(context: TheContext, name: FromPath[str], data: JSONBody[Password]) -> ChangedUser:
+def put_user(context: TheContext, name: _UserName, data: JSONBody[Password]) -> ChangedUser:
     """Add a user, or change the password of one. It counts from the next connection on."""
     return ChangedUser(name, new=_users(context).put(name, data.password.encode()))
 
 
 @delete("/users/{name:str}", guards=[needs("admin")], tags=["access"], status_code=200, sync_to_thread=True)
-def remove_user(context: TheContext, name: FromPath[str]) -> User:
+def remove_user(context: TheContext, name: _UserName) -> User:
     """Remove a user. The user's open connections stay: kick them, or ban the user."""
     file = _users(context)
     if name not in file.names():
@@ -114,6 +117,7 @@ def put_rules(context: TheContext, data: JSONBody[list[Rule]]) -> Reloaded:
 
 # --- bans ---
 
+_Value = Annotated[str, QueryParameter(description="The client id, the user name, or the address or network.")]
 _Kind = Annotated[Banned, QueryParameter(description="What is banned: a client id, a user name, or an address.")]
 
 
@@ -130,7 +134,7 @@ def add_ban(context: TheContext, data: JSONBody[NewBan]) -> Ban:
 
 
 @delete("/bans", guards=[needs("admin")], tags=["access"], status_code=200, sync_to_thread=True)
-def remove_ban(context: TheContext, kind: _Kind, value: FromQuery[str]) -> Ban:
+def remove_ban(context: TheContext, kind: _Kind, value: _Value) -> Ban:
     """Lift a ban, also one of a flapping client."""
     found = context.mqtt.bans.remove(kind, value)
     if found is None:
