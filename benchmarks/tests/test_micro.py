@@ -156,24 +156,24 @@ def test_filter_matches(benchmark: BenchmarkFixture, text: str) -> None:
 
 
 def test_batch_from_messages(benchmark: BenchmarkFixture) -> None:
-    """Validate a thousand message objects and convert them to columns."""
+    """A thousand message objects are validated and converted to columns."""
     assert ROWS == len(benchmark(MessageBatch.from_messages, messages()))
 
 
 def test_batch_to_messages(benchmark: BenchmarkFixture) -> None:
-    """Convert columns to a thousand message objects."""
+    """Columns are converted to a thousand message objects."""
     batch = MessageBatch.from_messages(messages())
     assert messages() == benchmark(batch.to_messages)
 
 
 def test_positions_of_a_commit(benchmark: BenchmarkFixture) -> None:
-    """Compute a thousand consecutive positions."""
+    """A thousand consecutive positions are computed."""
     positions = benchmark(commit_positions, FIRST, FIRST >> 11, ROWS)
     assert [FIRST + 1, FIRST + ROWS] == positions[[0, -1]].tolist()
 
 
 def test_positions_of_messages(benchmark: BenchmarkFixture) -> None:
-    """Compute the positions of a thousand message times, some of which are late or equal."""
+    """The positions of a thousand message times are computed, some of which are late or equal."""
     times = np.arange(ROWS, dtype=np.int64) // 3 % 100 + (FIRST >> 11)
     positions = benchmark(message_positions, 0, times)
     assert (np.diff(positions.astype(np.int64)) > 0).all()

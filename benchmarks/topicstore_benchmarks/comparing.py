@@ -265,7 +265,7 @@ def _table(changes: Sequence[Change]) -> Table:
 
 
 def _bound(value: float) -> str:
-    """Return the end of an interval as text, "> 100" or "< 0.01" beyond these."""
+    """Return the end of an interval as text, "> 100" or "< 0.01" beyond these bounds."""
     if value > 100:
         return "> 100"
     return f"{value:.2f}" if value >= 0.01 else "< 0.01"

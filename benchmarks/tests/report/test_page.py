@@ -84,8 +84,8 @@ def test_headings_are_in_order(document: Document) -> None:
     assert all(below - above <= 1 for above, below in pairwise(levels))
 
 
-def test_tables_have_captions_and_each_question_has_a_picture(document: Document) -> None:
-    """Every table has a caption, and every question has a chart that shows the medians as text."""
+def test_tables_have_captions_and_each_criterion_has_a_picture(document: Document) -> None:
+    """Every table has a caption, and every criterion has a chart that shows the medians as text."""
     assert len(document.all("table")) == len(document.all("caption"))
     assert 10 == len(document.all("figure")) == len([one for one in document.all("svg") if one["width"]])
     assert {"SQLite", "block on rocksdb", "RocksDB alone"} <= set(document.texts)
@@ -147,7 +147,7 @@ def test_a_run_without_values_is_refused_and_an_old_report_stays(make_run: RunMa
         write_report(run / "absent")
 
 
-def test_settings_that_durability_changes_are_told_apart(wide_run: Path) -> None:
+def test_settings_that_durability_changes_are_distinguished(wide_run: Path) -> None:
     said = text(wide_run)
 
     assert "synchronous: NORMAL (commit), FULL (sync)" in said

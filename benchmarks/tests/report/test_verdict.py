@@ -12,12 +12,12 @@ import pytest
 from topicstore_benchmarks.report.quantities import quantity
 from topicstore_benchmarks.report.run import Run, load
 from topicstore_benchmarks.report.verdict import (
+    Criterion,
     Grid,
-    Question,
     Ranking,
     against_peers,
+    criteria,
     failures,
-    questions,
     results,
     winners,
 )
@@ -25,10 +25,10 @@ from topicstore_benchmarks.report.verdict import (
 RunMaker = Callable[..., Path]
 
 
-def answer(grids: list[Grid], question: str, column: int = 0) -> Ranking:
-    """Return the answer to a question for the first durability and the workload of a column."""
-    (answers,) = [answers for asked, answers in grids[0].rows if asked.name == question]
-    found = answers[column]
+def ranking(grids: list[Grid], criterion: str, column: int = 0) -> Ranking:
+    """Return the ranking by a criterion, for the first durability and the workload of a column."""
+    (rankings,) = [rankings for each, rankings in grids[0].rows if each.name == criterion]
+    found = rankings[column]
     assert found is not None
     return found
 
@@ -36,12 +36,12 @@ def answer(grids: list[Grid], question: str, column: int = 0) -> Ranking:
 def test_the_best_median_wins_whichever_way_is_better(make_run: RunMaker) -> None:
     run = load(make_run())
     found = winners(run)
-    assert {"block on rocksdb"} == {one.result.contender.name for one in found[0].answers()}
-    assert len(questions(run)) == len(found[0].answers())
+    assert {"block on rocksdb"} == {one.result.contender.name for one in found[0].rankings()}
+    assert len(criteria(run)) == len(found[0].rankings())
 
 
 def test_limits_take_no_part_and_warming_up_does_not_count(make_run: RunMaker) -> None:
-    found = answer(winners(load(make_run(repetitions=2))), "Replay all")
+    found = ranking(winners(load(make_run(repetitions=2))), "Replay all")
     assert "topicstore" == found.result.contender.kind
     assert 2 == len(found.result.values)
 
@@ -49,7 +49,7 @@ def test_limits_take_no_part_and_warming_up_does_not_count(make_run: RunMaker) -
 def test_a_contender_is_not_its_own_rival_when_compacted(make_run: RunMaker) -> None:
     """A winner is compared with another contender, even if its own compacted and uncompacted results are both ahead."""
     far_ahead = {("block on rocksdb", phase): 9.0 for phase in ("replay all", "replay all, compacted")}
-    found = answer(winners(load(make_run(changes=far_ahead))), "Replay all")
+    found = ranking(winners(load(make_run(changes=far_ahead))), "Replay all")
     assert "block on rocksdb, compacted" == found.result.label
     assert found.other is not None
     assert "block on rocksdb" != found.other.contender.name
@@ -57,7 +57,7 @@ def test_a_contender_is_not_its_own_rival_when_compacted(make_run: RunMaker) -> 
 
 def test_a_peer_that_is_faster_is_said_to_be(make_run: RunMaker) -> None:
     run = load(make_run(changes={("SQLite", "store"): 30.0}))
-    against_peer, winner = answer(against_peers(run), "Store"), answer(winners(run), "Store")
+    against_peer, winner = ranking(against_peers(run), "Store"), ranking(winners(run), "Store")
     assert against_peer.other is not None
     assert against_peer.lead is not None
     assert ("block on rocksdb", "SQLite", False, True) == (
@@ -73,10 +73,10 @@ def test_a_peer_that_is_faster_is_said_to_be(make_run: RunMaker) -> None:
 def test_noise_and_a_single_repetition_leave_it_open(make_run: RunMaker) -> None:
     """If a difference is within the noise, or comes from a single repetition, the verdict says that it isn't clear."""
     level = {("SQLite", "store"): 3.0, ("NATS JetStream", "store"): 2.4}
-    assert not answer(against_peers(load(make_run(repetitions=6, noise=0.2, changes=level))), "Store").clear
+    assert not ranking(against_peers(load(make_run(repetitions=6, noise=0.2, changes=level))), "Store").clear
     once = against_peers(load(make_run("once", repetitions=1)))
-    assert not any(one.clear for one in once[0].answers())
-    assert all(one.ahead for one in once[0].answers())
+    assert not any(one.clear for one in once[0].rankings())
+    assert all(one.ahead for one in once[0].rankings())
 
 
 def test_failures_come_first_and_each_reason_once(wide_run: Path) -> None:
@@ -90,13 +90,13 @@ def test_failures_come_first_and_each_reason_once(wide_run: Path) -> None:
 
 def test_what_failed_is_not_ranked(wide_run: Path) -> None:
     run = load(wide_run)
-    (wildcard,) = [one for one in questions(run) if one.name == "Wildcard"]
+    (wildcard,) = [one for one in criteria(run) if one.name == "Wildcard"]
     assert "Redis Streams" not in names(run, "lorawan", wildcard)
     assert "Redis Streams" in names(run, "fleet", wildcard)
 
 
-def names(run: Run, workload: str, question: Question) -> list[str]:
-    return [one.contender.name for one in results(run, question, workload, "commit", "topicstore", "peer")]
+def names(run: Run, workload: str, criterion: Criterion) -> list[str]:
+    return [one.contender.name for one in results(run, criterion, workload, "commit", "topicstore", "peer")]
 
 
 def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_value_of_what_failed_does_not_count(make_run: RunMaker) -> None:
     assert ("SQLite", "died") in [(problem.contender, problem.reason) for problem in run.problems]
 
 
-def test_rows_of_no_value_are_told_of_and_break_nothing(make_run: RunMaker) -> None:
+def test_rows_without_a_value_are_reported_and_break_nothing(make_run: RunMaker) -> None:
     def without_values_of_nats(row: dict[str, Any]) -> dict[str, Any]:
         return row | {"value": None} if row["contender"] == "NATS JetStream" else row
 

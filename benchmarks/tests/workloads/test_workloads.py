@@ -56,7 +56,7 @@ def workload(request: pytest.FixtureRequest) -> Workload:
 
 
 def test_parts_are_the_same_whoever_makes_them(workload: Workload) -> None:
-    """A part has the same messages in whichever order and by whichever object parts are made."""
+    """A part has the same messages, no matter in which order parts are made and which object makes them."""
     whole = table(workload)
     again = [type(workload)(workload.options, workload.beside).part(n) for n in reversed(range(workload.parts))]
     assert whole.equals(pa.Table.from_batches(again[::-1]))

@@ -110,7 +110,7 @@ def _scrapes(
     data: str, server: Server, db: ts.Database, rounds: int, seconds: float, progress: Progress
 ) -> Iterator[Figure]:
     progress("metrics: scrapes of an idle server")
-    metrics = server.http.context.metrics  # type: ignore[union-attr] # it was asked for
+    metrics = server.http.context.metrics  # type: ignore[union-attr] # it was requested
     times = max(2, int(rounds * seconds))
     metrics.stop()
     unwatched = _idle(lambda: time.sleep(times - 1))

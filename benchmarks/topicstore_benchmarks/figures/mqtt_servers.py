@@ -57,7 +57,7 @@ class MqttServer:
                     process.communicate(b"\n")
 
 
-# The shell replaces itself by the server, so the server's process id is $$. A background shell waits for a line on a
+# The shell replaces itself with the server, so the server's process id is $$. A background shell waits for a line on a
 # pipe. If the pipe ends without a line, because the benchmark's process was killed, that shell kills the server.
 _WATCHED = 'exec 3<&0 </dev/null; (read -r line <&3 || kill -9 $$) >/dev/null 2>&1 & exec 3<&-; exec "$@"'
 

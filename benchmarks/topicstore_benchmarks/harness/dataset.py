@@ -1,4 +1,4 @@
-"""The data set of a workload: its messages, generated once, the expected replays, and checks of replays against these.
+"""The data set of a workload: its messages, generated once, the expected replays, and checks of actual replays.
 
 ::
 

@@ -61,7 +61,7 @@ class Question:
 
 @attrs.frozen(kw_only=True)
 class ReplayFigures:
-    """Measurements of one layout's replays of one question."""
+    """Measurements of one layout's replays for one `Question`."""
 
     messages: int
     seconds: float
@@ -85,9 +85,9 @@ class LayoutFigures:
     delay_seconds: float
     """Maximum seconds until a stored message is visible: the length of an epoch, or 0 without epochs."""
     replays: list[ReplayFigures]
-    """Figures of the replays, in the order of the questions."""
+    """Figures of the replays, in the order of `Comparison.questions`."""
     total_seconds: float
-    """Sum of the median durations after compaction, each times the weight of its question."""
+    """Sum of the median durations after compaction, each times the weight of its replay."""
     unmerged_seconds: float | None
     """Sum of the weighted median durations before compaction; None for layouts with nothing to compact."""
     cost: float
@@ -176,7 +176,7 @@ def representative_filters(counts: Mapping[str, int]) -> list[str]:
     """Return filters for topics with these numbers of messages, to use if the user gives none.
 
     These are the topic with the median number of messages, the busiest topic, and wildcard filters. The latter are the
-    median topic with one level replaced by ``+``, for the three deepest levels at which topics differ.
+    median topic with one level replaced with ``+``, for the three deepest levels at which topics differ.
     """
     by_traffic = sorted(counts, key=lambda topic: (counts[topic], topic))
     median = by_traffic[len(by_traffic) // 2]

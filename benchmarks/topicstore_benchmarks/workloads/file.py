@@ -117,7 +117,7 @@ class FileWorkload(Workload):
 
 
 def busiest_wildcard(counts: Counter[str]) -> str:
-    """Return the filter, a topic with one level replaced by ``+``, that matches the most messages, but at most half.
+    """Return the filter, a topic with one level replaced with ``+``, that matches the most messages, but at most half.
 
     If every such filter matches more than half of the messages, returns the one that matches the most. Returns ``#`` if
     there is only one topic.

@@ -106,7 +106,7 @@ class MadeWorkload(Workload):
 
     @property
     def summary(self) -> str:
-        """Return the summary, in which ``{devices}`` and the names of groupings are replaced by their numbers."""
+        """Return the summary, in which ``{devices}`` and the names of groupings are replaced with their numbers."""
         return self._summary.format(**self._counts())
 
     def _counts(self) -> dict[str, int]:

@@ -59,7 +59,7 @@ class Workload(ABC):
 
     Options: ClassVar[type[WorkloadOptions]] = WorkloadOptions
     replaceable: ClassVar[tuple[str, ...]] = ()
-    """The built-in requests whose filters may be replaced by the options' ``requests``."""
+    """The built-in requests whose filters may be replaced with the options' ``requests``."""
 
     def __init__(self, options: WorkloadOptions, beside: Path) -> None:
         self.options = options

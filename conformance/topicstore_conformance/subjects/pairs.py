@@ -51,7 +51,7 @@ class Pair:
     def open(
         self, path: Path, *, options: Mapping[str, Mapping[str, Any]] | None = None, **arguments: Any
     ) -> ts.Database:
-        """Open a database of this pair, by default with `quick_options`."""
+        """Open a database with this backend and layout, by default with `quick_options`."""
         merged = {self.layout: quick_options(self.layout), **(options or {})}
         return ts.open(path, backend=self.backend, layout=self.layout, options=merged, **arguments)
 

@@ -142,7 +142,7 @@ def test_auth_without_a_method_is_a_protocol_error(connect) -> None:  # type: ig
 @statement("3.1.2-7", "3.1.2-8", "3.1.2-14", "3.1.2-15")
 @pytest.mark.parametrize("retain", [False, True])
 def test_a_will_is_published_when_the_network_fails(connect, name: str, version: int, retain: bool) -> None:  # type: ignore[no-untyped-def]
-    """A will is published when the network connection fails, as a retained message if the client asked for that."""
+    """A will is published when the network connection fails, as a retained message if the client requested that."""
     watcher = connect(version=version)
     watcher.subscribe(name, options=2)
     connect(version=version, will=wire.Will(topic=name, payload=b"gone", qos=2, retain=retain)).close()
@@ -316,7 +316,7 @@ def test_explanations_are_left_out_where_they_are_too_long(connect, stranger, na
 
 
 @statement("3.1.2-24")
-def test_a_client_that_can_not_be_told_what_holds_is_refused(connect, stranger, name: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_client_whose_connack_is_too_large_is_refused(connect, stranger, name: str) -> None:  # type: ignore[no-untyped-def]
     """A client is refused if its CONNACK would exceed its maximum packet size.
 
     Neither a session nor a will remains.

@@ -274,7 +274,7 @@ def test_properties_go_on_unaltered(connect, name: str, qos: int) -> None:  # ty
 
 @statement("3.3.2-5", "3.3.2-6", "4.3.3-7", "4.3.3-13")
 def test_what_has_expired_is_not_sent(connect, name: str) -> None:  # type: ignore[no-untyped-def]
-    """An expired message isn't sent; other messages carry the seconds that remain, also when redelivered.
+    """An expired message isn't sent; other messages carry the seconds that remain, even when they are redelivered.
 
     A QoS 2 exchange that began in time is completed.
     """

@@ -54,7 +54,7 @@ def test_a_session_shows_subscriptions_window_and_lag(
     assert shown["expiry_interval"] == WEEK
 
 
-def test_a_kicked_client_is_told_so_and_keeps_its_session(
+def test_a_kicked_client_gets_the_reason_and_keeps_its_session(
     http: httpx.Client, served: tuple[ts.Database, Server]
 ) -> None:
     """A kicked client gets a DISCONNECT with 0x98, and keeps its session for the next connection."""

@@ -140,7 +140,10 @@ def session(context: TheContext, client_id: FromPath[str]) -> SessionEntry:
 
 @delete("/sessions/{client_id:str}", guards=[needs("write")], tags=["sessions"], status_code=200, sync_to_thread=True)
 def expire(context: TheContext, client_id: FromPath[str]) -> Expired:
-    """Permanently end a session with its subscriptions and unacknowledged messages, and its connection (0x98)."""
+    """Permanently end a session with its subscriptions and unacknowledged messages.
+
+    Its connection is closed with reason code 0x98 (administrative action).
+    """
     context.db.sessions.expire(client_id)
     return Expired(client_id, expired=True)
 
