@@ -154,9 +154,9 @@ def test_damaged_messages_are_named(db: ts.Database, missing: bool) -> None:
 
 
 def test_a_checkpoint_is_whole_or_not_there(db: ts.Database, tmp_path: Path) -> None:
-    """A failed checkpoint leaves no directory, a successful one is an independent database.
+    """A failed checkpoint leaves no directory, and a successful one is an independent database.
 
-    An existing path is refused.
+    A checkpoint to an existing path is refused.
     """
     db.store(messages(10))
     full = ts.StorageFullError("disk full")

@@ -338,7 +338,7 @@ def topicstore_layouts():
     ],
 )
 def test_a_layout_that_is_not_one_is_said(module, monkeypatch, tmp_path: Path, layout, error, words) -> None:  # type: ignore[no-untyped-def]
-    """An invalid layout raises an error that names it; other layouts work, also without options."""
+    """An invalid layout raises an error that names it; other layouts work, even without options."""
     use(monkeypatch, Registry([*BUILT_IN, module("topicstore_test_layouts", LAYOUTS)]))
     with ts.open(tmp_path / "good", mode="x", backend="memory", layout="plain") as db:
         db.store([ts.Message("a", b"1")])

@@ -1,4 +1,4 @@
-"""Tests that the layouts of this package fulfil `topicstore.contract.layout`, also with tiny limits."""
+"""Tests that the layouts of this package fulfil `topicstore.contract.layout`, even with tiny limits."""
 
 from __future__ import annotations
 

@@ -187,7 +187,7 @@ class Instance:
                 self._close_unused()
 
     def open_view(self, name: str, translated: Translated) -> View:
-        """Return a new view for the shard ``name``."""
+        """Return a new view, a snapshot for reading, of the shard ``name``."""
         view = View(self.connect(), name, translated)
         with self._viewing:
             self._views.add(view)

@@ -43,7 +43,7 @@ def subject_of(row: M) -> Pair:
 
 
 def messages(changed: Callable[[Any], Any]) -> Any:
-    """Replace each message by a function of it before it is stored."""
+    """Replace each message with a function of it before it is stored."""
     return argument(messages=lambda given: [changed(message) for message in given])
 
 

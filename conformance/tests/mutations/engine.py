@@ -112,17 +112,17 @@ def remade(operations: Iterable[Operation], ranges: Any, rows: Any = ()) -> Writ
 
 
 def operations(changed: Callable[[list[Operation]], Iterable[Operation]]) -> Any:
-    """Replace the operations of each batch by a function of them before the batch is written."""
+    """Replace the operations of each batch with a function of them before the batch is written."""
     return argument(batch=lambda batch: remade(changed(batch.operations), batch.ranges, batch.rows))
 
 
 def values(changed: Callable[[Any], Any]) -> Any:
-    """Replace each value by a function of it before it is written."""
+    """Replace each value with a function of it before it is written."""
     return operations(lambda all_: [(k, key, value if value is None else changed(value)) for k, key, value in all_])
 
 
 def keys_of_bytes(changed: Callable[[bytes], bytes]) -> Any:
-    """Replace each key by a function of it before it is written, in keyspaces whose keys are bytes."""
+    """Replace each key with a function of it before it is written, in keyspaces whose keys are bytes."""
     return operations(lambda all_: [(k, key if k.shape else changed(key), value) for k, key, value in all_])
 
 
@@ -139,7 +139,7 @@ def in_order(by: Callable[[Any], Any], *, shaped: bool) -> Any:
 
 
 def chunks(changed: Callable[[int, list[Any]], list[Any]]) -> Any:
-    """Replace each chunk by a function of its number and pairs, and leave out empty results."""
+    """Replace each chunk with a function of its number and pairs, and leave out empty results."""
     return lambda call, me, given: (new for number, chunk in enumerate(call()) if (new := changed(number, chunk)))
 
 

@@ -97,7 +97,7 @@ def stored(**fields: Callable[[Any], Any]) -> Any:
 
 
 def step(changed: Callable[[SlabStep, Given], SlabStep]) -> Any:
-    """Replace the returned step by a function of the step and the arguments."""
+    """Replace the returned step with a function of the step and the arguments."""
     return lambda call, me, given: changed(call(), given)
 
 
@@ -126,7 +126,10 @@ def matching(rule: Callable[[TopicFilter, str], bool]) -> Any:
 
 
 def with_suffix(number: Callable[[Any], int], seen: Callable[[Any, int, Call, Given], SlabStep]) -> dict[str, Any]:
-    """Append a number to the place of each new cursor; ``seen`` performs a read, given the number in its place."""
+    """Append a number to the place of each new cursor.
+
+    ``seen`` performs a read; it is passed the number with which the place of the read ends.
+    """
 
     def begin(call: Call, me: Any, given: Given) -> bytes:
         return call() + number(me).to_bytes(4, "big")
@@ -324,7 +327,7 @@ def open_parent(call: Call, me: Any, given: Given) -> Slab:
 
 
 def guessed(call: Call, me: Any, given: Given) -> None:
-    """Replace a missing name by the first known one."""
+    """Replace a missing name with the first known one."""
     try:
         call()
     except CorruptionError:

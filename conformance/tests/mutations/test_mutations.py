@@ -50,7 +50,7 @@ def rows(control: bool) -> list[object]:
 
 @pytest.mark.parametrize(("table", "number", "row"), rows(control=False))
 def test_a_broken_promise_is_named(table: str, number: int, row: M, results: Results) -> None:
-    """The test that a mutation's row names fails by an assertion."""
+    """For each mutation, the test that its row names fails with an assertion error."""
     ended = results(table)[number][row.promise]
     if ended == "skipped":
         pytest.skip(f"the test that must fail is skipped here: {row.promise}")

@@ -64,7 +64,7 @@ def test_results() -> None:
     assert f"| `{backend}` |" in "\n".join(capabilities({backend}, set()))
 
 
-def test_seldom_tries_are_told() -> None:
+def test_seldom_tries_are_reported() -> None:
     """The row of a run on a backend without ``fast_seek`` says that only a quarter of the random tries was made."""
     for name, spec in registry().backends().items():
         run = Run(plan=Plan(suite="backend", backend=name, mode="quick"), outcomes=())

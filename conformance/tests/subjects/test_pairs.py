@@ -75,7 +75,7 @@ def test_a_name_brings_all_that_fits() -> None:
     assert sorted([backend, *mine, layout]) == planned(first.backend, first.layout)
 
 
-def test_plans_are_told_apart() -> None:
+def test_plans_are_distinguished() -> None:
     """A plan's text has the names of its plugins, and its capabilities are those that they declare."""
     backend, layout = pairs()[0].backend, pairs()[0].layout
     plan = Plan(suite="database", backend=backend, layout=layout, mode="quick")

@@ -32,7 +32,7 @@ ANY_PORT = Address("127.0.0.1:0")
 class Embedded:
     """A server on the test's database, which serves within a ``with`` block and is drained at the block's end.
 
-    settings: the server's settings; their listeners are replaced by one on a free port of the loopback interface.
+    settings: the server's settings; their listeners are replaced with one on a free port of the loopback interface.
     access:   the access rules, if the settings can't express them; called in the event loop.
 
     The other arguments are those of `Server`.

@@ -137,7 +137,7 @@ class RawClient:
         return self.expect("PUBCOMP")
 
     def acknowledge(self, packet: Packet) -> None:
-        """Acknowledge a PUBLISH with a PUBACK, or with the whole exchange of QoS 2."""
+        """Acknowledge a PUBLISH with a PUBACK, or with the whole QoS 2 exchange."""
         if packet.qos == 1:
             self.send(wire.acknowledgement("PUBACK", packet.packet_id))
         elif packet.qos == 2:

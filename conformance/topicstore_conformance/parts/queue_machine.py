@@ -151,7 +151,7 @@ class QueueHistories(RuleBasedStateMachine):
 
     @rule(drawn=st.lists(MESSAGES, max_size=3))
     def append_badly(self, drawn: list[ts.Message]) -> None:
-        """Append with an invalid message, which refuses the whole call."""
+        """Append messages of which one is invalid, so that the whole call is refused."""
         with pytest.raises(ts.InvalidMessageError) as refused:
             self.queue.append([*drawn, ts.Message("#", b"")])
         assert len(drawn) == refused.value.index

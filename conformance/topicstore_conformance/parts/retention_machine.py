@@ -255,7 +255,7 @@ class RetentionHistories(RuleBasedStateMachine):
             live = [one for one in self.db.generations() if one.number not in self.archived]
             assert len(live) == 1 or sum(one.live_bytes for one in live) <= self.settings.max_bytes
 
-    # --- what is asked for ---
+    # --- requests ---
 
     @rule(layout=st.integers(0, 3))
     def add_generation(self, layout: int) -> None:

@@ -1,4 +1,7 @@
-"""Random histories of sessions compared with a plain model: publishing, subscribing, acknowledging, crashing, ....
+"""Random histories of sessions, compared with a plain model.
+
+A history publishes, subscribes, unsubscribes, acknowledges, reconnects and crashes.
+
 
 The model records which messages each subscription must deliver, with the options at the time of publication. It also
 records the state that MQTT requires each client to keep. Every delivery is checked. At the end of a history all
@@ -924,7 +927,7 @@ class SessionsHistories(SessionsMachine):
         }
 
     def send_retained(self, client: Client, subscription: Subscription, *, replays: bool = False) -> None:
-        """Make the present retained messages due; without any, an earlier request continues.
+        """Schedule the current retained messages for delivery; if there are none, an earlier delivery continues.
 
         A retained message that the subscription also replays is delivered once, as a replayed message.
         """

@@ -251,7 +251,7 @@ def test_output_that_cannot_be_written_is_no_damage(tmp_path: Path, output: str,
 
 @pytest.mark.parametrize(("arguments", "unbuffered"), [(["replay"], ""), (["replay"], 1), (["topics", "--json"], 1)])
 def test_output_that_is_written_in_part_is_an_error(tmp_path: Path, arguments: list[str], unbuffered: object) -> None:
-    """Output that is only partly written is an error, also with PYTHONUNBUFFERED, which many containers set."""
+    """Output that is only partly written is an error, even with PYTHONUNBUFFERED, which many containers set."""
     with ts.open(tmp_path / "db") as db:
         db.store([ts.Message(f"{'a' * 60_000}/{n}", bytes(100_000)) for n in range(3)])
     program = [sys.executable, "-m", "topicstore.cli", *arguments, str(tmp_path / "db")]

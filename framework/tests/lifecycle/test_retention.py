@@ -458,7 +458,7 @@ def test_it_works_by_itself_when_something_is_stored(db: ts.Database, dropped: t
 
 
 def test_it_works_at_intervals_where_nothing_is_stored(db: ts.Database, clock: Clock, dropped: threading.Event) -> None:
-    """Retention runs at intervals, also without stores."""
+    """Retention runs at intervals, even without stores."""
     db.retention.set(max_age=100)
     db.store([message("1")])
     db.add_generation()

@@ -287,7 +287,7 @@ async def test_answers_about_messages_are_kept_until_all_are_there() -> None:
 
 
 def test_without_plugins_nothing_is_waited_for() -> None:
-    """Without plugins every decision is immediate, also for invalid filters.
+    """Without plugins every decision is immediate, even for invalid filters.
 
     Without settings, clients on this machine may do everything.
     """

@@ -613,7 +613,7 @@ async def test_what_is_no_websocket_is_closed(echoes: Echoes, data: bytes) -> No
 
 
 async def replaced(echoes: Echoes, **addresses: str) -> None:
-    """Replace the listeners by others; if that fails, restore the former ones."""
+    """Replace the listeners with others; if that fails, restore the former ones."""
     listeners = {name: ListenerSettings(listen=Address(text)) for name, text in addresses.items()}
     replacement = Replacement(echoes.listeners)
     try:

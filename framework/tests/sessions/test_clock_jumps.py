@@ -184,7 +184,7 @@ def test_sessions_and_wills_have_their_time(steps: Sequence[tuple[str, tuple[int
 @pytest.mark.parametrize("jump", [20_000 * DAY, -20_000 * DAY], ids=["forward", "back"])
 @pytest.mark.parametrize("seen", ["by a tick", "by the closing", "as the database is opened"])
 def test_a_jump_does_not_count_after_a_restart(tmp_path: Path, jump: int, seen: str) -> None:
-    """Setting the clock while a process runs changes no expiry interval or will delay, also after a restart.
+    """Setting the clock while a process runs changes no expiry interval or will delay, even after a restart.
 
     Devices without a battery-backed clock set their clock in this way after each boot.
     """

@@ -59,7 +59,7 @@ def test_only_what_somebody_wants_is_stored_and_once(db: ts.Database, sessions: 
 
 
 def test_what_is_wanted_follows_subscriptions_and_sessions(sessions: Sessions) -> None:
-    """`Sessions.wants` is true for a topic while a subscription above QoS 0 matches, also of an absent session."""
+    """`Sessions.wants` is true for a topic while a subscription above QoS 0 matches, even of an absent session."""
     session = sessions.open("a", expiry_interval=None)
     other = sessions.open("b", expiry_interval=None)
     assert not sessions.wants("t/1")

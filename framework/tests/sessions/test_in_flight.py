@@ -11,7 +11,7 @@ from topicstore.sessions.records import Keys
 
 
 def test_ids_wrap_around_what_is_still_in_use() -> None:
-    """If all packet ids except three are in use, those three are found, also by wrapping around."""
+    """If all packet ids except three are in use, those three are found, even by wrapping around."""
     in_flight = InFlight(Keys("client"))
     all_ids = range(1, MAX_PACKET_ID + 1)
     positions = np.arange(len(all_ids), dtype=np.uint64)
@@ -25,7 +25,7 @@ def test_ids_wrap_around_what_is_still_in_use() -> None:
 def test_packet_ids_are_unique_over_the_whole_window(
     sessions: Sessions, publish: Callable[..., None], crash: Callable[[], Sessions]
 ) -> None:
-    """Packet ids that wrap around skip the ids still in use, also after a crash."""
+    """Packet ids that wrap around skip the ids still in use, even after a crash."""
     session = sessions.open("subscriber", expiry_interval=None)
     session.subscribe("a/#", 1)
     publish(*map(str, range(50)))

@@ -107,7 +107,7 @@ def test_what_is_refused_to_them(sessions: Sessions) -> None:
     assert "client" not in sessions
 
 
-def test_one_is_told_of_like_others(sessions: Sessions, publish: Publishing) -> None:
+def test_one_is_described_like_others(sessions: Sessions, publish: Publishing) -> None:
     """A session in memory is listed, counted and described like a stored session, with its current state and lag."""
     sessions.open("a stored one", expiry_interval=None)
     session = opened(sessions)
@@ -181,7 +181,7 @@ def test_a_shared_subscription_makes_it_a_stored_one(
 ) -> None:
     """A shared subscription turns a session in memory into a stored session, with all of its state.
 
-    So another member can receive its unacknowledged messages, also after a crash.
+    So another member can receive its unacknowledged messages, even after a crash.
     """
     session = opened(sessions)
     session.subscribe("b", 2)

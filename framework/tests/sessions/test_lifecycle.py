@@ -335,7 +335,7 @@ def test_lengths_of_time_may_be_timedeltas(sessions: Sessions, clock: Clock) -> 
 
 
 @pytest.mark.parametrize("wrong", [-1, timedelta(-1), True, "60", float("nan"), float("inf"), 1e10])
-def test_what_is_no_length_of_time_is_refused(sessions: Sessions, wrong: Any) -> None:
+def test_an_invalid_duration_is_refused(sessions: Sessions, wrong: Any) -> None:
     """A duration that is invalid is refused, and nothing changes."""
     calls: list[Callable[[], object]] = [
         lambda: sessions.open("client", expiry_interval=wrong),

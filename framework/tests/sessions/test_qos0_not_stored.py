@@ -59,7 +59,7 @@ def test_they_are_delivered_live_at_qos_0(db: ts.Database, sessions: Sessions, p
 def test_what_is_stored_for_another_reason_is_read_from_there(
     db: ts.Database, sessions: Sessions, publish: Publishing
 ) -> None:
-    """A QoS 0 message that a persistence rule stores is read from the store, also by clients that were away."""
+    """A QoS 0 message that a persistence rule stores is read from the store, even by clients that were away."""
     db.persistence.add("a/kept")
     session = opened(sessions)
     session.disconnect()

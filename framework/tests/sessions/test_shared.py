@@ -192,7 +192,7 @@ def test_a_slow_member_s_slices_go_to_others(
 
 
 @pytest.mark.parametrize("qos", [0, 1])
-def test_what_comes_back_has_the_qos_of_who_gets_it(
+def test_a_returned_message_has_the_qos_of_its_new_member(
     sessions: Sessions, spread: Callable[..., list[bytes]], qos: int
 ) -> None:
     """A returned message is delivered with the QoS of its new member."""
@@ -300,7 +300,7 @@ def test_what_one_member_may_not_have_goes_to_another(
 def test_what_no_member_may_have_stays_in_the_group(
     sessions: Sessions, spread: Callable[..., list[bytes]], crash: Callable[[], Sessions], crashes: bool
 ) -> None:
-    """A message that no member may receive stays in the group, also after a crash.
+    """A message that no member may receive stays in the group, even after a crash.
 
     The message goes to a later member that may receive it, or to a member whose rights change.
     """

@@ -221,7 +221,7 @@ def test_copies_are_refused(db: ts.Database, tmp_path: Path) -> None:
     assert [] == list(tmp_path.iterdir())
 
 
-def test_damage_is_told(tmp_path: Path) -> None:
+def test_damage_is_reported(tmp_path: Path) -> None:
     """Damage among the messages that a statement reads raises `CorruptionError`, not an error of DuckDB."""
     with ts.open(tmp_path / "db", backend="memory", layout="reference") as db:
         db.store(messages(20))

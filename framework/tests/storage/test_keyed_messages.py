@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_refused(db: ts.Database, arguments: dict[str, obje
 
 
 def test_a_bad_message_is_named_by_its_row(db: ts.Database) -> None:
-    """An invalid message is reported with its row in the batch, also if rows before it aren't stored in a stream."""
+    """An invalid message is reported with its row in the batch, even if rows before it aren't stored in a stream."""
     with pytest.raises(ts.InvalidMessageError) as refused:
         store_under(db.storage, [ts.Message("a", b"1"), ts.Message("a/#", b"2")], [None, b"w"])
     assert 1 == refused.value.index

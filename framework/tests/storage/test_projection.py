@@ -99,7 +99,7 @@ def test_columns_that_do_not_exist(db: ts.Database, columns: Any) -> None:
 
 
 def test_blocks_are_read_without_payloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layout `block` decompresses no payloads if they aren't asked for, compacted or not."""
+    """The layout `block` decompresses no payloads if they aren't requested, compacted or not."""
     need("rocksdb", "block")
     decompressed: list[Block] = []
     payloads = Block.payloads
@@ -123,7 +123,7 @@ def test_blocks_are_read_without_payloads(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_exports_are_read_by_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an archived generation, the columns that are asked for are read, each once, and besides them only topics."""
+    """Of an archived generation, only the requested columns and the topics are read, each once."""
     need("rocksdb", "block")
     asked: list[str] = []
     read = archive_slab._File.read

@@ -69,7 +69,7 @@ _BESIDE = {
     ),
     "serve": "Serve the database PATH to clients of MQTT 3.1.1 and 5, and over HTTP.",
     "tokens": "Add, revoke and list the tokens by which programs use a server over HTTP.",
-    "users": "Add, remove and list the users of a server, who connect with a password.",
+    "users": "Add, remove and list the users who may connect to a server with a password.",
 }
 """The summaries of this distribution's other commands, which packages outside the framework add as entry points."""
 _PLACES = {"import": "commands.import_", "demo": "demo.demo"}
@@ -234,7 +234,7 @@ def _forget_stdout() -> None:
 
 
 def _prepare_streams() -> None:
-    """Make the standard streams accept all text, and replace closed ones by the null device."""
+    """Make the standard streams accept all text, and replace closed ones with the null device."""
     take_closed_streams()
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:

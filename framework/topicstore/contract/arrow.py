@@ -98,7 +98,7 @@ def fields_of(schema: pa.Schema) -> frozenset[str]:
 
 
 def record_batch(columns: Mapping[str, Column | None], rows: int, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a record batch of the columns of a `MessageBatch`, given by name, with a schema from `selected`."""
+    """Return a record batch of the columns of a `MessageBatch`, by column name, with a schema from `selected`."""
     fields = [_FIELDS[name] for name in schema.names]
     if rows and any(columns[column] is None for column, _, _ in fields):
         raise InvalidMessageError("messages have ids once they are stored")
@@ -223,7 +223,7 @@ def whole(messages: Any) -> list[pa.RecordBatch]:
     if isinstance(messages, pa.RecordBatch):
         return [messages]
     if isinstance(messages, pa.RecordBatchReader):
-        table = messages.read_all()  # not through the C interface, which would replace the reader's errors by its own
+        table = messages.read_all()  # not through the C interface, which would replace the reader's errors with its own
     else:
         try:
             table = pa.table(messages)

@@ -293,7 +293,7 @@ class Engine(Reader):
 
     @abstractmethod
     def info(self) -> EngineInfo:
-        """Return sizes. This is cheap: it reads nothing from disk except the sizes of files."""
+        """Return the sizes of the engine's data. This is cheap: only the sizes of files are read from disk."""
 
     @abstractmethod
     def close(self) -> None:

@@ -158,7 +158,7 @@ class CompactStep:
     """One step of a compaction."""
 
     write: WriteBatch
-    """The write that replaces stored messages by the same messages in another form. It is never empty."""
+    """The write that replaces stored messages with the same messages in another form. It is never empty."""
     messages: int
     """The number of messages that the write replaces."""
     freed: int

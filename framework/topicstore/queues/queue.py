@@ -158,7 +158,7 @@ class Queue:
         return self._record.messages
 
     def __bool__(self) -> bool:
-        """Return True, also for an empty queue."""
+        """Return True, even for an empty queue."""
         return True
 
     def info(self) -> QueueInfo:

@@ -40,7 +40,10 @@ def while_wanted(wanted: Callable[[], bool]) -> Iterator[None]:
 
 
 def wanted() -> Callable[[], bool] | None:
-    """Return the check of this thread, for `while_wanted` in a thread that reads on its behalf; None if it has none."""
+    """Return the function that checks whether the calling thread's work is still wanted; None if it has none.
+
+    A thread that reads on the caller's behalf passes it to `while_wanted`.
+    """
     return _thread.wanted
 
 

@@ -52,7 +52,7 @@ class ReplacedFile:
         return [(number, line) for number, line in enumerate(_lines(text), 1) if counts(line)]
 
     def change(self, change: Callable[[list[str]], list[str]], *, missing_ok: bool) -> None:
-        """Replace the file by the lines that ``change`` returns for its lines; comments are included.
+        """Replace the file with the lines that ``change`` returns for its lines; comments are included.
 
         The new file is fsynced before the rename. The target of a symbolic link is replaced, and the link stays.
         ``missing_ok``: create a missing file. Raises the file's error, also if its owner, group and permissions can't

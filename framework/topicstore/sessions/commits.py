@@ -36,7 +36,7 @@ class Commits:
 
         Writes of sessions that are kept in memory count as committed.
 
-        A session that was opened elsewhere doesn't hold up the others, also if another call, for an exchange of QoS 2,
+        A session that was opened elsewhere doesn't hold up the others, even if another call, for a QoS 2 exchange,
         detects it during the commit. If the process dies in between, the writes of some shards are committed, and those
         of other shards are not.
         """

@@ -108,7 +108,7 @@ class Leaving:
         return results
 
     def kick(self, client_id: str) -> bool:
-        """End a connection as if it were lost, also if a crash left it open; return False if there is none.
+        """End a connection as if it were lost, even if a crash left it open; return False if there is none.
 
         Raises `SessionNotFoundError`.
         """

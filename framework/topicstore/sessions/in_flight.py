@@ -283,7 +283,7 @@ class InFlight:
         """The in-flight batches and released ids with no id left, whose records can be removed."""
         self._again: list[int] = []
         """The ids whose PUBREL is to be sent again."""
-        self.resend: list[InFlightBatch] = []  # a deque takes 760 bytes, also in an idle session
+        self.resend: list[InFlightBatch] = []  # a deque takes 760 bytes, even in an idle session
         """The in-flight batches of earlier connections with ids that were not sent again yet, oldest first."""
         self._vanished: frozenset[int] = frozenset()
         """The ids of QoS 2 whose messages couldn't be sent again on this connection."""
@@ -353,10 +353,10 @@ class InFlight:
             return batches.total()
 
     def pubrec(self, packet_id: int, *, accepted: bool = True) -> bool:
-        """Record a PUBREC; return whether the id was in an exchange of QoS 2.
+        """Record a PUBREC; return whether the packet id belongs to a QoS 2 exchange.
 
-        With ``accepted`` False the exchange ends (MQTT 5, section 4.3.3), also if its PUBREL was sent. Otherwise a
-        PUBREC that is repeated after its PUBREL causes the PUBREL to be sent again.
+        If ``accepted`` is False, the exchange ends (MQTT 5, section 4.3.3), even if its PUBREL was already sent.
+        Otherwise, a PUBREC that arrives after the PUBREL was sent causes the PUBREL to be sent again.
         """
         with self.lock:
             if packet_id in self._vanished:
@@ -375,7 +375,7 @@ class InFlight:
             return True
 
     def pubrec_many(self, packet_ids: Sequence[int], *, accepted: bool = True) -> int:
-        """Record PUBRECs; return the number of ids that were in an exchange of QoS 2."""
+        """Record PUBRECs; return the number of packet ids that belong to QoS 2 exchanges."""
         with self.lock:
             return sum(self.pubrec(packet_id, accepted=accepted) for packet_id in packet_ids)
 

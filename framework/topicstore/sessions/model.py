@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 START_PROPERTY = "topicstore-start"
-"""The MQTT 5 user property of a SUBSCRIBE that asks for a replay. Its value can be passed on as a `Start`."""
+"""The MQTT 5 user property of a SUBSCRIBE that requests a replay. Its value can be passed on as a `Start`."""
 
 Start = Time | Mapping[int, int] | None
 """The start of a subscription. None: only messages published from now on. A time, inclusive, in a form that

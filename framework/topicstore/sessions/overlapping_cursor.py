@@ -515,7 +515,7 @@ class OverlappingCursors(SessionCursor):
             self._ready(self)
 
     def _keep_bounds(self, messages: list[Message]) -> None:
-        """Drop the oldest messages above the limits of the queue, and expect copies of no more messages than these."""
+        """Drop the oldest messages above the limits of the queue; stop expecting copies of the oldest, too."""
         for dropped in self._nonpersistent.drop():
             for member in dropped.matching:
                 member.count_missed(1)
@@ -598,7 +598,7 @@ class OverlappingCursors(SessionCursor):
         return [self, *(member for member in self._members if member.moved)]
 
     def writes(self) -> list[StateWrite]:
-        """Return the writes that store the places that have moved."""
+        """Return the writes that store the changed places of the subscriptions."""
         return [write for member in self._members for write in member.writes()]
 
     def committed(self) -> None:

@@ -367,7 +367,7 @@ class Session:
     def restrict(self, allow: Allow | None) -> None:
         """Replace ``allow`` (`Sessions.open`), because the client's rights have changed. None allows every message.
 
-        The new ``allow`` is asked about every message that is not handed out yet, also about those with packet ids.
+        The new ``allow`` is asked about every message that is not handed out yet, including messages with packet ids.
         """
         self._calls.restrict(self, allow)
 
@@ -533,7 +533,7 @@ class Session:
         if self.held_since is not None or self.resuming is not None:
             self._become_ready()
             return None
-        waiting = self._outbox.packets or (in_flight.resend and self._room())  # with a full window, QoS 0 is sent
+        waiting = self._outbox.packets or (in_flight.resend and self._room())  # a full window does not hold up QoS 0
         if not waiting:
             left = max(limit - in_flight.received, 0)  # so that all of the delivery is handed out
             self._read(left, max_bytes, selections, cursors)
@@ -693,7 +693,7 @@ class Session:
             self.dispatcher.failed[self] = None
 
     def go_on(self) -> None:
-        """Allow a retry before the next tick, because a caller asks for this session's deliveries."""
+        """Allow a retry before the next tick, because a caller requests this session's deliveries."""
         self._stalled = False
 
     def try_again(self) -> None:
@@ -776,7 +776,7 @@ class Session:
                 del in_flight.resend[0]
 
     def replace_allow(self, allow: Allow | None) -> None:
-        """Replace ``allow``, also for messages that are drafted but not handed out."""
+        """Replace ``allow``, even for messages that are drafted but not handed out."""
         self.permit.allow, self.permit.asks, self._outbox.revised = allow, False, True
         self.permission_changed()
         for cursor in self.cursors.values():

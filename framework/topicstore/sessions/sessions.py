@@ -323,7 +323,7 @@ class Sessions:
         return self._locks.hold_all(lambda: self._leaving.end_rows(ending, Ended.LOST, send_will=True, partial=partial))
 
     def kick(self, client_id: str) -> bool:
-        """End the connection of a client's session as if it were lost, also if a crash left it open.
+        """End the connection of a client's session as if it were lost, even if a crash left it open.
 
         Return False if it has none. Raises `SessionNotFoundError`.
         """

@@ -67,12 +67,13 @@ class ShardReader:
     ) -> ShardPlan:
         """Return a plan that reads the matching messages with positions from ``first`` to ``bound``, inclusive.
 
-        It lists the generations in order, each with the streams that its layout chose as cheapest. If the bound lies
-        in the current epoch, which the layout hides, wait for the epoch's end, at most for the length of an epoch
-        after ``since`` (by `time.monotonic`). If ``since`` is None, lower the bound instead of waiting.
+        The plan lists the generations in order, each with the streams that its layout chose as cheapest to read. If
+        the bound lies in the current epoch, whose messages the layout still hides, this method waits until the epoch
+        has ended: at most one epoch's length after ``since`` (by `time.monotonic`). If ``since`` is None, it lowers
+        the bound instead of waiting.
 
-        With ``timestamps``, ranges that are known to have no message of these times are left out. The other ranges
-        are read completely, so the plan may return messages of other times.
+        ``timestamps`` is a range of the messages' own times. The plan skips ranges of positions that are known to
+        have no message in it. It reads the others completely, so it may also return messages of other times.
         """
         number, plans = self._writer.number, []
         for record, slab, begin, last in self._parts(first, bound, timestamps):

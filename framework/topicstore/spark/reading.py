@@ -164,11 +164,11 @@ class RangesPartition(InputPartition):
 def partitions_of(
     storage: Storage, ranges: Sequence[ReadRange], selection: Selection, tasks: int
 ) -> list[InputPartition]:
-    """Return the partitions of at most ``tasks`` tasks, of about equally many messages each.
+    """Return at most ``tasks`` partitions with about the same number of messages each.
 
     Neighbouring ranges share a partition, so that few tasks have to open the same shard. There is a single partition
     if only one process can have the database open. There is always at least one, because Spark can't plan a query
-    without any.
+    without partitions.
     """
     most = 1 if storage.mode == "owner" else tasks
     groups: defaultdict[int, list[ReadRange]] = defaultdict(list)

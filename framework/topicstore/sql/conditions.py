@@ -2,8 +2,9 @@
 
 DuckDB hands the conditions of a scan over as an expression of PyArrow, which can be evaluated, but not inspected. Its
 serialized form can: a record batch whose schema has the parts of the expression as metadata, and whose columns are the
-literals (https://github.com/apache/arrow/blob/main/cpp/src/arrow/compute/expression.cc, ``Serialize``). What is not
-understood selects everything, because all rows that are read are compared with the whole expression afterwards.
+literals (https://github.com/apache/arrow/blob/main/cpp/src/arrow/compute/expression.cc, ``Serialize``). A condition
+that is not understood selects everything, because all rows that are read are compared with the whole expression
+afterwards.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _ANY_TIME = TimeRange()
 
 @attrs.frozen(kw_only=True)
 class Selection:
-    """The messages that may meet a condition: those that meet all of these."""
+    """The messages that may meet a condition: those that meet all restrictions that the attributes state."""
 
     topics: frozenset[str] | None = None
     """The topics; None for all."""
@@ -51,7 +52,7 @@ class Selection:
     """The range of the messages' own times."""
 
     def both(self, other: Selection) -> Selection:
-        """Return what meets both conditions."""
+        """Return the selection of the messages that may meet both conditions."""
         return Selection(
             topics=_common(self.topics, other.topics),
             least=max(self.least, other.least),
@@ -63,7 +64,7 @@ class Selection:
         )
 
     def either(self, other: Selection) -> Selection:
-        """Return a selection of all that meets at least one of the conditions, and perhaps of more."""
+        """Return a selection of all messages that may meet at least one of the conditions, and perhaps of others."""
         return Selection(
             topics=_together(self.topics, other.topics),
             least=min(self.least, other.least),

@@ -48,8 +48,8 @@ _MADE_OF = {"time": "position", "payload_bytes": "payload"}
 class MessagesTable(ds.Dataset):  # type: ignore[misc]
     """The messages that ``#`` matches and that were stored before the table was made.
 
-    DuckDB calls `scanner` for each scan of a statement, with the columns and the condition of the scan. Only what may
-    meet the condition is read. The errors of reading are kept, because DuckDB raises its own in their place.
+    DuckDB calls `scanner` for each scan of a statement, with the columns and the condition of the scan. Only messages
+    that may meet the condition are read. The errors of reading are kept, because DuckDB raises its own in their place.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -136,7 +136,7 @@ class MessagesTable(ds.Dataset):  # type: ignore[misc]
 
 
 class _Scan:
-    """A scan, in the form in which DuckDB asks for its batches."""
+    """A scan, in the form in which DuckDB requests its batches."""
 
     def __init__(self, names: Sequence[str], batches: Iterator[pa.RecordBatch]) -> None:
         self._schema = pa.schema([MESSAGES.field(name) for name in names])

@@ -411,7 +411,7 @@ class Storage:
 
     @property
     def closed(self) -> bool:
-        """Whether calls are refused: after the close, while it runs, and in a forked process."""
+        """Whether calls are refused: during and after the close, and in a forked child."""
         return self._refusal is not None
 
     def close(self) -> None:

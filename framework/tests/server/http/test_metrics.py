@@ -161,7 +161,7 @@ def test_a_batch_that_fails_is_counted(watched: Watched) -> None:
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_packets_by_type_and_reason_code(watched: Watched, version: int) -> None:
-    """Every packet of three clients is counted once by type and reason code, also if refused or malformed."""
+    """Every packet of three clients is counted once by type and reason code, even if it is refused or malformed."""
     v5 = version == 5
     with ExitStack() as clients:
         reader, writer, bad = (clients.enter_context(RawClient(watched.port, version=version)) for _ in range(3))
@@ -265,7 +265,7 @@ def test_sessions_their_lag_and_what_is_in_flight(watched: Watched) -> None:
 
 
 def test_messages_of_qos_0_that_were_dropped(watched: Watched) -> None:
-    """Dropped QoS 0 messages are counted, also those of sessions that have ended."""
+    """Dropped QoS 0 messages are counted, including those of sessions that have ended."""
     dropped = []
     # the two filters of the second client overlap
     for client, filters in (("one", ("live/#",)), ("two", ("live/#", "live/+"))):

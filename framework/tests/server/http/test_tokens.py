@@ -57,7 +57,7 @@ def test_names_that_a_line_cannot_hold_are_refused(tokens: Tokens, name: str) ->
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """A missing directory of the token file is named in the error, also when the first token is added."""
+    """A missing directory of the token file is named in the error, even when the first token is added."""
     tokens = Tokens(tmp_path / "nowhere" / "tokens")
     for use in (lambda: tokens.add("reader", "read"), lambda: tokens.revoke("reader")):
         with pytest.raises(TokenFileError, match=r"/nowhere, where the file of tokens belongs, is not there"):

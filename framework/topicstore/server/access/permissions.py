@@ -35,7 +35,7 @@ class TopicPattern:
     __slots__ = ("_levels", "_open_ended")
 
     def __init__(self, text: str, user: str | None, client_id: str) -> None:
-        """Replace ``%u`` and ``%c`` by names. ``text`` is a valid filter; without a user it has no ``%u``."""
+        """Replace ``%u`` and ``%c`` with names. ``text`` is a valid filter; without a user it has no ``%u``."""
         levels = text.split("/")
         self._open_ended = levels[-1] == "#"
         if self._open_ended:

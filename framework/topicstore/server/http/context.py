@@ -29,7 +29,7 @@ __all__ = ["Context", "Mqtt", "TheContext"]
 
 
 class Mqtt(Protocol):
-    """The part of the MQTT server that request handlers use. Called in any thread."""
+    """The part of the MQTT server that request handlers use. Its methods may be called from any thread."""
 
     @property
     def settings(self) -> ServerSettings:

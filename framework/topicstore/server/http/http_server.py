@@ -237,7 +237,7 @@ class HttpServer:
     def stop(self, patience: float = _FAREWELL) -> None:
         """Give running requests ``patience`` seconds to end, and release all resources.
 
-        Idempotent; returns after the release, also in concurrent calls.
+        Idempotent; returns after the release, even in concurrent calls.
         """
         self._patience = patience
         try:

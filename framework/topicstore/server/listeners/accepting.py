@@ -1,4 +1,4 @@
-"""Accepts connections, and closes those at once that exceed the limit of file descriptors.
+"""Accepts connections, and immediately closes those that exceed the limit of file descriptors.
 
 An event loop's own server would accept until the last descriptor is used. Here a connection whose descriptor number is
 too high (`topicstore.server.descriptors`) is closed before any object is created for it. Failed TLS handshakes, which

@@ -173,7 +173,7 @@ class MqttConnection(asyncio.Protocol):
         else:  # a client that sends part of a packet is alive
             self._heard()
         self._unfinished.count()
-        if self._barrier is not None:  # pause reading an incomplete packet until the barrier is served
+        if self._barrier is not None:  # pause reading an incomplete packet until the barrier is reached
             self.flow()
 
     def connection_lost(self, error: Exception | None) -> None:

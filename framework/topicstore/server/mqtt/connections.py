@@ -71,7 +71,7 @@ class Serving:
         self.sessions: dict[Session, Client] = {}
         """The connections of all connected sessions."""
         self.connections: dict[Client, None] = {}
-        """All connections, also those without a session."""
+        """All connections, including those without a session."""
         self.opening: dict[Client, asyncio.Task[None]] = {}
         """The connections whose CONNECT is being served, with the tasks that authenticate them."""
         self.held: dict[Client, int] = {}

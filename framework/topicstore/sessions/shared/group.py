@@ -463,7 +463,7 @@ class Group:
             self._listener.wait_locked(self, shard)
 
     def wake(self, shard: int) -> None:
-        """Wake the resting members that own new messages of a shard, and move the places of the others past these."""
+        """Wake the resting members that own new messages of a shard; move the places of the others past them."""
         resting = self._resting[shard]
         while resting:
             try:
