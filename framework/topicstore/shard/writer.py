@@ -399,20 +399,17 @@ class ShardWriter:
         self,
         prepare: Callable[[PendingWrite], object],
         messages: MessageBatch | None = None,
-        *,
-        drain: bool = True,
     ) -> PendingWrite | None:
         """Make one write to this shard alone: prepare, commit and finish it.
 
         ``prepare`` is called under the lock, and fills the write: it adds keys and values, and may change the tail
         and set `PendingWrite.install`. If it returns False, nothing is written and this method returns None.
-        ``messages`` must have positions. With ``drain``, all writes proposed to the log are applied first.
+        ``messages`` must have positions. All writes proposed to the log are applied first.
         """
         pending = PendingWrite(self)
         with self.lock:
             self.check_writable()
-            if drain:
-                self.drain_locked()
+            self.drain_locked()
             pending.tail = self.pending_tail
             if messages is not None:
                 pending.batch = messages
