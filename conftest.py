@@ -43,7 +43,7 @@ _INSTALL = re.compile(r"needs [^:]+: (apt-get|pip) install ([^,]+)")
 def pytest_configure(config: pytest.Config) -> None:
     """Keep the tests' files in memory where there is room: most of the time would go by in waiting for a disk.
 
-    Ctrl-C ends programs, also where a shell has started the tests in the background, which ignore it.
+    Ctrl-C ends programs, even where a shell has started the tests in the background, which ignore it.
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -58,7 +58,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(exitstatus: int) -> None:
-    """Remove them when this process ends, unless a test has failed: then somebody may want to look."""
+    """Remove them when this process ends, unless a test has failed: then a developer may want to look."""
     if exitstatus == pytest.ExitCode.OK:
         after_its_own = -200  # multiprocessing removes its directory at -100
         util.Finalize(None, shutil.rmtree, (_FOLDER, True), exitpriority=after_its_own)
@@ -87,7 +87,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadFileS
 
 @pytest.fixture(scope="session", autouse=True)
 def plain_output() -> Iterator[None]:
-    """Programs write as they do where nobody has said how."""
+    """Programs write plain text, as without any setting about colors."""
     with pytest.MonkeyPatch.context() as patch:
         for name in _TERMINAL:
             patch.delenv(name, raising=False)

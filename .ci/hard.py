@@ -98,7 +98,7 @@ def version_of(python: str) -> str:
 
 
 def interpreter(one: Circumstance) -> str:
-    """Return the Python that a circumstance runs with: another user can't run those in somebody's home."""
+    """Return the Python that a circumstance runs with: another user can't run one in a home directory."""
     if not one.python and not one.nobody:
         return sys.executable
     folders = [Path(folder) for folder in os.get_exec_path()]
@@ -228,7 +228,7 @@ def end(folder: Path) -> None:
 
 
 def main() -> int:
-    """Run what was asked for, one after the other."""
+    """Run the requested circumstances, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CIRCUMSTANCES))
     parser.add_argument("--output", type=Path, default=ROOT / "test-hard", help="where each run's output is kept")

@@ -22,7 +22,7 @@ from lowest import run, smoke
 ROOT = Path(__file__).parents[1]
 PINNED = ROOT / ".ci" / "constraints.txt"
 EXTRAS = "rocksdb,leveldb,duckdb,server"
-"""Those of the engines, and of the server's commands."""
+"""The extras of the engines, and of the server's commands."""
 
 
 def main(venv: Path, dist: Path) -> None:

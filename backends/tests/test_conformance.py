@@ -13,13 +13,16 @@ from topicstore.contract.engine import KEYSPACES, Backend, Key, Keyspace
 from topicstore.plugins import load_target, registry
 from topicstore_backends.memory import MemoryBackend, MemoryEngine, MemoryOptions
 from topicstore_backends.plugin import topicstore_backends
+from topicstore_conformance.backend.changes import Changes
 from topicstore_conformance.backend.concurrency import Concurrency
 from topicstore_conformance.backend.crashes import Crashes
 from topicstore_conformance.backend.histories import Histories
+from topicstore_conformance.backend.lifecycles import LifeCycles
+from topicstore_conformance.backend.limits import Limits
 from topicstore_conformance.backend.ordering import Ordering
 from topicstore_conformance.backend.snapshots import Snapshots
 from topicstore_conformance.backend.suite import BackendSuite
-from topicstore_conformance.conditions.capabilities import declaring
+from topicstore_conformance.conditions.capabilities import declaring, leaving_out
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.subjects.subject import BackendSubject
 
@@ -168,14 +171,25 @@ def duckdb_put(path: Path, keyspace: Keyspace, key: Key, value: bytes) -> None:
         database.execute(f"INSERT INTO {keyspace.name} VALUES ({places})", [*parts, 0, len(value), value])
 
 
-@declaring(CAPABILITIES["duckdb"])
-class TestDuckdb(BackendSuite):
+class Duckdb:
     @pytest.fixture
     def subject(self) -> BackendSubject:
         need("duckdb")
         return BackendSubject(
             make=make_duckdb, capabilities=CAPABILITIES["duckdb"], raw_get=duckdb_get, raw_put=duckdb_put
         )
+
+
+@leaving_out(Limits, Changes, LifeCycles)
+@declaring(CAPABILITIES["duckdb"])
+class TestDuckdb(Duckdb, BackendSuite):
+    """The suite without its tests of thousands of reads, because each read takes milliseconds."""
+
+
+@pytest.mark.slow
+@declaring(CAPABILITIES["duckdb"])
+class TestDuckdbAtLimits(Duckdb, Limits, Changes, LifeCycles):
+    """The tests of thousands of reads."""
 
 
 # --- with tiny buffers, blocks and steps -------------------------------------------------------

@@ -208,14 +208,14 @@ def use(engine: Engine, path: Path, *, sql: bool) -> Iterator[Callable[[], objec
     yield engine.close
 
 
-def live(path: Path, made: Callable[[], Backend], *, sql: bool, told: list[Exception]) -> None:
-    """Create a shard, use it, reopen and use it again, and read it; append the errors to ``told``."""
+def live(path: Path, made: Callable[[], Backend], *, sql: bool, errors: list[Exception]) -> None:
+    """Create a shard, use it, reopen and use it again, and read it; append the errors to ``errors``."""
 
     def attempt(step: Callable[[], Any]) -> Any:
         try:
             return step()
         except Exception as error:  # noqa: BLE001 - of which kind it is the test looks at
-            told.append(error)
+            errors.append(error)
 
     backend, shard = attempt(made), path / "shard"
     for opening in (
@@ -225,7 +225,7 @@ def live(path: Path, made: Callable[[], Backend], *, sql: bool, told: list[Excep
         lambda: backend.open_reader(shard, KEYSPACES, alone=False),
     ):
         engine = attempt(opening) if backend is not None else None
-        for step in use(engine, path / f"copy{len(told)}", sql=sql) if engine is not None else ():
+        for step in use(engine, path / f"copy{len(errors)}", sql=sql) if engine is not None else ():
             attempt(step)
 
 
@@ -242,17 +242,17 @@ def test_whatever_fails_is_reported_and_nothing_is_left(tmp_path: Path, name: st
         return target(target.Options())
 
     with Faults(LIBRARIES[name]) as counting:
-        live(tmp_path / "counted", made, sql=sql, told=[])
+        live(tmp_path / "counted", made, sql=sql, errors=[])
     kinds = {kind: min(count, tries(1, 10)) for kind, count in counting.calls.items()}
     assert len(kinds) > 30
     wrong: list[str] = []
     for place, failing in enumerate((kind, number) for kind, count in kinds.items() for number in range(count)):
-        told: list[Exception] = []
+        errors: list[Exception] = []
         with Faults(LIBRARIES[name], failing) as faults:
-            live(tmp_path / f"{place}", made, sql=sql, told=told)
+            live(tmp_path / f"{place}", made, sql=sql, errors=errors)
         left = open_files(tmp_path / f"{place}")
         assert faults.failed, failing
-        foreign = [error for error in told if not isinstance(error, TopicstoreError)]
+        foreign = [error for error in errors if not isinstance(error, TopicstoreError)]
         if left or foreign:
             wrong.append(f"{failing}: {foreign} {left[:1]}")
             continue

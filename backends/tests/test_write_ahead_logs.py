@@ -154,9 +154,9 @@ def test_an_end_that_nobody_can_read_takes_nothing_else(tmp_path: Path, torn: Ca
 
 
 def test_a_write_that_does_not_follow_leaves_those_before_it(tmp_path: Path) -> None:
-    """A readable write with a wrong sequence number is cut with all later writes.
+    """A readable write with a wrong sequence number is discarded, together with all later writes.
 
-    A page may hold old content, which has valid checksums.
+    A page of the file may still hold old content, whose checksums are valid.
     """
     first, second = shard(tmp_path, [(1, 1, 100), (2, 1, 100), (2, 1, 100), (3, 1, 100)], [(4, 1, 10)])
     found = cuts(tmp_path, manifest_counts=True, refused=True)
@@ -252,9 +252,9 @@ def files(database: Path) -> dict[str, bytes]:
 
 
 def test_a_hole_in_what_was_not_synced_is_cut(killed: Path) -> None:
-    """A hole in the unsynced part of a log is cut at opening, with a warning that names the discarded writes.
+    """If the unsynced part of a log has a hole, opening truncates the log there, and warns of the discarded writes.
 
-    A reader sees the same messages before the cut, and later openings don't warn.
+    A reader that opens the database before the truncation sees the same messages, and later openings don't warn.
     """
     log, _, ends = log_and_writes(killed)
     zero(log, ends[-10])
@@ -306,7 +306,7 @@ def test_a_gap_between_two_logs_is_cut(killed: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [lambda data: data[:-9], lambda data: data[:-99] + bytes(99)])
-def test_an_end_that_cannot_be_read_goes_without_a_word(killed: Path, harm: Callable[[bytes], bytes]) -> None:
+def test_an_unreadable_end_is_cut_without_a_warning(killed: Path, harm: Callable[[bytes], bytes]) -> None:
     """A torn end of the last log is dropped without a warning, because every kill or power failure may cause one."""
     log, _, _ = log_and_writes(killed)
     log.write_bytes(harm(log.read_bytes()))
@@ -348,7 +348,7 @@ def test_a_copy_brought_up_to_date_has_old_logs(killed: Path, tmp_path: Path) ->
     assert left == numbers(ts.open(killed))
 
 
-def test_a_reader_is_told_of_a_damaged_manifest(killed: Path) -> None:
+def test_a_damaged_manifest_is_reported_to_readers(killed: Path) -> None:
     """A damaged manifest raises `CorruptionError` for readers and writers, before RocksDB could loop on it forever."""
     (manifest,) = (killed / "shard-0000").glob("MANIFEST-*")
     flip(manifest, 10)

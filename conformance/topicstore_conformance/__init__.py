@@ -1,4 +1,4 @@
-"""Conformance suites: pytest classes that check a storage engine, a layout, or a database made of both.
+"""Conformance suites: pytest classes for storage engines, layouts, databases of both, transforms, and MQTT brokers.
 
 Plugin authors subclass a suite, override one fixture and list capabilities::
 
@@ -20,34 +20,49 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backend.suite import BackendSuite
+    from .broker.fixtures import Broker
+    from .broker.suite import BrokerSuite
     from .database.suite import DatabaseSuite
     from .layout.suite import LayoutSuite
+    from .parts.suite import DatabasePartsSuite
+    from .plugins.suite import PluginSuite
     from .subjects.pairs import Pair, pair_of
     from .subjects.subject import BackendSubject, LayoutSubject
 
 __all__ = [
     "BackendSubject",
     "BackendSuite",
+    "Broker",
+    "BrokerSuite",
+    "DatabasePartsSuite",
     "DatabaseSuite",
     "LayoutSubject",
     "LayoutSuite",
     "Pair",
+    "PluginSuite",
     "pair_of",
 ]
 
 _MODULES = {
     "BackendSubject": "subjects.subject",
     "BackendSuite": "backend.suite",
+    "Broker": "broker.fixtures",
+    "BrokerSuite": "broker.suite",
+    "DatabasePartsSuite": "parts.suite",
     "DatabaseSuite": "database.suite",
     "LayoutSubject": "subjects.subject",
     "LayoutSuite": "layout.suite",
     "Pair": "subjects.pairs",
+    "PluginSuite": "plugins.suite",
     "pair_of": "subjects.pairs",
 }
 
 if "pytest" in sys.modules:  # before these modules are imported, so that failing assertions show the compared values
     sys.modules["pytest"].register_assert_rewrite(
-        *(f"{__name__}.{part}" for part in ("backend", "database", "faults", "layout", "oracle"))
+        *(
+            f"{__name__}.{part}"
+            for part in ("backend", "broker", "database", "faults", "layout", "mqtt", "oracle", "parts", "plugins")
+        )
     )
 
 

@@ -1,4 +1,4 @@
-"""A client's connection, which splits bytes into requests and pauses reading until these were served."""
+"""A client's connection, which splits bytes into requests and pauses reading until the requests were served."""
 
 from __future__ import annotations
 

@@ -341,7 +341,7 @@ def test_a_thousand_clients(tmp_path: Path) -> None:
 
 
 def test_a_client_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
-    """Messages to a client that doesn't read, also of QoS 0, stay stored until it reads, and others are not delayed."""
+    """Messages to a client that doesn't read, even of QoS 0, stay stored until it reads; others are not delayed."""
 
     async def test(running: Running) -> None:
         slow, fast, writer, live = [await running.client(name) for name in ("slow", "fast", "writer", "live")]

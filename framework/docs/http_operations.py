@@ -74,17 +74,16 @@ def area_of(path: str) -> str:
 def operation_lines(name: str, operation: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of one operation."""
     yield f"### `{name}`\n"
-    for key in ("summary", "description"):
-        if operation.get(key):
-            yield f"{operation[key]}\n"
+    if text := operation.get("description"):  # the summary is its first sentence
+        yield f"{text}\n"
     parameters = operation.get("parameters", [])
     if parameters:
         yield "| parameter | in | type | |\n| --- | --- | --- | --- |"
         for parameter in parameters:
             needed = "required. " if parameter.get("required") else ""
-            text = " ".join(parameter.get("description", "").split())
+            about = " ".join(parameter.get("description", "").split())
             kind = cell(type_of(parameter.get("schema", {})))
-            yield f"| `{parameter['name']}` | {parameter['in']} | {kind} | {cell(needed + text)} |"
+            yield f"| `{parameter['name']}` | {parameter['in']} | {kind} | {cell(needed + about)} |"
         yield ""
     body = operation.get("requestBody", {}).get("content", {})
     if body:

@@ -1,4 +1,4 @@
-"""Background threads retry failed work, and end before the interpreter does, also if the database wasn't closed."""
+"""Background threads retry failed work, and end before the interpreter does, even if the database wasn't closed."""
 
 from __future__ import annotations
 

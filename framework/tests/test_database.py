@@ -154,9 +154,9 @@ def test_damaged_messages_are_named(db: ts.Database, missing: bool) -> None:
 
 
 def test_a_checkpoint_is_whole_or_not_there(db: ts.Database, tmp_path: Path) -> None:
-    """A failed checkpoint leaves no directory, a successful one is an independent database.
+    """A failed checkpoint leaves no directory, and a successful one is an independent database.
 
-    An existing path is refused.
+    A checkpoint to an existing path is refused.
     """
     db.store(messages(10))
     full = ts.StorageFullError("disk full")
@@ -263,6 +263,13 @@ def test_whatever_hands_over_arrow_can_be_stored(db: ts.Database) -> None:
     db.store(Stream(table.select(POLARS.names).cast(POLARS)))
     assert [message.payload for message in messages(6)] == payloads(db)
     assert {"client-0", "client-5"} <= {message.client_id for message in db.replay("#")}
+
+
+def test_one_message_needs_no_list(db: ts.Database) -> None:
+    """A single message is stored like a list of one message."""
+    message = ts.Message("one", b"1", "me", timestamp=1_748_779_200_000_000)
+    assert 1 == db.store(message).count
+    assert [message] == list(db.replay("one"))
 
 
 def test_a_relation_of_duckdb_can_be_stored(db: ts.Database) -> None:

@@ -91,6 +91,8 @@ def test_programs_in_documents_run(block: str, folder: Path) -> None:
     """Each Python block runs by itself in a new folder, without a warning."""
     if "spark" in block:
         pytest.importorskip("pyspark", reason='needs Spark: pip install "topicstore[spark]"')
+    for name in re.findall(r"^import (duckdb|pandas|polars)$", block, re.MULTILINE):
+        pytest.importorskip(name, reason=f"needs {name}: pip install {name}")
     done = subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=folder, capture_output=True, text=True)
     assert 0 == done.returncode, done.stderr
     assert "spark" in block or "" == done.stderr

@@ -228,29 +228,6 @@ def test_unknown_names_list_the_known_ones() -> None:
         plugins.registry().backend("rocks")
 
 
-@pytest.mark.parametrize("layout", ["block", "reference"])
-def test_a_wrapper_sees_every_write_and_every_read(module, monkeypatch, tmp_path: Path, layout: str) -> None:  # type: ignore[no-untyped-def]
-    """A transform is applied to every write, and reversed on every read."""
-    use(monkeypatch, Registry([*BUILT_IN, module("shout_", SHOUT, entry="shout")]))
-    message = ts.Message("a/b", b"Hello", "me")
-    with ts.open(tmp_path / "db", layout=layout, plugins=["shout"]) as db:
-        db.store([message])
-        db.store(ts.MessageBatch.from_messages([message]).to_arrow())
-        with db.writer() as writer:
-            writer.put(message)
-        [stream] = db.streams("a/b")
-        read = [
-            [m.payload for m in db.replay("#")],
-            [m.payload for m in db.replay("#", order="time")],
-            [p for batch in db.replay_arrow("#") for p in batch.column("payload").to_pylist()],
-            [m.payload for m in db.read(db.cursor(stream, "a/b")).batch.to_messages()],
-        ]
-    assert read == [[b"Hello"] * 3, [b"Hello"] * 3, [b"Hello"] * 3, read[3]]
-    assert read[3][0] == b"Hello"
-    stored = b"".join(path.read_bytes() for path in (tmp_path / "db").rglob("*") if path.is_file())
-    assert (b"hELLO" in stored, b"Hello" in stored) == (True, False)
-
-
 def test_wrappers_are_recorded_and_required(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """The manifest records the plugins; without one of them the database can't be opened."""
     full = Registry([*BUILT_IN, module("shout_", SHOUT, entry="shout")])
@@ -361,7 +338,7 @@ def topicstore_layouts():
     ],
 )
 def test_a_layout_that_is_not_one_is_said(module, monkeypatch, tmp_path: Path, layout, error, words) -> None:  # type: ignore[no-untyped-def]
-    """An invalid layout raises an error that names it; other layouts work, also without options."""
+    """An invalid layout raises an error that names it; other layouts work, even without options."""
     use(monkeypatch, Registry([*BUILT_IN, module("topicstore_test_layouts", LAYOUTS)]))
     with ts.open(tmp_path / "good", mode="x", backend="memory", layout="plain") as db:
         db.store([ts.Message("a", b"1")])

@@ -95,13 +95,6 @@ def test_a_checkpoint_that_looks_elsewhere(tmp_path: Path, monkeypatch: pytest.M
         db.checkpoint("elsewhere/db")  # it warns that the archive's path is relative
 
 
-def test_generations_that_sql_does_not_see(tmp_path: Path) -> None:
-    need("duckdb")
-    with ts.open(tmp_path / "db", backend="duckdb", layout="table") as db:
-        db.add_generation("block")
-        db.sql("SELECT count(*) FROM messages")  # it warns that SQL doesn't see a generation of another layout
-
-
 def test_ballast_that_cant_be_made(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     need("rocksdb")
 

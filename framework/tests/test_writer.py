@@ -207,7 +207,7 @@ def test_what_ends_the_block_is_raised_as_it_is(db: ts.Database) -> None:
     assert "StorageFullError: no room" in raised.value.__notes__[0]
 
 
-def test_a_writer_whose_thread_was_told_to_end_goes_on(db: ts.Database) -> None:
+def test_an_error_in_a_writers_thread_does_not_end_it(db: ts.Database) -> None:
     """An error of any kind fails only the messages that are being stored, and the writer's thread continues."""
     writer = db.writer(flush_interval=0.001)
     fail(db, SystemExit())

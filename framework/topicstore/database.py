@@ -215,8 +215,9 @@ class Database:
     def store(self, messages: Messages, *, state: Mapping[int, Sequence[StateWrite]] | None = None) -> StoreResult:
         """Store messages atomically in each shard; store nothing if any message is invalid.
 
-        ``messages`` are `Message` objects, a `MessageBatch`, or any object that exports Arrow data with the columns of
-        `topicstore.SCHEMA`: batches, tables and readers of PyArrow, frames of Polars and pandas, relations of DuckDB.
+        ``messages`` are one `Message` or several, a `MessageBatch`, or any object that exports Arrow data with the
+        columns of `topicstore.SCHEMA`: batches, tables and readers of PyArrow, frames of Polars and pandas, relations
+        of DuckDB.
         An Arrow stream is read to its end into one batch in memory before anything is stored. Store streams that don't
         fit into memory batch by batch.
 
@@ -407,22 +408,30 @@ class Database:
         limit: int | None = None,
         batch_size: int = ARROW_BATCH_SIZE,
         ids: bool = False,
+        columns: Sequence[str] | None = None,
     ) -> pa.RecordBatchReader:
         """Return the messages of a `replay` as record batches of at most ``batch_size`` rows of `topicstore.SCHEMA`.
 
-        With ``ids`` the schema is `topicstore.SCHEMA_WITH_IDS`. pandas, Polars, DuckDB and `store` of another database
-        accept the reader directly; batches are fetched on demand. Reading in Python raises the same errors as `replay`;
-        consumers of Arrow's C stream interface see Arrow's own errors instead.
+        With ``ids`` the schema is `topicstore.SCHEMA_WITH_IDS`. With ``columns``, the batches have only these columns
+        of `topicstore.SCHEMA_WITH_IDS`, in the given order. Other columns aren't read where the layout can avoid it:
+        `block`, `table` and exports read no payloads then. A database with plugins reads all columns.
+
+        Polars, DuckDB and `store` of another database accept the reader directly, and pandas with `read_pandas`;
+        batches are fetched on demand. Reading in Python raises the same errors as `replay`; consumers of Arrow's C
+        stream interface see Arrow's own errors instead.
         """
         import pyarrow as pa
 
-        from .contract.arrow import SCHEMA, SCHEMA_WITH_IDS
+        from .contract.arrow import fields_of, selected
 
+        schema = selected(columns, ids=ids)
         request = self._request(topic_filter, start, until, by, planned(order), batch_size)
+        request.columns = fields_of(schema)
+        if order == "timestamp" or request.timestamps is not None:
+            request.columns |= {"timestamps"}
         batches = ordered(self.storage, request, order, reverse=reverse, limit=limit)
         return pa.RecordBatchReader.from_batches(
-            SCHEMA_WITH_IDS if ids else SCHEMA,
-            (batch.to_arrow(ids=ids) for batch in replays.slices(batches, batch_size)),
+            schema, (batch.to_arrow(columns=schema.names) for batch in replays.slices(batches, batch_size))
         )
 
     def explain(
@@ -639,19 +648,32 @@ class Database:
         return reports.learned_topics(self.storage, generation)
 
     def sql(self, statement: str, parameters: Sequence[Any] = ()) -> pa.Table:
-        """Run a read-only SQL statement over the messages of all shards, and return its result.
+        """Run a read-only SQL statement, in DuckDB's dialect, on any backend, and return its result.
 
-        Only layouts that store messages as rows support this, and document their tables. The layout `table`, on DuckDB,
-        has the table `messages`. Its column ``time`` is the time of the position, ``timestamp`` that of the message:
-        ``SELECT payload FROM messages WHERE "timestamp" >= '2025-06-01 12:00:00+00'``.
+        ``parameters`` are the values of ``?`` or ``$1`` in the statement. The tables are:
 
-        The statement reads messages in their stored form: plugins that transform messages are not applied. Generations
-        with other layouts and archived generations are left out, with a warning. Raises `InvalidArgumentError` for a
-        statement that is wrong or that writes, and `UnsupportedError` if no generation can be queried with SQL.
+        ``messages``: all messages stored before the call that the filter ``#`` matches, with the columns ``time``,
+            ``timestamp``, ``topic``, ``client_id``, ``qos``, ``retain``, ``payload``, ``payload_bytes``,
+            ``properties``, ``shard`` and ``position``. ``time`` is the time of the position, ``timestamp`` that of the
+            message: ``SELECT payload FROM messages WHERE "timestamp" >= '2025-06-01 12:00:00+00'``.
+        ``topics``, ``clients``: the results of `topics` and `clients`: ``topic`` or ``client_id``, ``messages``,
+            ``bytes``, ``first`` and ``last``.
+        ``latest``: the messages of `latest`, with the columns of `topicstore.SCHEMA`.
+
+        Comparisons of ``topic``, ``client_id``, ``time``, ``timestamp``, ``shard`` and ``position`` with constants, by
+        ``=``, ``IN``, ``<``, ``>`` or ``BETWEEN``, narrow what is read; ``LIKE`` doesn't. Only the columns that the
+        statement uses are read. All times are in UTC. Results are in no order without ``ORDER BY``.
+
+        If all generations have the layout `table` and there are no plugins, the statement is run within the engine:
+        ``messages`` then also has topics that begin with ``$``, and the columns ``generation`` and ``stream``.
+
+        A statement can name and read any file that the process can read, so never run one from a stranger. Raises
+        `InvalidArgumentError` for a statement that is wrong or that writes, `BackendUnavailableError` if DuckDB isn't
+        installed, and the errors of `replay`.
         """
-        from .storage.reading.sql import sql
+        from .sql.statements import run
 
-        return sql(self.storage, statement, parameters)
+        return run(self.storage, statement, parameters)
 
     def checkpoint(self, path: str | Path) -> None:
         """Write a consistent copy of the database into the new directory ``path``.

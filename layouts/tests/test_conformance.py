@@ -1,4 +1,4 @@
-"""Tests that the layouts of this package fulfil `topicstore.contract.layout`, also with tiny limits."""
+"""Tests that the layouts of this package fulfil `topicstore.contract.layout`, even with tiny limits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import pytest
 from topicstore.contract.engine import Engine
 from topicstore.contract.layout import Slab
 from topicstore_conformance import LayoutSubject, LayoutSuite
-from topicstore_conformance.conditions.capabilities import declaring
+from topicstore_conformance.conditions.capabilities import declaring, leaving_out
 from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.layout.borders import Borders
+from topicstore_conformance.layout.changes import Changes
+from topicstore_conformance.layout.limits import Limits
 from topicstore_conformance.subjects.pairs import make_backend, make_layout
 from topicstore_layouts.plugin import topicstore_layouts
 from topicstore_layouts.shared.learned_topics import LearnedTopics
@@ -35,12 +38,27 @@ class TestBlock(LayoutSuite):
         return subject_of("block")
 
 
-class TestBlockOfFewRows(TestBlock):
+class FewRows:
     """The block layout with blocks, frames, segments and dictionaries that few messages fill."""
 
     @pytest.fixture
     def subject(self, tiny_blocks: None) -> LayoutSubject:
         return subject_of("block")
+
+
+# With such small units, the tests of sizes and counts would take minutes, and those of all changes many seconds.
+
+
+@leaving_out(Limits, Changes)
+@declaring(CAPABILITIES["block"])
+class TestBlockOfFewRows(FewRows, LayoutSuite):
+    """The suite with few rows."""
+
+
+@pytest.mark.slow
+@declaring(CAPABILITIES["block"])
+class TestChangesOfFewRows(FewRows, Changes):
+    """All changes with few rows."""
 
 
 @declaring(CAPABILITIES["reference"])
@@ -65,7 +83,7 @@ class Crowded(SkipstreamLayout):
         return skipstream.SkipstreamSlab(engine, shard, generation, trie, hash_bits=1)
 
 
-class TestSkipstreamOfFewHashes(TestSkipstream):
+class FewHashes:
     """The skipstream layout with colliding hashes, small reads and a small cache."""
 
     @pytest.fixture
@@ -77,8 +95,19 @@ class TestSkipstreamOfFewHashes(TestSkipstream):
         return LayoutSubject(make=partial(Crowded, options), capabilities=CAPABILITIES["skipstream"])
 
 
-@declaring(CAPABILITIES["table"])
-class TestTable(LayoutSuite):
+@leaving_out(Limits, Changes)
+@declaring(CAPABILITIES["skipstream"])
+class TestSkipstreamOfFewHashes(FewHashes, LayoutSuite):
+    """The suite with few hashes."""
+
+
+@pytest.mark.slow
+@declaring(CAPABILITIES["skipstream"])
+class TestChangesOfFewHashes(FewHashes, Changes):
+    """All changes with few hashes."""
+
+
+class Table:
     @pytest.fixture
     def subject(self) -> LayoutSubject:
         need("duckdb")
@@ -90,6 +119,18 @@ class TestTable(LayoutSuite):
         )
 
 
+@leaving_out(Limits, Changes, Borders)
+@declaring(CAPABILITIES["table"])
+class TestTable(Table, LayoutSuite):
+    """The suite without its tests of thousands of reads, because each read takes milliseconds."""
+
+
+@pytest.mark.slow
+@declaring(CAPABILITIES["table"])
+class TestTableAtLimits(Table, Limits, Changes, Borders):
+    """The tests of thousands of reads."""
+
+
 @declaring(CAPABILITIES["wildcard_optimized"])
 class TestWildcardOptimized(LayoutSuite):
     @pytest.fixture
@@ -97,7 +138,7 @@ class TestWildcardOptimized(LayoutSuite):
         return subject_of("wildcard_optimized")
 
 
-class TestWildcardOptimizedOfFewBits(TestWildcardOptimized):
+class FewBits:
     """The wildcard_optimized layout with hashes of one bit, short epochs, a small cache and small deletes."""
 
     @pytest.fixture
@@ -108,3 +149,15 @@ class TestWildcardOptimizedOfFewBits(TestWildcardOptimized):
         return LayoutSubject(
             make=partial(WildcardOptimizedLayout, options), capabilities=CAPABILITIES["wildcard_optimized"]
         )
+
+
+@leaving_out(Limits, Changes)
+@declaring(CAPABILITIES["wildcard_optimized"])
+class TestWildcardOptimizedOfFewBits(FewBits, LayoutSuite):
+    """The suite with few bits."""
+
+
+@pytest.mark.slow
+@declaring(CAPABILITIES["wildcard_optimized"])
+class TestChangesOfFewBits(FewBits, Changes):
+    """All changes with few bits."""

@@ -97,7 +97,7 @@ def test_a_row_says_what_the_message_says(stored: Stored) -> None:
 
 
 def test_an_empty_slab_can_be_queried(engine: Engine) -> None:
-    """The table exists before the first message, also after a second generation was created."""
+    """The table exists before the first message, even after a second generation was created."""
     slabs = created(engine, 1), created(engine, 2)
     assert [{"n": 0}] == engine.sql("SELECT count(*) AS n FROM messages").to_pylist()
     for slab in slabs:

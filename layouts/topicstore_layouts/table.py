@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import attrs
@@ -49,7 +49,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 from topicstore import SCHEMA, MessageBatch, Properties, TopicFilter
-from topicstore.contract.batch import FIELDS
+from topicstore.contract.batch import FIELDS, unread
 from topicstore.contract.columns import Column, Constant, LazyColumn, to_iterable, to_list
 from topicstore.contract.engine import DATA, Engine, WriteBatch
 from topicstore.contract.errors import CorruptionError
@@ -99,7 +99,15 @@ _COLUMNS = pa.schema(
         ("properties", _PROPERTIES),
     ]
 )
-_READ = "position, timestamp, topic, client_id, qos, retain, payload, payload_bytes, shard, properties"
+_READ = {
+    "timestamps": "timestamp",
+    "client_ids": "client_id",
+    "qos": "qos",
+    "retain": "retain",
+    "payloads": "payload",
+    "properties": "properties",
+}
+"""The columns of the table from which those of a `MessageBatch` are made, besides position, topic and shard."""
 _BYTES = f"payload_bytes + strlen(topic) + strlen(client_id) + 8 * (payload_bytes > {_INLINE})::INTEGER"
 """The bytes of a message: its texts and payload, and the checksum of a payload that is stored separately."""
 _SOUND = (
@@ -253,16 +261,17 @@ class TableSlab(Slab):
             raise ValueError(place)
         at = int.from_bytes(place, "big")
         condition = _condition(topic_filter)
+        read = ", ".join(["position, topic, shard", *(_READ[name] for name in _READ if name in limits.columns)])
         rows: pa.Table | None = None
         bound, deadline = limits.bound, limits.deadline
         while at <= bound:
             last = bound if deadline is None else self._row_position(at, bound, _LOOKED_AT)
             stop = self._stop(condition, at, last, limits)
-            rows = self._select(_READ, condition, at, stop, limits.rows)
+            rows = self._select(read, condition, at, stop, limits.rows)
             at = stop + 1 if rows.num_rows < limits.rows else int(rows["position"][-1].as_py()) + 1
             if rows.num_rows or (deadline is not None and time.monotonic() >= deadline):
                 break
-        batch = MessageBatch.empty() if rows is None else self._batch(rows, condition, topic_filter)
+        batch = MessageBatch.empty() if rows is None else self._batch(rows, condition, topic_filter, limits)
         self.counters.rows += len(batch)
         return SlabStep(batch=batch, place=at.to_bytes(8, "big"), exhausted=at > bound)
 
@@ -288,6 +297,8 @@ class TableSlab(Slab):
 
     def _stop(self, condition: _Condition, first: int, last: int, limits: ReadLimits) -> int:
         """Return the position up to which payloads reach the limit of bytes, which the last one may exceed."""
+        if "payloads" not in limits.columns:
+            return last
         if self._largest is None:
             found = self._engine.sql(
                 "SELECT max(payload_bytes) FROM messages WHERE generation = ?", (self._generation,)
@@ -299,27 +310,30 @@ class TableSlab(Slab):
         row = int(np.searchsorted(np.cumsum(rows["payload_bytes"].to_numpy(), dtype=np.uint64), limits.bytes))
         return int(rows["position"][row].as_py()) if row < rows.num_rows else last
 
-    def _batch(self, rows: pa.Table, condition: _Condition, topic_filter: TopicFilter) -> MessageBatch:
+    def _batch(
+        self, rows: pa.Table, condition: _Condition, topic_filter: TopicFilter, limits: ReadLimits
+    ) -> MessageBatch:
         """Return the matching rows as messages, with columns that stay in Arrow."""
         self._check(rows)
         if not condition.exact:
             topics = rows["topic"].combine_chunks().dictionary_encode()
             fits = pa.array([topic_filter.matches(topic) for topic in topics.dictionary.to_pylist()], pa.bool_())
             rows = rows.filter(pc.take(fits, topics.indices))
-        payloads = self._payloads(rows) if rows["payload"].null_count else rows["payload"]
-        if isinstance(payloads, list) and None in payloads:  # some were deleted since the query
-            kept = np.flatnonzero([payload is not None for payload in payloads])
-            rows, payloads = rows.take(kept), [payloads[row] for row in kept]
+        payloads: list[bytes | None] | None = None
+        if "payloads" in limits.columns and rows["payload"].null_count:
+            payloads = self._payloads(rows)
+            if None in payloads:  # some were deleted since the query
+                kept = np.flatnonzero([payload is not None for payload in payloads])
+                rows, payloads = rows.take(kept), [payloads[row] for row in kept]
         if not rows.num_rows:
             return MessageBatch.empty()
+        columns: dict[str, Any] = {
+            name: _CONVERTED.get(name, _column)(rows[column]) if name in limits.columns else unread(name, rows.num_rows)
+            for name, column in _READ.items()
+        }
         return MessageBatch(
             topics=_column(rows["topic"]),
-            payloads=payloads if isinstance(payloads, list) else _column(payloads),
-            client_ids=_folded(rows["client_id"]),
-            qos=_folded(rows["qos"]),
-            retain=_folded(rows["retain"]),
-            timestamps=rows["timestamp"].cast(pa.int64()).to_numpy(),
-            properties=_properties_of(rows["properties"]),
+            **(columns if payloads is None else columns | {"payloads": payloads}),
             positions=rows["position"].to_numpy(),
             shards=Constant(self._shard, rows.num_rows),
         )
@@ -466,6 +480,16 @@ def _folded(column: pa.ChunkedArray) -> Column:
     if ends["min"] == ends["max"]:
         return Constant(ends["min"].as_py(), len(column))
     return _column(column)
+
+
+_CONVERTED: dict[str, Callable[[pa.ChunkedArray], Column]] = {
+    "client_ids": _folded,
+    "qos": _folded,
+    "retain": _folded,
+    "timestamps": lambda column: column.cast(pa.int64()).to_numpy(),
+    "properties": _properties_of,
+}
+"""The conversions of columns that don't just stay in Arrow."""
 
 
 class _ArrowColumn(LazyColumn):

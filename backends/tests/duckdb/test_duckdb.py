@@ -591,7 +591,7 @@ def test_the_room_of_what_was_deleted_is_used_again(tmp_path: Path, gone: str) -
 
 
 @pytest.mark.slow
-def test_overwriting_one_key_costs_no_more_and_no_more(tmp_path: Path) -> None:
+def test_overwriting_one_key_does_not_make_the_file_grow(tmp_path: Path) -> None:
     """Overwriting one key many times doesn't make the file grow, because checkpoints drop replaced values."""
     engine = open_engine(tmp_path / "shard", log_bytes=64 << 10)
     for number in range(600):

@@ -194,7 +194,7 @@ def wide(tmp_path: Path) -> Iterable[LeveldbEngine]:
 def test_a_wide_range_is_hidden_and_then_removed(wide: LeveldbEngine) -> None:
     """Deleting a large range writes a small batch that hides the range.
 
-    Later writes gradually remove the hidden keys, also after the shard is opened again.
+    Later writes gradually remove the hidden keys, even after the shard is opened again.
     """
     engine, path = wide, wide._path
     log = sum(file.stat().st_size for file in files(path, ".log"))
@@ -251,7 +251,7 @@ def test_reclaim_reaches_what_was_never_written_out(tmp_path: Path, keyspace: Ke
 
 
 def test_a_range_with_damage_can_be_deleted(tmp_path: Path) -> None:
-    """A range with unreadable keys can be deleted: these keys stay hidden, also after the shard is opened again."""
+    """A range with unreadable keys can be deleted: these keys stay hidden, even after the shard is opened again."""
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, numbered(3000, 1000))
     engine.close()

@@ -120,7 +120,7 @@ def calls(server: Answering) -> list[Callable[[], object]]:
         (301, "PermanentRedirect", "incorrectly configured region"),
     ],
 )
-def test_a_refusal_is_told_from_silence(answering: Answering, status: int, code: str, reason: str) -> None:
+def test_a_refusal_is_distinguished_from_silence(answering: Answering, status: int, code: str, reason: str) -> None:
     """An answer that would be the same again is a refusal, from every method, with the store's own words."""
     answering.status, answering.code = status, code
     for call in calls(answering):

@@ -191,7 +191,7 @@ def test_verify_names_every_damaged_file_once(tmp_path: Path) -> None:
 
 
 def write_batches(engine: RocksdbEngine, batches: int, first: int = 0) -> None:
-    """Write batches over three keyspaces, from which `whole_batches` can tell which of them were applied."""
+    """Write batches over three keyspaces, from which `whole_batches` determines which of them were applied."""
     for number in range(first, first + batches):
         batch = WriteBatch()
         batch.put(DATA, (1, 0, number), random.Random(number).randbytes(20_000))

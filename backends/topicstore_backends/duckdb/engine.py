@@ -369,7 +369,10 @@ class DuckdbEngine(Engine):
     def scan_in(
         self, view: View | None, keyspace: Keyspace[K], span: Span[K], reverse: bool, limit: int | None
     ) -> Iterator[list[tuple[K, bytes]]]:
-        """Yield the pairs of a range as of a view; without a view, as of the request for the first list."""
+        """Yield lists of the key-value pairs of a range as ``view``, a snapshot, sees them.
+
+        Without a view, they are yielded as they are when the first list is requested.
+        """
         table = self._tables[keyspace.name]
         table.columns.condition(span)  # raises for unfit keys here rather than with the first list
         return self._lists(view, table, span, reverse, limit)

@@ -66,7 +66,7 @@ class WalDamagedError(LogDamagedError):
 
 
 class Translated:
-    """A context that replaces DuckDB's errors by those of `topicstore.contract.errors` with the same meaning."""
+    """A context manager that translates DuckDB's errors to those of `topicstore.contract.errors`."""
 
     __slots__ = ("_opened", "_path")
 

@@ -27,7 +27,7 @@ _HELD = re.compile(r"LOCK: (?:already held by process|Resource temporarily unava
 
 
 class Translated:
-    """A context that replaces plyvel's errors by topicstore's."""
+    """A context manager that translates plyvel's errors to topicstore's."""
 
     __slots__ = ("_opened", "_opening", "_path")
 

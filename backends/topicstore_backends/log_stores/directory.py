@@ -44,7 +44,7 @@ _CHUNK = 1_000
 _REFUSED = frozenset(
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
 )
-"""The errors that last until somebody changes permissions, mounts or the path."""
+"""The errors that last until permissions, mounts or the path are changed."""
 
 
 class DirectoryLogStore(LogStore):
@@ -168,7 +168,7 @@ class DirectoryLogStore(LogStore):
             if not one.is_dir():
                 one.mkdir(_OWNER_ONLY, exist_ok=True)
             if one != one.parent and one.is_relative_to(self._root):
-                sync(one.parent)  # also if another process has just made it, and not synced it yet
+                sync(one.parent)  # even if another process has just made it, and not synced it yet
 
     def _unavailable(self, path: Path, error: OSError) -> StorageUnavailableError:
         kind = LogStoreRefusedError if error.errno in _REFUSED else StorageUnavailableError

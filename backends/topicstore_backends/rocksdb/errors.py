@@ -25,7 +25,10 @@ _HELD = re.compile(r"LOCK: (?:No locks available|Resource temporarily unavailabl
 
 
 class Translated:
-    """A context that replaces rocksdict's errors, bare ``Exception`` with RocksDB's message, by topicstore's."""
+    """A context manager that translates rocksdict's errors to topicstore's.
+
+    Most of rocksdict's errors are plain ``Exception`` objects with RocksDB's message.
+    """
 
     __slots__ = ("_exhausted", "_opened", "_opening", "_path")
 

@@ -60,3 +60,19 @@ def test_text_and_marks_stand_out(page: Page) -> None:
     """Text has a contrast of at least 4.5, and chart marks of at least 3, as WCAG 2.2 requires."""
     assert [] == page.evaluate("measures.faintTexts(4.5)")
     assert [] == page.evaluate("measures.faintMarks(3)")
+
+
+def test_the_verdict_is_seen_whole(page: Page) -> None:
+    """No table of the verdict has to be scrolled sideways, also on a phone."""
+    tables = "[...document.querySelectorAll('#verdict .scrolls')].map((one) => one.scrollWidth - one.clientWidth)"
+    assert {0} == set(page.evaluate(tables))
+
+
+def test_charts_fill_a_wide_page(page: Page) -> None:
+    """On a wide page a chart is as wide as the page, but for a few pixels of letters that turned out narrower."""
+    figures = (
+        "[...document.querySelectorAll('figure')].map((one) => [one.querySelector('svg').clientWidth, one.clientWidth])"
+    )
+    for chart, figure in page.evaluate(figures):
+        if figure > 1_000:
+            assert 0.95 <= chart / figure <= 1

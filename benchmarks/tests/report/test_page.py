@@ -116,7 +116,9 @@ def test_it_says_plainly_where_a_peer_is_ahead(make_run: RunMaker) -> None:
     said = text(make_run(repetitions=2, changes={("SQLite", "store"): 30.0}))
 
     assert re.search(
-        r'<td class="peer"><strong>SQLite</strong><br>\s+<span class="muted">[^<]+× \([^<]+\) block on', said
+        r'<td data-workload="fleet" class="peer"><strong>SQLite</strong><br>\s+'
+        r'<span class="muted">[^<]+× \([^<]+\) block on',
+        said,
     )
 
 
@@ -208,3 +210,19 @@ def test_it_says_that_a_run_is_not_finished(make_run: RunMaker) -> None:
     finished = {"plan": {**plan, "repetitions": 2, "contenders": [{"durabilities": ["commit"]}]}}
     (run / "run.json").write_text(json.dumps(finished))
     assert "Not finished" not in text(run)
+
+
+def test_the_machine_is_named_before_the_verdict(make_run: RunMaker) -> None:
+    """The reader sees the processor, cores and memory before the first figure."""
+    said = text(make_run(repetitions=2))
+
+    assert said.index("Made Processor 3000") < said.index('id="verdict"')
+
+
+def test_it_says_where_the_default_pair_loses_to_sqlite(make_run: RunMaker) -> None:
+    """Each question for which SQLite is ahead of block on RocksDB has a line, and "nowhere" is said as well."""
+    lost = text_of(text(make_run(name="lost", repetitions=3, changes={("SQLite", "store"): 30.0})))
+    won = text_of(text(make_run(name="won", repetitions=3)))
+
+    assert re.search(r"loses to SQLite Store , fleet, commit: SQLite is [\d.]+× \([\d.]+ to [\d.]+\) better\.", lost)
+    assert "loses to SQLite Nowhere in this run." in won

@@ -17,6 +17,7 @@ from topicstore_benchmarks.report.verdict import (
     Ranking,
     against_peers,
     failures,
+    losses,
     questions,
     results,
     winners,
@@ -44,6 +45,30 @@ def test_limits_take_no_part_and_warming_up_does_not_count(make_run: RunMaker) -
     found = answer(winners(load(make_run(repetitions=2))), "Replay all")
     assert "topicstore" == found.result.contender.kind
     assert 2 == len(found.result.values)
+
+
+def test_the_reference_layout_takes_no_part(make_run: RunMaker) -> None:
+    """The reference layout doesn't win and is no rival, however fast it is, and its figures are still shown."""
+    fast = {("reference on rocksdb", phase): 90.0 for phase in ("store", "replay all")}
+    run = load(make_run(changes=fast))
+    for grids in (winners(run), against_peers(run)):
+        for one in grids[0].answers():
+            assert "reference" not in {one.result.contender.layout, one.other and one.other.contender.layout}
+    shown = results(run, questions(run)[0], "fleet", "commit")
+    assert "reference on rocksdb" in {one.label for one in shown}
+
+
+def test_losses_are_what_the_other_does_better(make_run: RunMaker) -> None:
+    """Losses are the questions for which the peer is ahead, the clear ones first; there are none if it is behind."""
+    slower = load(make_run(name="slower"))
+    pair, peer = (slower.contenders[name] for name in ("block on rocksdb", "SQLite"))
+    assert [] == losses(slower, pair, peer)
+
+    found = losses(load(make_run(name="faster", changes={("SQLite", "store"): 30.0})), pair, peer)
+    assert [("Store", "fleet", "commit")] == [(one.question.name, one.workload, one.durability) for one in found]
+    assert found[0].ranking.clear
+    assert found[0].ranking.other is not None
+    assert "SQLite" == found[0].ranking.other.label
 
 
 def test_a_contender_is_not_its_own_rival_when_compacted(make_run: RunMaker) -> None:

@@ -175,7 +175,7 @@ def _read_sample(file: Path, file_format: str | None, limit: int) -> _Sample:
                 if cut:
                     break
         except BadRowError as bad:
-            raise ImportSourceError(bad.told_of(source.name)) from bad
+            raise ImportSourceError(bad.described_in(source.name)) from bad
         if not counts:
             raise ImportSourceError(f"{source.name} has no messages")
         return _Sample(name=source.name, batches=batches, counts=counts, cut=cut)

@@ -6,7 +6,7 @@ dots, so that readers don't have to read them off the axis.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import altair as alt
@@ -24,8 +24,12 @@ __all__ = ["Picture", "colour", "pictures"]
 _BACKENDS = ("rocksdb", "leveldb", "duckdb")
 """The backends with a colour of their own. All others share a fourth one."""
 _SHAPES = {"topicstore": "circle", "peer": "diamond", "limit": "square"}
-_PLOT, _COLUMN, _ROW = 140, 265, 20
-"""The width of a column's plot, the width of a column, and the height of a row, in pixels."""
+_PAGE, _COLUMN, _ROW = 1_224, 265, 20
+"""The width of the page, the least width of a column, and the height of a row, in pixels."""
+_VALUES = 125
+"""The width of the values beside a column's plot, in pixels."""
+_LETTER, _LABEL, _SPACING = 7.2, 260, 8
+"""The width of a letter of a name, the most of a name, and the space between columns, in pixels."""
 _BESIDE = 4
 """The maximum number of columns side by side."""
 _CONFIG: dict[str, Any] = {
@@ -36,7 +40,7 @@ _CONFIG: dict[str, Any] = {
     "axis": {
         "labelColor": "var(--ink)",
         "labelFontSize": 12,
-        "labelLimit": 260,
+        "labelLimit": _LABEL,
         "gridColor": "var(--grid)",
         "domain": False,
         "ticks": False,
@@ -114,7 +118,8 @@ def _mark(question: Question, workload: str, one: Result, *, hollow: bool) -> di
 def _svg(run: Run, question: Question, rows: list[dict[str, Any]]) -> str:
     names = [name for name in run.contenders if any(row["contender"] == name for row in rows)]
     low, high = min(row["low"] for row in rows) / 1.1, max(row["high"] for row in rows) * 1.1
-    scale = alt.Scale(type="log", domain=[low, high], range=[0, _PLOT], nice=False)
+    column = _column(names, len({row["workload"] for row in rows}))
+    scale = alt.Scale(type="log", domain=[low, high], range=[0, column - _VALUES], nice=False)
     axis = alt.Axis(format="~s" if low >= 1 and UNITS[question.metric] not in ("ms", "s") else ",~r", tickCount=3)
     y = alt.Y("contender:N", sort=names, title=None, axis=alt.Axis(grid=True))
     base = alt.Chart().encode(y=y)
@@ -132,17 +137,25 @@ def _svg(run: Run, question: Question, rows: list[dict[str, Any]]) -> str:
         .transform_aggregate(texts="values(text)", groupby=["contender", "workload"])
         .transform_calculate(shown="join(pluck(datum.texts, 'text'), ' → ')")
         .mark_text(align="right", fontSize=12, color="var(--ink)")
-        .encode(y=y, x=alt.value(_COLUMN - 12), text="shown:N")
+        .encode(y=y, x=alt.value(column - 12), text="shown:N")
     )
     chart = (
         alt.layer(lines, points, texts, data=alt.InlineData(values=rows))
-        .properties(width=_COLUMN, height=_ROW * len(names))
-        .facet(alt.Facet("workload:N", sort=list(run.workloads), title=None), columns=_BESIDE, spacing=8)
+        .properties(width=column, height=_ROW * len(names))
+        .facet(alt.Facet("workload:N", sort=list(run.workloads), title=None), columns=_BESIDE, spacing=_SPACING)
         .configure(**_CONFIG)
     )
     version = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
     svg: str = vl_convert.vegalite_to_svg(chart.to_dict(), vl_version=version)
     return svg
+
+
+def _column(names: Sequence[str], workloads: int) -> float:
+    """Return the width of a column in pixels, so that the columns fill the page beside the names."""
+    beside = min(workloads, _BESIDE)
+    padding: float = _CONFIG["padding"]["left"] + _CONFIG["padding"]["right"] + _CONFIG["axis"]["labelPadding"]
+    labels = min(max(map(len, names)) * _LETTER, _LABEL)
+    return max(_COLUMN, (_PAGE - padding - labels - _SPACING * (beside - 1)) / beside)
 
 
 def _raw(field: str, channel: Any) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from topicstore.storage.directory.manifest import DEFAULT_BACKEND, DEFAULT_LAYOUT
 
 from topicstore_benchmarks.results import UNITS
 
@@ -16,7 +17,7 @@ from .charts import Picture, colour, pictures
 from .estimates import Ratio
 from .quantities import bare, quantity, short
 from .run import MadeOf, Run, load
-from .verdict import against_peers, by_question, failures, questions, winners
+from .verdict import Loss, against_peers, by_question, failures, losses, questions, winners
 
 __all__ = ["render", "write_report"]
 
@@ -64,10 +65,26 @@ def render(run: Run, drawn: Sequence[Picture]) -> str:
         left_out=len({*run.contenders, *skipped} - run.made_of.keys()),
         backends={one.backend: colour(one) for one in run.of_kind("topicstore") if one.name in run.made_of},
         made_of={name: _made_of(by_durability) for name, by_durability in run.made_of.items()},
+        losses=_losses(run),
         machines=[_machine(machine) for machine in run.machines],
         command=_command(run),
         asked=json.dumps(run.asked, indent=2, ensure_ascii=False),
     )
+
+
+_DEFAULT = DEFAULT_BACKEND, DEFAULT_LAYOUT
+"""The backend and the layout of a database for which nothing else is chosen."""
+_YARDSTICK = "sqlite"
+"""The peer with which the default pair is compared by itself."""
+
+
+def _losses(run: Run) -> list[Loss] | None:
+    """Return where the default pair is behind SQLite; None unless both were measured."""
+    pair = next((one for one in run.of_kind("topicstore") if (one.backend, one.layout) == _DEFAULT), None)
+    peer = next((one for one in run.of_kind("peer") if one.name.lower() == _YARDSTICK), None)
+    if pair is None or peer is None or not {pair.name, peer.name} <= run.made_of.keys():
+        return None
+    return losses(run, pair, peer)
 
 
 def _medians(run: Run, workload: str, durability: str) -> dict[str, Any]:

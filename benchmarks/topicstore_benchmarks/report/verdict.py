@@ -16,12 +16,14 @@ from .run import Contender, Problem, Run
 __all__ = [
     "Failure",
     "Grid",
+    "Loss",
     "Question",
     "Ranking",
     "Result",
     "against_peers",
     "by_question",
     "failures",
+    "losses",
     "questions",
     "results",
     "winners",
@@ -136,6 +138,10 @@ def by_question(run: Run, workload: str, durability: str) -> list[tuple[Question
     return [(question, {one.label: one for one in some}) for question, some in found]
 
 
+_UNRANKED = "reference"
+"""The layout that exists to be read and compared with; it is measured, and takes no part in the verdict."""
+
+
 def winners(run: Run) -> list[Grid]:
     """Return for each durability the results with the best median, compared with the best of another contender."""
 
@@ -160,9 +166,38 @@ def against_peers(run: Run) -> list[Grid]:
     return _grids(run, against_peer)
 
 
+@attrs.frozen(kw_only=True)
+class Loss:
+    """A question for which the default pair is behind a peer."""
+
+    question: Question
+    workload: str
+    durability: str
+    ranking: Ranking
+    """The default pair's best result, compared with the peer's best."""
+
+
+def losses(run: Run, default: Contender, peer: Contender) -> list[Loss]:
+    """Return the questions for which the default pair's median within trials is behind a peer's, the clear ones first.
+
+    Of a contender that can compact, the better result counts.
+    """
+    found = []
+    for durability in run.durabilities:
+        for question in questions(run):
+            for workload in run.workloads:
+                ours, theirs = (
+                    [one for one in _ranked(run, question, workload, durability) if one.contender == contender]
+                    for contender in (default, peer)
+                )
+                if ours and theirs and not (ranking := _answer(question, ours[0], theirs[0])).ahead:
+                    found.append(Loss(question=question, workload=workload, durability=durability, ranking=ranking))
+    return sorted(found, key=lambda one: not one.ranking.clear)
+
+
 def _ranked(run: Run, question: Question, workload: str, durability: str, *kinds: str) -> list[Result]:
-    """Return the results in order of their medians, the best first."""
-    found = results(run, question, workload, durability, *kinds)
+    """Return the results in order of their medians, the best first; without those of the reference layout."""
+    found = [one for one in results(run, question, workload, durability, *kinds) if one.contender.layout != _UNRANKED]
     return sorted(found, key=lambda one: one.median, reverse=question.more_is_better)
 
 

@@ -23,7 +23,7 @@ def argument(**changed: Any) -> Change:
 
 
 def result(changed: Callable[[Any], Any]) -> Change:
-    """Replace the method's result by a function of it."""
+    """Replace the method's result with a function of it."""
     return lambda call, me, given: changed(call())
 
 
@@ -33,7 +33,7 @@ def lie(value: Any = None) -> Change:
 
 
 def each(changed: Callable[[Any], Any], *, keep: Callable[[Any], object] = lambda _: True) -> Change:
-    """Replace each yielded item by a function of it, and leave out results for which ``keep`` is false."""
+    """Replace each yielded item with a function of it, and leave out results for which ``keep`` is false."""
     return lambda call, me, given: (new for item in call() if keep(new := changed(item)))
 
 
@@ -48,7 +48,7 @@ def at_once(whole: Callable[[list[Any]], Any]) -> Change:
 
 
 def nth(number: int, change: Change, *, once: bool = False) -> Change:
-    """Apply a change only to every ``number``-th call of an object's method, or with ``once`` to the first of these."""
+    """Apply a change only to each ``number``-th call of an object's method, or with ``once`` to the first such call."""
 
     def changed(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
         counts = vars(me).setdefault("_counts", {})
@@ -92,7 +92,7 @@ def fail(error: Exception) -> Change:
 
 
 def disguise(error: type[Exception], other: type[Exception]) -> Change:
-    """Replace an error that the method raises by another error."""
+    """Replace an error that the method raises with another error."""
 
     def change(call: Callable[..., Any], me: Any, given: dict[str, Any]) -> Any:
         try:

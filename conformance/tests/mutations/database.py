@@ -43,7 +43,7 @@ def subject_of(row: M) -> Pair:
 
 
 def messages(changed: Callable[[Any], Any]) -> Any:
-    """Replace each message by a function of it before it is stored."""
+    """Replace each message with a function of it before it is stored."""
     return argument(messages=lambda given: [changed(message) for message in given])
 
 
@@ -86,7 +86,8 @@ def empty_copy(me: Any, given: Given) -> None:
 
 def forget_position(call: Call, me: Any, given: Given) -> Any:
     shard = call()
-    shard.writer.tail = msgspec.structs.replace(shard.writer.tail, last_position=1, last_time=0)
+    forgetful = msgspec.structs.replace(shard.writer.tail, last_position=1, last_time=0)
+    shard.writer.tail = shard.writer.pending_tail = forgetful
     return shard
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -110,17 +112,17 @@ def remade(operations: Iterable[Operation], ranges: Any, rows: Any = ()) -> Writ
 
 
 def operations(changed: Callable[[list[Operation]], Iterable[Operation]]) -> Any:
-    """Replace the operations of each batch by a function of them before the batch is written."""
+    """Replace the operations of each batch with a function of them before the batch is written."""
     return argument(batch=lambda batch: remade(changed(batch.operations), batch.ranges, batch.rows))
 
 
 def values(changed: Callable[[Any], Any]) -> Any:
-    """Replace each value by a function of it before it is written."""
+    """Replace each value with a function of it before it is written."""
     return operations(lambda all_: [(k, key, value if value is None else changed(value)) for k, key, value in all_])
 
 
 def keys_of_bytes(changed: Callable[[bytes], bytes]) -> Any:
-    """Replace each key by a function of it before it is written, in keyspaces whose keys are bytes."""
+    """Replace each key with a function of it before it is written, in keyspaces whose keys are bytes."""
     return operations(lambda all_: [(k, key if k.shape else changed(key), value) for k, key, value in all_])
 
 
@@ -137,7 +139,7 @@ def in_order(by: Callable[[Any], Any], *, shaped: bool) -> Any:
 
 
 def chunks(changed: Callable[[int, list[Any]], list[Any]]) -> Any:
-    """Replace each chunk by a function of its number and pairs, and leave out empty results."""
+    """Replace each chunk with a function of its number and pairs, and leave out empty results."""
     return lambda call, me, given: (new for number, chunk in enumerate(call()) if (new := changed(number, chunk)))
 
 
@@ -526,6 +528,216 @@ def cut_logs(path: Path) -> None:
         os.truncate(log, max(log.stat().st_size - 100, 0))
 
 
+# --- changes of sizes, views and life cycles ----------------------------------------------------
+
+
+def by_size(least: int, changed: Callable[[bytes], bytes]) -> Any:
+    """Change the values of at least so many bytes that a scan yields."""
+    return each(lambda chunk: [(key, changed(v) if len(v) >= least else v) for key, v in chunk])
+
+
+def got_once(call: Call, me: Any, given: Given) -> list[Any]:
+    """Ask for each key once, and answer repeated keys only the first time."""
+    first = {key: place for place, key in reversed(list(enumerate(given["keys"])))}
+    return [
+        value if first[key] == place else None
+        for place, (key, value) in enumerate(zip(given["keys"], call(), strict=True))
+    ]
+
+
+def ends_at(count: int) -> Any:
+    """End scans after so many pairs."""
+
+    def scan(call: Call, me: Any, given: Given) -> Iterator[Any]:
+        seen = 0
+        for chunk in call():
+            yield chunk[: count - seen] if seen + len(chunk) > count else chunk
+            seen += len(chunk)
+            if seen >= count:
+                return
+
+    return scan
+
+
+def skips_large(call: Call, me: Any, given: Given) -> Iterator[Any]:
+    """Scan without a pair that begins a chunk after one that was ended by its size."""
+    full = False
+    for chunk in call():
+        new = chunk[1:] if full and len(chunk) > 1 else chunk
+        full = sum(len(value) for _, value in chunk) > 900_000
+        yield new
+
+
+def cached(call: Call, me: Any, given: Given) -> list[Any]:
+    """Answer from a cache that range deletes don't change."""
+    known = vars(vars(me).get("engine", me)).setdefault("cache", {}) if "engine" not in vars(me) else {}
+    return [known.setdefault((given["keyspace"], key), value) for key, value in zip(given["keys"], call(), strict=True)]
+
+
+def forget_cached(me: Any, given: Given) -> None:
+    for keyspace, key, _ in given["batch"].operations:
+        vars(me).setdefault("cache", {}).pop((keyspace, key), None)
+
+
+def put_of_old(call: Call, me: Any, given: Given) -> None:
+    """Reclaim, and bring back the last value that a range delete removed."""
+    call()
+    write(me, *vars(me).pop("last", ())[-1:])
+
+
+def renewed(call: Call, me: Any, given: Given) -> Any:
+    """Read a snapshot as of a minute ago at most."""
+    now = time.monotonic()
+    if now - vars(me).setdefault("since", now) > 60:
+        me.since, me.inner = now, me.engine.inner.snapshot()
+    return getattr(me.inner, "get_many" if "keys" in given else "scan")(**given)
+
+
+def evicted(call: Call, me: Any, given: Given) -> Any:
+    """Keep a thousand snapshots, and let the others show the current state."""
+    opened = SNAPSHOT(me.inner.snapshot(), engine=me)
+    held = vars(me).setdefault("kept", [])
+    held.append(weakref.ref(opened))
+    if len(held) > 1_000 and (old := held.pop(0)()) is not None:
+        old.inner = me.inner.snapshot()
+    return opened
+
+
+def own_flush(call: Call, me: Any, given: Given) -> None:
+    """Flush only if this thread wrote something."""
+    if vars(me).get("writer") == threading.get_ident():
+        call()
+
+
+def joined_flush(call: Call, me: Any, given: Given) -> None:
+    """Let a flush that finds another one under way wait for that one only."""
+    lock = vars(me).setdefault("flushing", threading.Lock())
+    if lock.acquire(blocking=False):
+        with contextlib.closing(contextlib.ExitStack()) as stack:
+            stack.callback(lock.release)
+            call()
+    else:
+        with lock:
+            pass
+
+
+def swallow_ranges(call: Call, me: Any, given: Given) -> None:
+    """Suppress the errors of batches that have only ranges."""
+    try:
+        call()
+    except (EngineError, StorageFullError):
+        if given["batch"].runs:
+            raise
+
+
+LATEST: dict[Path, Any] = {}
+
+
+def note_latest(call: Call, me: Any, given: Given) -> Any:
+    LATEST[given["path"]] = opened = call()
+    return opened
+
+
+def close_latest(call: Call, me: Any, given: Given) -> None:
+    """Close the shard that is open at this path, whichever engine opened it."""
+    LATEST[me.path].inner.close()
+
+
+OTHERS: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
+
+
+def close_siblings(call: Call, me: Any, given: Given) -> None:
+    """Let a second close end all engines of the directory."""
+    call()
+    if vars(me).setdefault("ends", []):
+        for path, other in list(OTHERS.items()):
+            if path.parent == me.path.parent and path.name.partition("-")[0] == me.path.name.partition("-")[0]:
+                other.inner.close()
+    me.ends.append(1)
+
+
+def note_others(call: Call, me: Any, given: Given) -> Any:
+    OTHERS[given["path"]] = opened = call()
+    return opened
+
+
+def close_twice_frees_another(call: Call, me: Any, given: Given) -> None:
+    """Let the second close of a snapshot close the newest one."""
+    call()
+    if vars(me).setdefault("ended", False):
+        for other in list(vars(me.engine).get("held", ())):
+            other.inner.close()
+    me.ended = True
+
+
+def close_in_turn(call: Call, me: Any, given: Given) -> None:
+    """Return from a close that finds another one under way at once, as if the engine were closed."""
+    if vars(me).setdefault("begun", False):
+        return
+    me.begun = True
+    me.turn = threading.Event()
+    me.turn.wait(0.2)
+    call()
+
+
+def reader_empties(call: Call, me: Any, given: Given) -> Any:
+    """Open to read, and leave an empty state behind if nothing was written meanwhile."""
+    shard = me.inner.open_shard(given["path"], given["keyspaces"], create=False)
+    shard.write(remade((), [(KEYSPACES[0], b"", b"\xff" * 9)]))
+    shard.close()
+    return call()
+
+
+NAMED: dict[str, Any] = {}
+
+
+def by_name(call: Call, me: Any, given: Given) -> Any:
+    """Keep values in one process's memory by the shard's name only."""
+    opened = call()
+    opened.shared = NAMED.setdefault("", {})
+    return opened
+
+
+def seeded(key: bytes) -> bytes:
+    """Return a key with a place by its hash, which another process doesn't know."""
+    return key[:4] + hash(key).to_bytes(8, "big", signed=True) + key[4:] if len(key) > 4 else key
+
+
+def seeded_read(call: Call, me: Any, given: Given) -> Any:
+    if given["keyspace"].shape:
+        return call()
+    return call(keys=[seeded(key) for key in given["keys"]])
+
+
+ASKED: list[Any] = []
+
+
+def mixed_up(call: Call, me: Any, given: Given) -> list[Any]:
+    """Read with the keys of whichever thread asked last."""
+    keys = vars(vars(me).get("engine", me))
+    keys["asked"] = given["keys"]
+    time.sleep(0)
+    found = me.inner.get_many(
+        given["keyspace"], keys["asked"] if len(keys["asked"]) == len(given["keys"]) else given["keys"]
+    )
+    time.sleep(0.0001)
+    return found
+
+
+KEPT: list[Any] = []
+
+
+def keep_all(call: Call, me: Any, given: Given) -> Any:
+    found = call()
+    KEPT.append([given, object()])
+    return found
+
+
+def read_ahead(call: Call, me: Any, given: Given) -> Iterator[Any]:
+    """Read a whole scan before its first chunk."""
+    return iter([*call()])
+
+
 WRITE, SCAN, GETS, CLOSE, OPEN = "ENGINE.write", "READER.scan", "READER.get_many", "ENGINE.close", "BACKEND.open_shard"
 # fmt: off
 ROWS = [
@@ -648,6 +860,67 @@ ROWS = [
     M("errors of writing are swallowed", "test_random_histories", {WRITE: swallow(EngineError, StorageFullError)}, "rocksdb", raises=StorageFullError),
     M("reclaiming deletes", "test_random_histories", {"ENGINE.reclaim": also(lambda me, given: write(me, ranges=[tuple(given.values())]))}),
     M("checkpoints are empty", "test_random_histories", {"ENGINE.checkpoint": also(empty_checkpoint)}, "rocksdb"),
+    # limits
+    M("scans cut values of 64 KB", "test_values_of_every_size_by_every_method", {SCAN: by_size(65_536, lambda v: v[:65_535])}),
+    M("reverse scans lose values of 4,096 bytes", "test_values_of_every_size_by_every_method", {SCAN: when(lambda me, given: given["reverse"], by_size(4_096, lambda v: b"" if len(v) == 4_096 else v))}),
+    M("snapshots cut values of a megabyte", "test_values_of_every_size_by_every_method", {"SNAPSHOT.get_many": result(lambda found: [v and v[: 1 << 20] for v in found])}),
+    M("values have 16 MB", "test_a_value_past_every_buffer", {WRITE: values(lambda value: value[: 1 << 24])}),
+    M("values of more than 32 MB are refused", "test_a_value_past_every_buffer", {WRITE: when(lambda me, given: given["batch"].size > 1 << 25, fail(EngineError("too large")))}, raises=EngineError),
+    M("values have 128 MB", "test_the_largest_values", {WRITE: values(lambda value: value[: 1 << 27])}),
+    M("keys have 65,535 bytes", "test_keys_of_every_size_by_every_method", {WRITE: keys_of_bytes(lambda key: key[:65_535])}),
+    M("bounds have 255 bytes", "test_keys_of_every_size_by_every_method", {SCAN: argument(start=lambda key: key[:255] if isinstance(key, bytes) else key)}),
+    M("numbers have 63 bits", "test_numbers_of_every_width", {WRITE: operations(lambda all_: [(k, (*key[:2], min(key[2], 2**63 - 1)) if k.shape else key, v) for k, key, v in all_])}),
+    M("numbers are floats", "test_numbers_of_every_width", {GETS: argument(keys=lambda keys: [(*key[:2], min(int(float(key[2])), 2**64 - 1)) if isinstance(key, tuple) and len(key) == 3 and isinstance(key[2], int) and key[2] > 0 else key for key in keys])}),
+    M("scans end after 65,536 pairs", "test_scans_of_every_count", {SCAN: ends_at(1 << 16)}),
+    M("a limit of a page is one less", "test_scans_of_every_count", {SCAN: argument(limit=lambda limit: limit - 1 if limit in (256, 1_000) else limit)}),
+    M("reverse limits are at most a thousand", "test_scans_of_every_count", {SCAN: when(lambda me, given: given["reverse"], argument(limit=lambda limit: limit and min(limit, 1_000)))}),
+    M("repeated keys are answered once", "test_get_many_of_every_count", {GETS: got_once}),
+    M("ten thousand keys are sorted", "test_get_many_of_every_count", {GETS: argument(keys=lambda keys: sorted(keys) if len(keys) >= 10_000 else keys)}),
+    M("a batch has 65,536 puts", "test_batches_of_every_count", {WRITE: operations(lambda all_: all_[: 1 << 16])}),
+    M("a batch has 255 ranges", "test_batches_of_every_count", {WRITE: argument(batch=lambda batch: remade(batch.operations, batch.ranges[:255], batch.rows))}),
+    M("full pages lose the next key", "test_every_page_ends_where_the_next_begins", {SCAN: skips_large}),
+    M("a value of 0xff bytes is a delete", "test_values_are_byte_for_byte", {WRITE: values(lambda value: None if value == b"\xff" * 8 else value)}),
+    M("zstd data are taken for its own", "test_values_are_byte_for_byte", {GETS: result(lambda found: [v and v.removeprefix(b"\x28\xb5\x2f\xfd") for v in found])}),
+    M("keys are known by crc32", "test_keys_are_told_apart_by_all_their_bytes", {WRITE: keys_of_bytes(lambda key: b"buckeroo" if key == b"plumless" else key)}),
+    M("keys are lower case", "test_keys_are_told_apart_by_all_their_bytes", {WRITE: keys_of_bytes(bytes.lower)}),
+    # changes and readings
+    M("range deletes leave the cache", "test_every_reading_after_every_change", {GETS: cached, WRITE: also(forget_cached)}),
+    M("missing keys are remembered", "test_every_reading_after_every_change", {"ENGINE.get_many": lambda call, me, given: [None if (given["keyspace"], key) in vars(me).setdefault("missed", set()) else value if value is not None else me.missed.add((given["keyspace"], key)) for key, value in zip(given["keys"], call(), strict=True)]}),
+    M("reverse scans with an end begin one late", "test_every_reading_after_every_change", {SCAN: when(lambda me, given: given["reverse"] and given["end"] and given["start"] is None, lambda call, me, given: chunks(lambda n, chunk: chunk[1:] if not n else chunk)(call, me, given))}),
+    M("ranges from gap to gap are ignored", "test_every_reading_after_every_change", {WRITE: argument(batch=lambda batch: remade(batch.operations, [r for r in batch.ranges if r[0].shape is None or r[1][2] % 2 == 0], batch.rows))}),
+    M("snapshots see later range deletes", "test_old_views_show_no_change", {WRITE: also(remember_ranges), "SNAPSHOT.scan": lambda call, me, given: (left for chunk in call() if (left := without(me.engine, given, chunk)))}),
+    M("snapshots get later values", "test_old_views_show_no_change", {"SNAPSHOT.get_many": lambda call, me, given: me.engine.inner.get_many(**given)}),
+    M("reclaiming brings a deleted key back", "test_no_change_is_lost_by_reclaiming", {WRITE: also(note_the_deleted, before=True), "ENGINE.reclaim": put_of_old}),
+    M("reclaiming removes empty values", "test_no_change_is_lost_by_reclaiming", {"ENGINE.reclaim": also(lambda me, given: write(me, *((given["keyspace"], key, None) for chunk in me.inner.scan(*given.values()) for key, v in chunk if not v)))}),
+    M("deletes are in memory only", "test_no_change_is_lost_by_reopening", {WRITE: also(note_the_deleted, before=True), CLOSE: put_back}, "rocksdb"),
+    M("readers lose what the log has", "test_no_change_is_lost_by_reopening", {"BACKEND.open_reader": lambda call, me, given: (cut_logs(given["path"]), call())[1]}, "rocksdb", raises=EngineError),
+    M("checkpoints lack the last key", "test_every_change_is_in_a_checkpoint", {"ENGINE.checkpoint": also(lambda me, given: [shard := me.backend.open_shard(given["path"], KEYSPACES, create=False), shard.write(remade([(META, key, None) for chunk in shard.scan(META, reverse=True, limit=1) for key, _ in chunk], ())), shard.close()])}, "rocksdb"),
+    M("readers follow their writer", "test_a_reader_beside_its_writer_stays", {OPEN: note_latest, "BACKEND.open_reader": lambda call, me, given: call() if given["alone"] else ENGINE(LATEST[given["path"]].inner)}, "rocksdb"),
+    M("snapshots last a minute", "test_frozen_views_do_not_age", {"SNAPSHOT.scan": renewed, "SNAPSHOT.get_many": renewed}),
+    M("a thousand snapshots are kept", "test_frozen_views_do_not_age", {"ENGINE.snapshot": evicted}),
+    # every kind of write
+    M("threads flush what they wrote", "test_every_kind_of_write_is_made_durable", {WRITE: also(lambda me, given: vars(me).update(writer=threading.get_ident())), "ENGINE.flush_log": own_flush}, "rocksdb"),
+    M("only puts are fsynced", "test_every_kind_of_write_is_made_durable", {WRITE: lambda call, me, given: call(sync=given["sync"] and bool(given["batch"].runs))}, "rocksdb"),
+    M("a flush joins another", "test_a_flush_within_a_flush_covers_its_own_writes", {"ENGINE.flush_log": joined_flush}, "rocksdb"),
+    M("range deletes need no room", "test_every_kind_of_write_tells_of_a_full_disk", {WRITE: swallow_ranges}, "rocksdb"),
+    M("a full disk is any other error", "test_every_kind_of_write_tells_of_a_full_disk", {WRITE: disguise(StorageFullError, EngineError)}, "rocksdb"),
+    M("deletes of wrong keys are ignored", "test_every_call_refuses_a_wrong_key", {WRITE: operations(lambda all_: [o for o in all_ if o[2] is not None or isinstance(o[1], tuple if o[0].shape else bytes)])}),
+    M("wrong keys are missing in snapshots", "test_every_call_refuses_a_wrong_key", {"SNAPSHOT.get_many": swallow(InvalidArgumentError, value=[None])}),
+    M("verify leaves out the index", "test_damage_in_each_keyspace_is_told", {"ENGINE.verify": lambda call, me, given: (told for told in call() if "index" not in told)}, "rocksdb"),
+    M("ranges of a second keyspace are ignored", "test_batches_of_any_content", {WRITE: argument(batch=lambda batch: remade(batch.operations, [r for r in batch.ranges if r[0] is batch.ranges[0][0]], batch.rows))}),
+    # life cycles
+    M("a second close ends the next engine", "test_a_second_close_touches_nothing_new", {OPEN: note_latest, CLOSE: close_latest}, "rocksdb", raises=TopicstoreError),
+    M("a second close ends the siblings", "test_siblings_stay_when_one_is_closed", {OPEN: note_others, CLOSE: close_siblings}, raises=TopicstoreError),
+    M("a second close of a snapshot ends others", "test_views_stay_when_another_is_closed", {"ENGINE.snapshot": lambda call, me, given: keep_snapshots(me, call()), "SNAPSHOT.close": close_twice_frees_another}, raises=TopicstoreError),
+    M("a close within a close returns at once", "test_many_may_close_at_once", {CLOSE: close_in_turn}),
+    M("opening to read forgets the state", "test_shards_open_and_close_without_a_write", {"BACKEND.open_reader": reader_empties}, "rocksdb"),
+    M("shards share a keyspace", "test_engines_hold_their_own_state", {OPEN: by_name, WRITE: also(lambda me, given: me.shared.update({o[:2]: o[2] for o in given["batch"].operations})), "ENGINE.scan": lambda call, me, given: iter([sorted((key, v) for (k, key), v in me.shared.items() if k is given["keyspace"] and v is not None)]) if hasattr(me, "shared") else call()}, "rocksdb"),
+    M("keys have places by their hash", "test_another_process_wrote_the_shard", {WRITE: keys_of_bytes(seeded), "ENGINE.get_many": seeded_read}, "rocksdb"),
+    M("threads share their keys", "test_threads_get_their_own_answers", {GETS: mixed_up}),
+    M("all answers are kept", "test_nothing_that_is_done_stays_in_memory", {GETS: keep_all}),
+    M("all snapshots are kept", "test_nothing_that_is_done_stays_in_memory", {"ENGINE.snapshot": keep_all}),
+    M("scans are read at once", "test_a_scan_holds_a_chunk_at_a_time", {SCAN: read_ahead}, "rocksdb"),
+    M("closed engines are kept", "test_openings_stay_out_of_memory", {CLOSE: also(lambda me, given: KEPT.append([[object()] for _ in range(100)]))}),
 ]
 # fmt: on
 globals().update(suites_of("engine", BackendSuite, ROWS, subject_of))

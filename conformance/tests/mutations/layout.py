@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 import numpy as np
 from changes import also, argument, at_once, each, lie, nth, result, when
 from running import M, forwarding, suites_of
-from topicstore import MessageBatch, TopicFilter
+from topicstore import MessageBatch, Properties, TopicFilter
 from topicstore.contract.engine import DATA, KEYS, Engine, WriteBatch
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.layout import CompactStep, DeleteStep, Heads, Layout, Slab, SlabStep, StreamInfo
@@ -52,9 +53,13 @@ def open_(me: Any, engine: Engine, shard: int, generation: int) -> Slab:
 LAYOUT = forwarding(Layout, create=create, open=open_)
 
 
+def make(name: str) -> Layout:
+    """Return a layout that wraps another one."""
+    return LAYOUT(make_layout(name))
+
+
 def subject_of(row: M) -> LayoutSubject:
-    make = lambda: LAYOUT(make_layout(row.on))  # noqa: E731 - no child process needs it
-    return LayoutSubject(make=make, capabilities={"position_order", "few_streams"})
+    return LayoutSubject(make=partial(make, row.on), capabilities={"position_order", "few_streams"})
 
 
 # --- changes of batches and steps ------------------------------------------------------------
@@ -92,7 +97,7 @@ def stored(**fields: Callable[[Any], Any]) -> Any:
 
 
 def step(changed: Callable[[SlabStep, Given], SlabStep]) -> Any:
-    """Replace the returned step by a function of the step and the arguments."""
+    """Replace the returned step with a function of the step and the arguments."""
     return lambda call, me, given: changed(call(), given)
 
 
@@ -121,7 +126,10 @@ def matching(rule: Callable[[TopicFilter, str], bool]) -> Any:
 
 
 def with_suffix(number: Callable[[Any], int], seen: Callable[[Any, int, Call, Given], SlabStep]) -> dict[str, Any]:
-    """Append a number to the place of each new cursor; ``seen`` performs a read, given the number in its place."""
+    """Append a number to the place of each new cursor.
+
+    ``seen`` performs a read; it is passed the number with which the place of the read ends.
+    """
 
     def begin(call: Call, me: Any, given: Given) -> bytes:
         return call() + number(me).to_bytes(4, "big")
@@ -319,7 +327,7 @@ def open_parent(call: Call, me: Any, given: Given) -> Slab:
 
 
 def guessed(call: Call, me: Any, given: Given) -> None:
-    """Replace a missing name by the first known one."""
+    """Replace a missing name with the first known one."""
     try:
         call()
     except CorruptionError:
@@ -377,6 +385,140 @@ def not_its_place(call: Call, me: Any, given: Given) -> SlabStep:
         raise CorruptionError(error.reason, "") from error
 
 
+# --- changes of limits, places and borders ---------------------------------------------------
+
+
+def aged(call: Call, me: Any, given: Given) -> Any:
+    """Forget places after a minute."""
+    known, now = vars(me).setdefault("aged", {}), time.monotonic()
+    if "place" not in given:
+        place = call()
+        known[place] = now
+        return place
+    if now - known.get(given["place"], now) > 60:
+        return SlabStep(batch=EMPTY, place=given["place"], exhausted=True)
+    found = call()
+    known[found.place] = now
+    return found
+
+
+def of_a_thousand(call: Call, me: Any, given: Given) -> Any:
+    """Know the last thousand places that were begun, and start others again."""
+    known = vars(me).setdefault("begun", {})
+    if "place" not in given:
+        place = call()
+        known[place] = known.pop(place, None)
+        if len(known) > 1_000:
+            vars(me).setdefault("gone", True)
+        return place
+    if vars(me).pop("gone", False):
+        return call(place=bytes(len(given["place"])))
+    return call()
+
+
+def by_hash(name: str) -> Any:
+    """Add to places, and check in places, a number that depends on this process's hashes."""
+    own = lambda: hash("place").to_bytes(8, "big", signed=True)  # noqa: E731
+
+    def begin(call: Call, me: Any, given: Given) -> bytes:
+        return call() + own()
+
+    def next_(call: Call, me: Any, given: Given) -> SlabStep:
+        known = given["place"].endswith(own())
+        found = call(place=given["place"][:-8])
+        return rows_of(found, range(len(found.batch)) if known else [], place=found.place + own())
+
+    return begin if name == "begin" else next_
+
+
+def after_names(most: int) -> Any:
+    """Store the topic of a message under the first topic, once more than ``most`` topics are known."""
+
+    def store(call: Call, me: Any, given: Given) -> None:
+        known = vars(me).setdefault("topics", {})
+        messages = given["batch"].to_messages()
+        for one in messages:
+            known.setdefault(one.topic, len(known))
+        first = next(iter(known))
+        changed = [msgspec.structs.replace(m, topic=first) if known[m.topic] == most else m for m in messages]
+        call(batch=MessageBatch.from_messages(changed).placed(given["batch"].positions, given["batch"].timestamps, 4))
+
+    return store
+
+
+def same_crc(text: str) -> str:
+    return text.replace("buckeroo", "plumless")
+
+
+def lose_runs(call: Call, me: Any, given: Given) -> Iterator[CompactStep]:
+    """Compact, and lose the last message if a step merges more than 255 messages."""
+    lost = False
+    for one in call():
+        lost = lost or one.messages > 255
+        yield one
+    if lost:
+        yield from lose_the_newest(lambda: (), me, given)
+
+
+def border_stays(call: Call, me: Any, given: Given) -> Iterator[DeleteStep]:
+    """Delete from after the first position if that is the first of a batch."""
+    yield from call(first=given["first"] + (given["first"] in vars(me).get("firsts", ())))
+
+
+def note_firsts(me: Any, given: Given) -> None:
+    vars(me).setdefault("firsts", set()).add(int(given["batch"].positions[0]))
+
+
+def end_goes(call: Call, me: Any, given: Given) -> Iterator[DeleteStep]:
+    """Delete up to the next position if the range ends with a batch."""
+    yield from call(last=given["last"] + 3 * (given["last"] in vars(me).get("ends", ())))
+
+
+def note_ends(me: Any, given: Given) -> None:
+    vars(me).setdefault("ends", set()).add(int(given["batch"].positions[-1]))
+
+
+def stale_reads(call: Call, me: Any, given: Given) -> SlabStep:
+    """Answer a question that was asked before from memory, until something is stored."""
+    known = vars(me).setdefault("answers", {})
+    key = given["stream"], given["topic_filter"].text, given["place"], given["limits"]
+    return known[key] if key in known else known.setdefault(key, call())
+
+
+def forget_answers(me: Any, given: Given) -> None:
+    vars(me).pop("answers", None)
+
+
+def end_of_nothing(call: Call, me: Any, given: Given) -> SlabStep:
+    """Put the place of a reader who found nothing behind the next messages."""
+    found = call()
+    if found.exhausted and not len(found.batch) and len(found.place) == 8:
+        return attrs.evolve(found, place=(int.from_bytes(found.place, "big") + 3).to_bytes(8, "big"))
+    return found
+
+
+KEPT: list[Any] = []
+
+
+def keep_readings(me: Any, given: Given) -> None:
+    KEPT.append([given, object()])
+
+
+def first_damage_only(call: Call, me: Any, given: Given) -> Iterator[Any]:
+    seen = False
+    for found in call():
+        if isinstance(found, int):
+            yield found
+        elif not seen:
+            seen = True
+            yield found
+
+
+def unless_damaged(name: str) -> Any:
+    """Leave out the damage of a keyspace."""
+    return each(lambda found: found, keep=lambda found: isinstance(found, int) or name not in found.place)
+
+
 STORE, NEXT, DELETE, COMPACT, VERIFY = "SLAB.store", "SLAB.next", "SLAB.delete", "SLAB.compact", "SLAB.verify"
 # fmt: off
 ROWS = [
@@ -391,6 +533,7 @@ ROWS = [
     # reading
     M("the limit is one more", "test_the_limit_of_rows", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, rows=limits.rows + 1))}, "reference"),
     M("bytes have no limit", "test_the_limit_of_bytes", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, bytes=1 << 40))}, "reference"),
+    M("columns are left unread", "test_the_columns_that_are_asked_for", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, columns=limits.columns if len(limits.columns) > 2 else frozenset()))}, "block"),
     M("the bound is one more", "test_the_bound", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, bound=limits.bound + 1))}, "reference"),
     M("the start is left out", "test_the_start_is_inclusive", {"SLAB.begin": argument(position=lambda position: position + 1)}, "reference"),
     M("nothing is done after the deadline", "test_a_deadline_that_is_past", {NEXT: when(lambda me, given: given["limits"].deadline is not None and given["limits"].deadline <= time.monotonic(), lambda call, me, given: SlabStep(batch=EMPTY, place=given["place"], exhausted=False))}, "reference"),
@@ -467,6 +610,51 @@ ROWS = [
     M("threads read for each other", "test_readers_beside_a_writer_and_compaction", {NEXT: wanted_elsewhere}, "reference"),
     M("a failure after a delete loses messages", "test_random_histories", {DELETE: also(lambda me, given: happened(me).add("delete")), STORE: after_a_failure, "SLAB.committed": also(lambda me, given: vars(me).update(failed=False))}, "reference"),
     M("every third batch is lost", "test_random_histories", {STORE: nth(3, lie())}, "reference"),
+    # limits
+    M("payloads of 64 KB are cut", "test_payloads_of_every_size", {STORE: stored(payload=lambda payload: payload[:65_535])}, "reference"),
+    M("payloads have lengths of three bytes", "test_a_payload_past_every_buffer", {STORE: stored(payload=lambda payload: payload[: len(payload) & 0xFFFFFF])}, "reference"),
+    M("payloads have 128 MB", "test_the_largest_payloads", {STORE: stored(payload=lambda payload: payload[: 1 << 27])}, "reference"),
+    M("client ids have 255 bytes", "test_texts_of_every_size", {STORE: stored(client_id=lambda text: text[:255])}, "reference"),
+    M("content types are cut", "test_texts_of_every_size", {STORE: stored(properties=lambda all_: all_ and msgspec.structs.replace(all_, content_type=all_.content_type and all_.content_type[:1_000]))}, "reference"),
+    M("there are 255 user properties", "test_any_number_of_user_properties", {STORE: stored(properties=lambda all_: all_ and msgspec.structs.replace(all_, user_properties=all_.user_properties[:255]))}, "reference"),
+    M("user properties are a dict", "test_any_number_of_user_properties", {STORE: stored(properties=lambda all_: all_ and msgspec.structs.replace(all_, user_properties=tuple(dict(all_.user_properties).items())))}, "reference"),
+    M("batches of 1,000 lose their last message", "test_batches_of_every_count", {STORE: stored_rows(lambda batch: range(len(batch) - (len(batch) == 1_000)))}, "reference"),
+    M("rows are counted by two bytes", "test_more_rows_than_two_bytes_count", {STORE: stored_rows(lambda batch: range(min(len(batch), 65_535)))}, "reference"),
+    M("a merge of more than 255 loses the newest", "test_many_runs_are_merged", {COMPACT: lose_runs}, "block"),
+    M("the 4,097th topic is the first", "test_more_names_than_any_cache_holds", {STORE: after_names(4_097)}, "reference"),
+    M("times have 32 bits", "test_times_at_their_limits", {STORE: stored(timestamp=lambda time: time & 0xFFFFFFFF)}, "reference", raises=OverflowError),
+    M("times begin with 1", "test_times_at_their_limits", {STORE: stored(timestamp=lambda time: time or 1)}, "reference"),
+    M("bounds have 63 bits", "test_positions_at_their_limits", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, bound=min(limits.bound, (1 << 63) - 1)))}, "reference"),
+    M("starts are floats", "test_positions_at_their_limits", {"SLAB.begin": argument(position=lambda position: int(float(position)))}, "reference"),
+    M("shards have a byte", "test_any_number_of_the_shard", {"LAYOUT.open": argument(shard=lambda shard: shard & 0xFF)}, "reference"),
+    M("topics are known by crc32", "test_names_with_equal_hashes_stay_apart", {STORE: stored(topic=same_crc)}, "reference"),
+    M("client ids are known by crc32", "test_names_with_equal_hashes_stay_apart", {STORE: stored(client_id=same_crc)}, "reference"),
+    M("topics are normalised", "test_names_with_equal_hashes_stay_apart", {STORE: stored(topic=lambda text: unicodedata.normalize("NFC", text))}, "reference"),
+    M("empty properties are none", "test_payloads_and_fields_are_byte_for_byte", {STORE: stored(properties=lambda all_: None if all_ == Properties() else all_)}, "reference"),
+    M("an empty content type is none", "test_payloads_and_fields_are_byte_for_byte", {STORE: stored(properties=lambda all_: all_ and msgspec.structs.replace(all_, content_type=all_.content_type or None))}, "reference"),
+    # changes and readings
+    M("answers outlast deletes", "test_every_reading_after_every_change", {NEXT: stale_reads, STORE: also(forget_answers)}, "block"),
+    M("heads outlast deletes", "test_every_reading_after_every_change", {"SLAB.heads": lambda call, me, given: iter(vars(me).setdefault("heads", {}).setdefault(tuple(map(str, given.values())), [*call()])), STORE: also(lambda me, given: vars(me).pop("heads", None))}, "block"),
+    M("places end with a delete", "test_old_places_after_every_change", {DELETE: count("compactions"), **with_suffix(lambda me: vars(me).get("compactions", 0), after_compaction)}, "block"),
+    M("places have a hash", "test_places_work_in_other_processes", {"SLAB.begin": by_hash("begin"), NEXT: by_hash("next")}, "reference"),
+    M("places last a minute", "test_any_number_of_places_is_held", {"SLAB.begin": aged, NEXT: aged}, "reference"),
+    M("a thousand places are known", "test_any_number_of_places_is_held", {"SLAB.begin": of_a_thousand, NEXT: of_a_thousand}, "reference"),
+    M("readers who find nothing go too far", "test_limits_when_nothing_is_found", {NEXT: end_of_nothing}, "reference"),
+    M("one row and a deadline find no more", "test_limits_when_nothing_is_found", {NEXT: step(lambda found, given: attrs.evolve(found, exhausted=True) if given["limits"].rows == 1 and given["limits"].deadline is not None else found)}, "reference"),
+    M("a limit that is met is not exhausted, and loses a row", "test_limits_when_everything_is_found", {NEXT: step(lambda found, given: rows_of(found, range(len(found.batch) - 1)) if len(found.batch) == given["limits"].rows > 50 else found)}, "reference"),
+    M("empty slabs have one message", "test_a_slab_without_messages", {VERIFY: lambda call, me, given: call() if given["bound"] >= 0 else iter([1])}, "reference"),
+    M("filters are kept", "test_nothing_that_is_read_stays_in_memory", {"SLAB.begin": also(keep_readings)}, "reference"),
+    M("openings are kept", "test_nothing_that_is_read_stays_in_memory", {"LAYOUT.open": also(keep_readings)}, "reference"),
+    # borders
+    M("the first of a batch stays", "test_deletes_at_the_borders_of_batches", {STORE: also(note_firsts), DELETE: border_stays}, "reference"),
+    M("the next batch goes with the last", "test_deletes_at_the_borders_of_batches", {STORE: also(note_ends), DELETE: end_goes}, "block"),
+    M("every eighth position can't be deleted", "test_deletes_at_every_position", {DELETE: when(lambda me, given: given["first"] == given["last"] and given["first"] % 8 == 1, lambda call, me, given: iter(()))}, "reference"),
+    M("sixteen filters are spared", "test_any_number_of_topics_is_spared", {DELETE: argument(spare=lambda spare: spare[:16])}, "reference"),
+    M("filters with wildcards are not spared", "test_any_number_of_topics_is_spared", {DELETE: argument(spare=lambda spare: [one for one in spare if "+" not in one.text])}, "reference"),
+    M("steps are counted before they are taken", "test_reads_between_steps_of_a_delete", {DELETE: lambda call, me, given: (me.engine.write(one.write) or one for one in list(call()))}, "reference"),
+    M("verify leaves out a keyspace", "test_damage_in_each_keyspace_is_told", {VERIFY: unless_damaged("position")}, "reference"),
+    M("one damage is told", "test_all_damage_is_told", {VERIFY: first_damage_only}, "reference"),
+    M("verify goes on to the end", "test_verification_ends_at_its_bound", {VERIFY: argument(bound=lambda bound: FAR)}, "reference"),
 ]
 # fmt: on
 globals().update(suites_of("layout", LayoutSuite, ROWS, subject_of))

@@ -79,7 +79,12 @@ def changed(function: Callable[..., Any], change: Change, *, method: bool) -> Ca
 
         return change(call, me, given)
 
-    return instead
+    @functools.wraps(function)
+    def generating(*arguments: Any, **named: Any) -> Any:
+        return (yield from instead(*arguments, **named))
+
+    hook = hasattr(function, "topicstore_impl") and inspect.isgeneratorfunction(function)
+    return generating if hook else instead  # pluggy accepts only a generator function as a wrapper
 
 
 def mutate(patch: pytest.MonkeyPatch, table: ModuleType, row: M) -> None:

@@ -17,8 +17,10 @@ for module in ("rocksdict", "duckdb"):
 import database
 import engine
 import layout
+import parts
+import plugins
 from running import M, run
-from topicstore_conformance import BackendSuite, DatabaseSuite, LayoutSuite
+from topicstore_conformance import BackendSuite, DatabasePartsSuite, DatabaseSuite, LayoutSuite, PluginSuite
 
 Results = Callable[[str], list[dict[str, str]]]
 """A function that returns the outcomes of a table's tests, for each row by test; it runs them at the first call."""
@@ -26,6 +28,8 @@ TABLES = {
     "engine": (engine.ROWS, BackendSuite),
     "layout": (layout.ROWS, LayoutSuite),
     "database": (database.ROWS, DatabaseSuite),
+    "parts": (parts.ROWS, DatabasePartsSuite),
+    "plugins": (plugins.ROWS, PluginSuite),
 }
 ROWS = [(table, number, row) for table, (rows, _) in TABLES.items() for number, row in enumerate(rows)]
 
@@ -46,7 +50,7 @@ def rows(control: bool) -> list[object]:
 
 @pytest.mark.parametrize(("table", "number", "row"), rows(control=False))
 def test_a_broken_promise_is_named(table: str, number: int, row: M, results: Results) -> None:
-    """The test that a mutation's row names fails by an assertion."""
+    """For each mutation, the test that its row names fails with an assertion error."""
     ended = results(table)[number][row.promise]
     if ended == "skipped":
         pytest.skip(f"the test that must fail is skipped here: {row.promise}")

@@ -33,7 +33,12 @@ def collected(directory: Path, *options: str) -> list[str]:
 def test_options_choose(tmp_path: Path) -> None:
     """With both names pytest collects the backend's suite, the layout's suite and that of their pair, and no other."""
     tests = collected(tmp_path, f"--backend={PAIR.backend}", f"--layout={PAIR.layout}", "--quick")
-    classes = {"TestBackend": PAIR.backend, "TestLayout": PAIR.layout, "TestDatabase": str(PAIR)}
+    classes = {
+        "TestBackend": PAIR.backend,
+        "TestLayout": PAIR.layout,
+        "TestDatabase": str(PAIR),
+        "TestParts": str(PAIR),
+    }
     for name, of in classes.items():
         mine = [test for test in tests if f"::{name}::" in test]
         assert mine

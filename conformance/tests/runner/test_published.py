@@ -39,7 +39,7 @@ def test_the_readme_has_every_pair() -> None:
     pairs = {f"`{backend}-{layout}`" for backend in BACKENDS for layout in LAYOUTS}
     alone = {f"backend `{name}`" for name in BACKENDS} | {f"layout `{name}`" for name in LAYOUTS}
     assert {pair: reason for pair, reason in refused.items() if pair in pairs} == told
-    assert (pairs - set(told)) | alone == set(rows)
+    assert (pairs - set(told)) | alone == {row for row in rows if not row.startswith("parts ")}
 
 
 def outcome(kind: str) -> Outcome:
@@ -64,7 +64,7 @@ def test_results() -> None:
     assert f"| `{backend}` |" in "\n".join(capabilities({backend}, set()))
 
 
-def test_seldom_tries_are_told() -> None:
+def test_seldom_tries_are_reported() -> None:
     """The row of a run on a backend without ``fast_seek`` says that only a quarter of the random tries was made."""
     for name, spec in registry().backends().items():
         run = Run(plan=Plan(suite="backend", backend=name, mode="quick"), outcomes=())

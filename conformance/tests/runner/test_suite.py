@@ -10,20 +10,38 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 from topicstore.contract.engine import DATA
 from topicstore_backends.memory import MemoryEngine
-from topicstore_conformance import BackendSuite, DatabaseSuite, LayoutSuite
+from topicstore_conformance import (
+    BackendSuite,
+    BrokerSuite,
+    DatabasePartsSuite,
+    DatabaseSuite,
+    LayoutSuite,
+    PluginSuite,
+)
 from topicstore_conformance.backend.histories import EngineMachine
+from topicstore_conformance.conditions.profiles import MACHINE
 from topicstore_conformance.runner import running
 from topicstore_conformance.runner.running import Plan, run_all
 from topicstore_conformance.subjects.pairs import make_backend, pairs
 
 PACKAGE = Path(running.__file__).parents[1]
-SUITES: dict[str, type] = {"backend": BackendSuite, "layout": LayoutSuite, "database": DatabaseSuite}
+SUITES: dict[str, type] = {
+    "backend": BackendSuite,
+    "layout": LayoutSuite,
+    "database": DatabaseSuite,
+    "parts": DatabasePartsSuite,
+    "plugins": PluginSuite,
+    "broker": BrokerSuite,
+}
 
 
 def test_a_good_run() -> None:
@@ -138,10 +156,14 @@ HEAD = """
 """
 RUN = """
 import json, sys
+from topicstore_conformance.conditions.profiles import MACHINE
 from topicstore_conformance.runner import running
 
 running.LIMIT = float(sys.argv[1])
-(run,) = running.run_all([running.Plan(suite="database", backend="bad", layout="reference", mode="quick")])
+suite, first_failure = sys.argv[2], sys.argv[3] == "True"
+layout = "reference" if suite == "database" else ""
+plan = running.Plan(suite=suite, backend="bad", layout=layout, mode="quick")
+(run,) = running.run_all([plan], first_failure=first_failure)
 print(json.dumps({"failure": run.failure, "failed": [[t.promise, t.reason, t.where] for t in run.of("failed")],
                   "tests": len(run.outcomes), "kept": run.kept}))
 """
@@ -156,9 +178,12 @@ class Told(msgspec.Struct):
     kept: bool
 
 
-def told(environment: dict[str, str], limit: float = running.LIMIT) -> Told:
-    """Run the database suite with the backend ``bad`` in a child process; return the result."""
-    done = subprocess.run([sys.executable, "-c", RUN, str(limit)], env=environment, stdout=subprocess.PIPE, check=True)
+def told(
+    environment: dict[str, str], limit: float = running.LIMIT, *, suite: str = "database", first_failure: bool = False
+) -> Told:
+    """Run a suite with the backend ``bad`` in a child process; return the result."""
+    command = [sys.executable, "-c", RUN, str(limit), suite, str(first_failure)]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
     return msgspec.json.decode(done.stdout, type=Told)
 
 
@@ -167,7 +192,9 @@ def test_a_process_that_dies(tmp_path: Path) -> None:
     code = """
         class Bad(MemoryBackend):
             def open_shard(self, path, keyspaces, *, create):
-                os.kill(os.getpid(), 11)
+                if "xdist" in sys.modules:
+                    os.kill(os.getpid(), 11)
+                return super().open_shard(path, keyspaces, create=create)
     """
     result = told(install(tmp_path, code))
     assert not result.kept
@@ -181,12 +208,64 @@ def test_a_process_that_hangs(tmp_path: Path) -> None:
     code = """
         class Bad(MemoryBackend):
             def open_shard(self, path, keyspaces, *, create):
-                threading.Event().wait()
+                if "xdist" in sys.modules:
+                    threading.Event().wait()
+                return super().open_shard(path, keyspaces, create=create)
     """
     result = told(install(tmp_path, code), 5.0)
     assert not result.kept
     assert all("crashed while running" in reason for _, reason, _ in result.failed)
     assert 1 <= len(result.failed) < 20
+
+
+FIRST = {
+    "raises": ("raise KeyError('of all things')", "open a new database: KeyError: 'of all things' ("),
+    "dies": ("os.kill(os.getpid(), 11)", "open a new database: the process ended with code -11"),
+}
+
+
+@pytest.mark.parametrize(("act", "cause"), FIRST.values(), ids=list(FIRST))
+def test_the_first_step_names_the_first_cause(tmp_path: Path, act: str, cause: str) -> None:
+    """A plugin that can't open is not tested any further, and the run names the step at which it failed, and why."""
+    code = f"""
+        class Bad(MemoryBackend):
+            def open_shard(self, path, keyspaces, *, create):
+                {act}
+    """
+    result = told(install(tmp_path, code))
+    assert (0, False) == (result.tests, result.kept)
+    assert result.failure.startswith(f"its first step failed: {cause}")
+
+
+def test_the_run_ends_at_the_first_failure(tmp_path: Path) -> None:
+    """With ``first_failure`` the run ends at the first failed test, and counts as incomplete."""
+    code = """
+        class Bad(MemoryBackend):
+            def open_shard(self, path, keyspaces, *, create):
+                if "xdist" in sys.modules:
+                    raise KeyError("of all things")
+                return super().open_shard(path, keyspaces, create=create)
+    """
+    result = told(install(tmp_path, code), first_failure=True)
+    assert not result.kept
+    assert 1 <= len(result.failed) <= 8
+    assert result.failure.startswith("it ended at the first failure")
+
+
+def test_a_random_history_names_its_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A failed test with random data names the promise that its history broke, and shows the smallest history."""
+    scan = MemoryEngine.scan
+    monkeypatch.setattr(
+        MemoryEngine, "scan", lambda *given, **how: (chunk[1:] or chunk for chunk in scan(*given, **how))
+    )
+    machine = type("Machine", (EngineMachine,), {"backend": make_backend("memory"), "capabilities": ()})
+    with pytest.raises(AssertionError) as failed:
+        run_state_machine_as_test(machine, settings=settings(MACHINE, max_examples=20, stateful_step_count=5))
+    assert re.match(r"[A-Z][^.]* (scan|pair|stored|snapshot|written)[^.]*\.\n", str(failed.value))
+    shown = running._history(SimpleNamespace(longreprtext=str(failed.getrepr())))  # type: ignore[arg-type]
+    assert shown.startswith("state = Machine()\nstate.start(")
+    assert shown.endswith("state.teardown()")
+    assert len(shown.splitlines()) < 10
 
 
 def test_a_plugin_that_leaves_in_a_hurry(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_everything_covers_everything() -> None:
     full = [plan for plan in databases if plan.mode == "full"]
     assert {pair.backend for pair in quick} == {plan.backend for plan in full}
     assert {pair.layout for pair in quick} == {plan.layout for plan in full}
-    by_themselves = {(plan.suite, plan.backend or plan.layout) for plan in plans if plan.suite != "database"}
+    by_themselves = {(plan.suite, plan.backend or plan.layout) for plan in plans if plan.suite in ("backend", "layout")}
     names = {("backend", pair.backend) for pair in quick} | {("layout", pair.layout) for pair in quick}
     assert names == by_themselves
     assert {"quick"} == {plan.mode for plan in everything("quick")}
@@ -66,14 +66,16 @@ def test_a_name_brings_all_that_fits() -> None:
         return sorted((plan.suite, plan.backend, plan.layout) for plan in plans_for(backend, layout, "quick"))
 
     backend, layout = ("backend", first.backend, ""), ("layout", "", first.layout)
-    mine = [("database", pair.backend, pair.layout) for pair in pairs() if pair.backend == first.backend]
+    both = ("database", "parts")
+    mine = [(suite, pair.backend, pair.layout) for pair in pairs() if pair.backend == first.backend for suite in both]
     assert sorted([backend, *mine]) == planned(first.backend, None)
-    mine = [("database", pair.backend, pair.layout) for pair in pairs() if pair.layout == first.layout]
+    mine = [(suite, pair.backend, pair.layout) for pair in pairs() if pair.layout == first.layout for suite in both]
     assert sorted([layout, *mine]) == planned(None, first.layout)
-    assert [backend, ("database", first.backend, first.layout), layout] == planned(first.backend, first.layout)
+    mine = [(suite, first.backend, first.layout) for suite in both]
+    assert sorted([backend, *mine, layout]) == planned(first.backend, first.layout)
 
 
-def test_plans_are_told_apart() -> None:
+def test_plans_are_distinguished() -> None:
     """A plan's text has the names of its plugins, and its capabilities are those that they declare."""
     backend, layout = pairs()[0].backend, pairs()[0].layout
     plan = Plan(suite="database", backend=backend, layout=layout, mode="quick")

@@ -24,7 +24,7 @@ from topicstore.contract.engine import Backend
 from topicstore_conformance.faults.killing import heard
 from topicstore_conformance.faults.threads import PATIENCE
 
-__all__ = ["Child", "Make", "end", "run", "tell"]
+__all__ = ["Child", "Make", "end", "importable", "run", "tell"]
 
 Make = Callable[[], Backend]
 """A function that returns a new backend object."""
@@ -58,6 +58,15 @@ def _reference(function: Callable[..., Any]) -> Reference:
     return Reference(function.__module__, file or "", name, arguments)
 
 
+def importable(function: Callable[..., Any]) -> bool:
+    """Return whether another process can import a function, and its positional arguments can be sent there."""
+    try:
+        msgspec.json.encode(_reference(function))
+    except (AssertionError, TypeError, AttributeError):
+        return False
+    return True
+
+
 def _resolve(reference: Reference) -> Callable[..., Any]:
     function: Any = _load(reference)
     for name in reference.name.split("."):
@@ -84,10 +93,18 @@ def _load(reference: Reference) -> ModuleType:
 class Child:
     """A child process. Leaving the context manager kills the child if it is still running."""
 
-    def __init__(self, make: Make, work: Callable[..., None], path: Path, *arguments: str | int | bool) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        work: Callable[..., None],
+        path: Path,
+        *arguments: str | int | bool,
+        seed: int | None = None,
+    ) -> None:
         task = Task(_reference(make), _reference(partial(work, *arguments)), str(path))
         command = [sys.executable, "-m", __name__, msgspec.json.encode(task).decode()]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        environment = os.environ if seed is None else {**os.environ, "PYTHONHASHSEED": str(seed)}
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
         assert self._process.stdout is not None
         self._told = self._process.stdout
         self._errors: list[bytes] = []
@@ -128,9 +145,18 @@ class Child:
         return b"".join(self._errors).decode(errors="replace")
 
 
-def run(make: Make, work: Callable[..., None], path: Path, *arguments: str | int | bool) -> list[Any]:
-    """Run a child to its end and return all its reports; fail unless its return code is 0."""
-    with Child(make, work, path, *arguments) as child:
+def run(
+    make: Callable[[], Any],
+    work: Callable[..., None],
+    path: Path,
+    *arguments: str | int | bool,
+    seed: int | None = None,
+) -> list[Any]:
+    """Run a child to its end and return all its reports; fail unless its return code is 0.
+
+    seed: the seed of the child's hashes of texts; by default that of this process.
+    """
+    with Child(make, work, path, *arguments, seed=seed) as child:
         told = list(child.told())
         assert child.wait() == 0, f"the child process failed, having told {told[-3:]}: {child.complaint()[-2000:]}"
         return told

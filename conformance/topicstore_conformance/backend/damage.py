@@ -27,7 +27,7 @@ __all__ = ["Damages"]
 VALUES = 200
 """The number of values, of 100 bytes each, none of which occurs twice."""
 
-ORDER = {"right": 0, "told": 1, "fewer": 2}
+ORDER = {"right": 0, "reported": 1, "fewer": 2}
 """The outcomes of reading a damaged shard, by rank; any other outcome ranks worse."""
 
 
@@ -104,23 +104,23 @@ def outcome(make: Make, copy: Path) -> tuple[str, str]:
     try:
         engine = make().open_shard(copy, KEYSPACES, create=False)
     except EngineError:
-        return "told", "not open"
+        return "reported", "not open"
     except Exception as error:  # noqa: BLE001 - whatever it is, the test names it
         return repr(error), ""
-    told = "told" if list(engine.verify()) else "nothing"
+    verified = "reported" if list(engine.verify()) else "nothing"
     with engine.snapshot() as snapshot:
         outcomes = [*map(one_outcome, readings(engine)), *map(one_outcome, readings(snapshot))]
     with suppress(EngineError):
         engine.close()
-    return max(outcomes, key=lambda read: ORDER.get(read, len(ORDER))), told
+    return max(outcomes, key=lambda read: ORDER.get(read, len(ORDER))), verified
 
 
 def one_outcome(read: Callable[[], dict[str, list[Pair]]]) -> str:
-    """Return the outcome of one read: that of `compared`, "told" for an EngineError, or the repr of another error."""
+    """Return the outcome of a read: that of `compared`, "reported" for an `EngineError`, else the repr of the error."""
     try:
         return compared(read())
     except EngineError:
-        return "told"
+        return "reported"
     except Exception as error:  # noqa: BLE001 - whatever it is, the test names it
         return repr(error)
 
@@ -205,19 +205,19 @@ class Damages(Fixtures):
     def test_a_flipped_byte_is_told_or_harmless(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
         """A flipped byte in a file with values is reported by reads and by `verify`, or harmless; no read is wrong."""
         fill_closed(backend, shard)
-        told = child.run(subject.make, read_damaged, shard, tries(3, 40))
-        assert len(told) % 2 == 0, f"the process died of {told[-1]}"
-        ends = [line for line in told if line[3] != "begun"]
+        lines = child.run(subject.make, read_damaged, shard, tries(3, 40))
+        assert len(lines) % 2 == 0, f"the process died of {lines[-1]}"
+        ends = [line for line in lines if line[3] != "begun"]
         # Some engines can't detect a truncated manifest (their list of files): it looks like an older state.
-        allowed = {True: ("right", "told"), False: ("right", "told", "fewer")}
+        allowed = {True: ("right", "reported"), False: ("right", "reported", "fewer")}
         assert [(name, at, read) for name, at, of_values, read, _ in ends if read not in allowed[of_values]] == []
-        assert [line for line in ends if line[3] == "told" and line[4] == "nothing"] == []
-        assert any(read == "told" for _, _, _, read, _ in ends)
+        assert [line for line in ends if line[3] == "reported" and line[4] == "nothing"] == []
+        assert any(read == "reported" for _, _, _, read, _ in ends)
 
     @requires("persistent", "checksums")
     def test_what_damage_raised_may_be_kept(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
         """A damaged shard can be closed and opened again while the caller holds its errors with their tracebacks."""
         fill_closed(backend, shard)
-        told = child.run(subject.make, keep_errors, shard, tries(2, 20))
-        assert [line for line in told if line[2][0] != line[2][1]] == []
-        assert any(kept > 2 for _, _, _, kept in told)
+        lines = child.run(subject.make, keep_errors, shard, tries(2, 20))
+        assert [line for line in lines if line[2][0] != line[2][1]] == []
+        assert any(kept > 2 for _, _, _, kept in lines)

@@ -9,9 +9,13 @@ Source: seccomp(2), linux/seccomp.h, linux/filter.h, and the system call tables 
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import os
 import platform
 import resource
+import select
+import socket
 import struct
 import subprocess
 import sys
@@ -19,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-__all__ = ["READS", "SYNCS", "WRITES", "fail", "full_disk", "why_not"]
+__all__ = ["READS", "SYNCS", "WRITES", "Gate", "fail", "full_disk", "why_not"]
 
 SYNCS = ("fsync", "fdatasync", "msync", "sync_file_range", "syncfs")
 """The system calls that make written data durable."""
@@ -71,9 +75,14 @@ _NUMBERS = {"x86_64": _X86_64, "aarch64": _ARM64}
 _LOAD, _IF_EQUAL, _IF_GREATER, _RETURN = 0x20, 0x15, 0x25, 0x06
 _CALL, _FIRST_ARGUMENT = 0, 16
 """The offsets in `struct seccomp_data` of the system call's number and of the lower half of its first argument."""
-_FAIL, _ALLOW = 0x00050000, 0x7FFF0000
+_FAIL, _ALLOW, _ASK = 0x00050000, 0x7FFF0000, 0x7FC00000
 _NO_NEW_PRIVILEGES = 38
-_SET_FILTER, _ALL_THREADS = 1, 1
+_SET_FILTER, _ALL_THREADS, _LISTENER, _NO_THREAD_IDS = 1, 1, 8, 16
+_RECEIVE, _SEND = 0xC0502100, 0xC0182101
+"""The requests of ioctl that receive a held system call, and answer it."""
+_GO_ON = 1
+_HELD_AT_MOST = 2.0
+"""The seconds after which a held call goes on by itself: an engine may hold Python's lock during it."""
 
 
 class _Program(ctypes.Structure):
@@ -82,6 +91,11 @@ class _Program(ctypes.Structure):
 
 def fail(calls: tuple[str, ...], error: int) -> None:
     """Make these system calls fail with this error number for good, except on the standard streams."""
+    _filter(calls, _FAIL | error, _ALL_THREADS)
+
+
+def _filter(calls: tuple[str, ...], action: int, flags: int) -> int:
+    """Install a filter that takes an action for these system calls, except on the standard streams."""
     numbers = _NUMBERS[platform.machine()]
     program = [(_LOAD, 0, 0, _CALL)]
     program += [(_IF_EQUAL, len(calls) - place, 0, numbers[call]) for place, call in enumerate(calls)]
@@ -90,17 +104,79 @@ def fail(calls: tuple[str, ...], error: int) -> None:
         (_LOAD, 0, 0, _FIRST_ARGUMENT),
         (_IF_GREATER, 1, 0, 2),
         (_RETURN, 0, 0, _ALLOW),
-        (_RETURN, 0, 0, _FAIL | error),
+        (_RETURN, 0, 0, action),
     ]
     code = b"".join(struct.pack("HBBI", *instruction) for instruction in program)
     buffer = ctypes.create_string_buffer(code, len(code))
     filter_ = _Program(len(program), ctypes.cast(buffer, ctypes.c_void_p))
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or libc.syscall(
-        numbers["seccomp"], _SET_FILTER, _ALL_THREADS, ctypes.byref(filter_)
-    ):
+    done: int = libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) or libc.syscall(
+        numbers["seccomp"], _SET_FILTER, flags, ctypes.byref(filter_)
+    )
+    if done < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+    return done
+
+
+class Gate:
+    """Holds the next fsync of this process until `let`, and makes all later ones fail with EIO.
+
+    Another process answers the kernel, because an engine may hold Python's lock while it waits. So a gate is made
+    before the process has other threads or an engine. A held call goes on after two seconds at the latest.
+    """
+
+    def __init__(self) -> None:
+        self._mine, theirs = socket.socketpair()
+        if not os.fork():
+            try:
+                self._mine.close()
+                self._answer(theirs)
+            finally:
+                os._exit(0)
+        theirs.close()
+
+    def close(self) -> None:
+        """Hold the next fsync from now on."""
+        flags = _ALL_THREADS | _LISTENER | _NO_THREAD_IDS
+        listener = _filter(("fsync", "fdatasync"), _ASK, flags)
+        socket.send_fds(self._mine, [b"f"], [listener])
+        os.close(listener)
+
+    def held(self) -> bool:
+        """Wait until an fsync is held; return whether one was, before a timeout of ten seconds."""
+        self._mine.settimeout(10)
+        try:
+            return self._mine.recv(1) == b"h"
+        except TimeoutError:
+            return False
+
+    def let(self) -> None:
+        """Let the held fsync go on."""
+        self._mine.send(b"l")
+
+    @staticmethod
+    def _answer(theirs: socket.socket) -> None:
+        _, (listener, *_), _, _ = socket.recv_fds(theirs, 1, 1)
+        for stream in (1, 2):  # otherwise the parent of this process would wait for its reports, too
+            os.close(stream)
+        first = True
+        while True:
+            waited: list[int | socket.socket] = [listener, theirs]
+            ready, _, _ = select.select(waited, [], [])
+            if theirs in ready and not theirs.recv(1):
+                return  # the process has ended
+            if listener not in ready:
+                continue
+            asked = bytearray(80)
+            fcntl.ioctl(listener, _RECEIVE, asked)
+            call = bytes(asked[:8])
+            if first:
+                theirs.send(b"h")
+                select.select([theirs], [], [], _HELD_AT_MOST)
+            answer = struct.pack("qiI", 0, 0, _GO_ON) if first else struct.pack("qiI", 0, -errno.EIO, 0)
+            fcntl.ioctl(listener, _SEND, call + answer)
+            first = False
 
 
 @cache

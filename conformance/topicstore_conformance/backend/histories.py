@@ -36,6 +36,8 @@ from .fixtures import Fixtures, pairs
 
 __all__ = ["EngineMachine", "Histories"]
 
+READ = "After any writes {} returns exactly what is stored."
+"""The promise of a reading method."""
 NUMBERS, LONG = (0, 1, 7, 100), 2**64 - 1
 TUPLES: st.SearchStrategy[Key] = st.sampled_from(
     [
@@ -146,7 +148,7 @@ class EngineMachine(RuleBasedStateMachine):
                 return
             if "persistent" in self.capabilities:
                 self.reopen(([], []))
-            self.check(self.engine)
+            self.check(self.engine, READ.format("a scan"))
             self.engine.close()
 
     @rule(batch=BATCHES, sync=st.booleans())
@@ -163,8 +165,8 @@ class EngineMachine(RuleBasedStateMachine):
             for keyspace, reader in product({place for place, _ in asked}, (self.engine, snapshot)):
                 keys = [key for place, key in asked if place is keyspace]
                 expected = [self.model.get((keyspace.name, key)) for key in keys]
-                assert expected == reader.get_many(keyspace, keys)
-                assert expected == [reader.get(keyspace, key) for key in keys]
+                assert expected == reader.get_many(keyspace, keys), READ.format("get_many")
+                assert expected == [reader.get(keyspace, key) for key in keys], READ.format("get")
 
     @rule(span=spans(), open_start=st.booleans(), open_end=st.booleans(), limit=st.none() | st.integers(0, 9))
     def scan(self, span: Any, open_start: bool, open_end: bool, limit: int | None) -> None:
@@ -173,7 +175,8 @@ class EngineMachine(RuleBasedStateMachine):
         with self.engine.snapshot() as snapshot:
             for reader, reverse in product((self.engine, snapshot), (False, True)):
                 expected = expected_scan(self.model, keyspace, start, end, reverse=reverse, limit=limit)
-                assert expected == pairs(reader.scan(keyspace, start, end, reverse=reverse, limit=limit))
+                found = pairs(reader.scan(keyspace, start, end, reverse=reverse, limit=limit))
+                assert expected == found, READ.format("a scan in reverse" if reverse else "a scan")
 
     @rule(target=snapshots, batch=BATCHES)
     def snapshot(self, batch: Batch) -> Held:
@@ -185,7 +188,7 @@ class EngineMachine(RuleBasedStateMachine):
     def read_snapshot(self, held: Held) -> None:
         """Read everything from a snapshot and compare it with the model."""
         if not held.closed:
-            self.check(held.reader, held.model)
+            self.check(held.reader, "A snapshot shows its engine as of its creation.", held.model)
 
     @rule(held=consumes(snapshots))
     def close_snapshot(self, held: Held) -> None:
@@ -210,9 +213,9 @@ class EngineMachine(RuleBasedStateMachine):
         try:
             found = first + pairs(chunks)
         except DatabaseClosedError:
-            assert held.closed
+            assert held.closed, "A scan is valid until it, its snapshot or its engine is closed."
         else:
-            assert expected == found
+            assert expected == found, "A scan shows its reader as of the request of its first chunk."
 
     @rule(scan=consumes(scans))
     def close_scan(self, scan: Any) -> None:
@@ -221,14 +224,14 @@ class EngineMachine(RuleBasedStateMachine):
         if not held.closed:
             chunks.close()
             chunks.close()
-            assert list(chunks) == []
+            assert list(chunks) == [], "A closed scan yields nothing."
 
     @rule(batch=BATCHES, span=spans())
     def reclaim(self, batch: Batch, span: Any) -> None:
         """Write a batch and reclaim a range, which doesn't change the stored pairs."""
         self.write(batch, sync=False)
         self.engine.reclaim(*span)
-        self.check(self.engine)
+        self.check(self.engine, "Reclaiming changes no stored pair.")
 
     @precondition(lambda self: "checkpoint" in self.capabilities)
     @rule(batch=BATCHES)
@@ -238,9 +241,9 @@ class EngineMachine(RuleBasedStateMachine):
         copy = self.shard.with_name("checkpoint")
         self.engine.checkpoint(copy)
         engine = self.backend.open_shard(copy, KEYSPACES, create=False)
-        self.check(engine)
+        self.check(engine, "A checkpoint has every write that came before it.")
         engine.write(self.batch_of(*batch)[0])
-        self.check(self.engine)
+        self.check(self.engine, "A write to a checkpoint doesn't change the original.")
         engine.close()
         shutil.rmtree(copy)
 
@@ -253,7 +256,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.write(batch, sync=False)
         self.close()
         self.engine = self.backend.open_shard(self.shard, KEYSPACES, create=False)
-        self.check(self.engine)
+        self.check(self.engine, "A shard that is opened again has all that was written.")
 
     @persistent
     @rule(batch=BATCHES, within=st.none() | st.integers(0, 99))
@@ -270,7 +273,7 @@ class EngineMachine(RuleBasedStateMachine):
         shutil.rmtree(self.shard)
         leave(after, self.shard)
         self.engine = open_killed(self.backend, self.shard)
-        self.check(self.engine)
+        self.check(self.engine, "After a kill each batch is there whole or not at all, and every acknowledged one is.")
 
     @persistent
     @rule(batch=BATCHES)
@@ -285,14 +288,14 @@ class EngineMachine(RuleBasedStateMachine):
         except (EngineError, StorageFullError):
             failed = self.engine
             del self.engine  # so that teardown doesn't close the engine if the check fails
-            self.check(failed)
+            self.check(failed, "A write that failed changes nothing.")
             self.engine = failed
         else:
             self.model = after
         with suppress(EngineError, StorageFullError) if self.model is not after else nullcontext():
             self.close()
         self.engine = open_killed(self.backend, self.shard)
-        self.check(self.engine)
+        self.check(self.engine, "A write that failed is not there after reopening, and every other one is.")
 
     # --- the model ---
 
@@ -338,12 +341,12 @@ class EngineMachine(RuleBasedStateMachine):
         self.held.append(Held(reader, self.model))
         return self.held[-1]
 
-    def check(self, reader: Reader, model: Model | None = None) -> None:
-        """Compare all pairs of an engine or a snapshot with the model."""
+    def check(self, reader: Reader, promise: str, model: Model | None = None) -> None:
+        """Compare all pairs of an engine or a snapshot with the model; a failure names the promise."""
         for keyspace in KEYSPACES:
             expected = expected_scan(self.model if model is None else model, keyspace, None, None)
-            assert expected == pairs(reader.scan(keyspace))
-            assert [value for _, value in expected] == reader.get_many(keyspace, [key for key, _ in expected])
+            assert expected == pairs(reader.scan(keyspace)), promise
+            assert [value for _, value in expected] == reader.get_many(keyspace, [key for key, _ in expected]), promise
 
     @staticmethod
     def begun(held: Held, keyspace: Keyspace[Any], start: Any, end: Any, *, reverse: bool) -> Any:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from .batches import Batches
+from .changes import Changes
 from .concurrency import Concurrency
 from .crashes import Crashes
 from .damage import Damages
+from .every_write import EveryWrite
 from .failures import Failures
 from .histories import Histories
 from .leaks import Leaks
+from .lifecycles import LifeCycles
+from .limits import Limits
 from .ordering import Ordering
 from .ranges import Ranges
 from .reopening import Reopening
@@ -25,6 +29,10 @@ class BackendSuite(
     Batches,
     Snapshots,
     Hostile,
+    Limits,
+    Changes,
+    EveryWrite,
+    LifeCycles,
     Reopening,
     Crashes,
     Failures,

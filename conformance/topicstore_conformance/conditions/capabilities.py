@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-__all__ = ["check_capabilities", "declaring", "requires", "without"]
+__all__ = ["check_capabilities", "declaring", "leaving_out", "requires", "without"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -49,6 +49,17 @@ def declaring(capabilities: Collection[str]) -> Callable[[type[T]], type[T]]:
         for name in dir(suite):
             if name.startswith("test_") and _why_not(getattr(suite, name), capabilities):
                 setattr(suite, name, None)  # pytest doesn't collect None
+        return suite
+
+    return leave_out
+
+
+def leaving_out(*parts: type) -> Callable[[type[T]], type[T]]:
+    """Remove, from a suite's subclass, the tests of these parts of the suite, which another class has."""
+
+    def leave_out(suite: type[T]) -> type[T]:
+        for name in [name for part in parts for name in vars(part) if name.startswith("test_")]:
+            setattr(suite, name, None)  # pytest doesn't collect None
         return suite
 
     return leave_out

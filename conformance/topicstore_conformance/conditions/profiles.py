@@ -21,7 +21,7 @@ from collections.abc import Collection
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from hypothesis.internal.conjecture import providers
+from hypothesis.internal.conjecture import engine, providers
 
 from .modes import EXAMPLES, MODES, VARIABLE
 
@@ -59,12 +59,13 @@ PROFILE = settings(
     database=None,
     derandomize=not RANDOM,
     print_blob=True,
+    report_multiple_bugs=False,  # one history, which names one promise
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 """The settings of all property tests. Deadlines and health checks are off, because run times and draws vary."""
-_SHRINKING = () if MODE == "quick" else (Phase.shrink,)
-"""The shrinking phase, which takes far longer than finding a failure, so the quick mode leaves it out."""
-COSTLY = settings(PROFILE, phases=(Phase.explicit, Phase.generate, *_SHRINKING))
+if MODE == "quick" and hasattr(engine, "MAX_SHRINKING_SECONDS"):
+    engine.MAX_SHRINKING_SECONDS = 10  # shrinking takes far longer than finding a failure
+COSTLY = settings(PROFILE, phases=(Phase.explicit, Phase.generate, Phase.shrink))
 """The settings of property tests in which each example opens a database."""
 MACHINE = settings(COSTLY, stateful_step_count=40)
 """The settings of state machines."""

@@ -23,7 +23,7 @@ class Fixtures:
     @pytest.fixture
     def pair(self) -> Pair:
         """Return the backend and the layout under test; the only fixture to override."""
-        raise NotImplementedError("override the fixture `pair` of DatabaseSuite, with `pair_of(backend, layout)`")
+        raise NotImplementedError("override the fixture `pair` of the suite, with `pair_of(backend, layout)`")
 
     @pytest.fixture(autouse=True)
     def _has_what_is_required(self, request: pytest.FixtureRequest, pair: Pair) -> None:

@@ -160,7 +160,7 @@ class PowerLoss(Fixtures):
             moments, worst = recording.moments()
             chances = (moments, worst, moments[-3:], worst)  # the last three moments are after the close
             for number in range(tries(10, 100, pair.capabilities)):
-                draw = random.Random(f"{pair} {number}")  # pairs of one backend fail at different moments
+                draw = random.Random(f"{pair} {number}")  # pairs with the same backend fail at different moments
                 upto = draw.choice(chances[number % len(chances)])
                 image = Path(scratch, f"image-{number}")
                 recording.image(upto, draw, image)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -123,6 +123,12 @@ class DatabaseMachine(RuleBasedStateMachine):
         max_size=8,
     )
 
+    def _as_stored(self, messages: Iterable[Message]) -> list[Message]:
+        """Return messages without the fields that a transform may store in another form."""
+        if not self.pair.plugins:
+            return list(messages)
+        return [Message(m.topic, b"", m.client_id, m.qos, m.retain, m.timestamp) for m in messages]
+
     def _filter(self, data: st.DataObject) -> str:
         """Draw a topic filter, usually one that matches some stored message."""
         near = strategies.filters()
@@ -154,7 +160,7 @@ class DatabaseMachine(RuleBasedStateMachine):
             return
         lifted, self.model = self.model.lifted, after
         assert [row.id for row in rows] == result.ids
-        assert [row.message for row in rows] == result.batch.to_messages()
+        assert self._as_stored(row.message for row in rows) == self._as_stored(result.batch.to_messages())
         assert self.model.lifted - lifted == result.lifted
 
     @rule(

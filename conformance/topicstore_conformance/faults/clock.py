@@ -1,10 +1,13 @@
-"""Clocks for `topicstore.open` that only tests advance."""
+"""Clocks for `topicstore.open` that only tests advance, and this process's own clocks, set on by a day."""
 
 from __future__ import annotations
 
-import attrs
+import time
 
-__all__ = ["START", "Clock"]
+import attrs
+import pytest
+
+__all__ = ["START", "Clock", "pass_a_day"]
 
 START = 1_700_000_000_000_000
 """The initial time of clocks, in microseconds since 1970."""
@@ -29,3 +32,11 @@ class Clock:
     def monotonic(self) -> int:
         """Return the monotonic clock's time, in microseconds."""
         return self.now - self._jumped
+
+
+def pass_a_day(patch: pytest.MonkeyPatch) -> None:
+    """Set the clocks of the module `time` a day on, for all who call them there."""
+    for name in ("time", "monotonic", "perf_counter"):
+        for clock, by in ((name, 86_400), (f"{name}_ns", 86_400 * 10**9)):
+            real = getattr(time, clock)
+            patch.setattr(time, clock, lambda real=real, by=by: real() + by)

@@ -122,7 +122,7 @@ class _File:
         return bytes(kept)
 
     def _lose_pages(self, kept: bytearray, pending: Sequence[_Write], draw: random.Random) -> None:
-        """Replace the unsynced parts of some pages by zeros, noise, or another page's bytes.
+        """Replace the unsynced parts of some pages with zeros, noise, or another page's bytes.
 
         The last written page is kept, so that written data follows each lost page.
         """

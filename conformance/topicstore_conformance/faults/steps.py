@@ -27,7 +27,10 @@ class Handler:
     steps: int = 0
 
     def run(self, work: Callable[[], object]) -> None:
-        """Run ``work`` with the handler, and suppress errors of the types ``ended`` if the handler has a step."""
+        """Run ``work`` with the handler installed.
+
+        If the handler acts at a step (``step`` isn't negative), exceptions of the types ``ended`` are suppressed.
+        """
         profile = self._profile  # keeps it alive: Python drops it when it raises, and may then call it once more
         sys.setprofile(profile)
         try:

@@ -1,4 +1,4 @@
-"""The database suite, for the selected pairs."""
+"""The database suite, run for each selected pair of a backend and a layout."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from topicstore_conformance.installed.choosing import chosen_pairs
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run every test for each pair."""
+    """Run every test for each selected pair."""
     metafunc.parametrize("pair", chosen_pairs(metafunc.config), ids=str, scope="class")
 
 
 class TestDatabase(DatabaseSuite):
-    """The suite for each pair in turn."""
+    """The database suite, once for each selected pair."""

@@ -32,7 +32,19 @@ from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.oracle.model import match
 from topicstore_conformance.subjects.subject import LayoutSubject
 
-__all__ = ["SHARD", "START", "Fixtures", "Reader", "Row", "Stored", "matches_pattern", "numbered", "plenty", "span"]
+__all__ = [
+    "SHARD",
+    "START",
+    "Fixtures",
+    "Reader",
+    "Row",
+    "Stored",
+    "matches_pattern",
+    "numbered",
+    "plenty",
+    "rows_of",
+    "span",
+]
 
 SHARD, GENERATION = 4, 2
 START = 1 << 60
@@ -60,12 +72,12 @@ def span(keyspace: Keyspace[Any], generation: int) -> tuple[Key, Key]:
     return (generation, 0, 0), (generation + 1, 0, 0)
 
 
-def rows_of(batch: MessageBatch) -> list[Row]:
+def rows_of(batch: MessageBatch, shard: int = SHARD) -> list[Row]:
     """Return the rows of a batch that a slab returned, and check its shard numbers."""
     if not len(batch):
         return []
     assert batch.shards is not None
-    assert [SHARD] * len(batch) == to_list(batch.shards)
+    assert [shard] * len(batch) == to_list(batch.shards)
     return list(zip(map(int, batch.positions), batch.to_messages(), strict=True))
 
 
@@ -77,6 +89,7 @@ class Stored:
     engine: Engine
     generation: int = GENERATION
     last: int = START
+    shard: int = SHARD
     rows: list[Row] = attrs.field(factory=list)
     slab: Slab = attrs.field(init=False)
     as_rows: bool = False
@@ -85,13 +98,13 @@ class Stored:
     def create(self, parent: Slab | None = None) -> None:
         """Create the slab, with learned structure inherited from ``parent``."""
         write = WriteBatch()
-        self.subject.make().create(self.engine, SHARD, self.generation, parent, write)
+        self.subject.make().create(self.engine, self.shard, self.generation, parent, write)
         self.engine.write(write)
         self.reopen()
 
     def reopen(self) -> None:
         """Open the slab again with a new layout object."""
-        self.slab = self.subject.make().open(self.engine, SHARD, self.generation)
+        self.slab = self.subject.make().open(self.engine, self.shard, self.generation)
 
     # --- writing ---
 
@@ -99,12 +112,15 @@ class Stored:
         self, messages: Iterable[Message], gap: int = 1, *, arrow: bool = False
     ) -> tuple[MessageBatch, list[Row]]:
         """Return messages as a batch whose positions follow the last stored one, ``gap`` apart, and as rows."""
-        filled = [msgspec.structs.replace(m, timestamp=m.timestamp or self.last >> 11) for m in messages]
+        filled = [
+            msgspec.structs.replace(m, timestamp=self.last >> 11 if m.timestamp is None else m.timestamp)
+            for m in messages
+        ]
         batch = MessageBatch.from_messages(filled)
         if arrow:
             batch = MessageBatch.from_arrow(batch.to_arrow())
         positions = np.arange(1, len(batch) + 1, dtype=np.uint64) * np.uint64(gap) + np.uint64(self.last)
-        return batch.placed(positions, batch.timestamps, SHARD), list(zip(positions.tolist(), filled, strict=True))
+        return batch.placed(positions, batch.timestamps, self.shard), list(zip(positions.tolist(), filled, strict=True))
 
     def put(self, messages: Iterable[Message], gap: int = 1, *, arrow: bool = False) -> list[Row]:
         """Store a batch and commit it."""
@@ -140,7 +156,7 @@ class Stored:
         last, before = self.last if last is None else last, len(self.rows)
         deleted = sum(self.commit(self.slab.delete(TopicFilter(topic_filter), first, last, [*map(TopicFilter, spare)])))
         self.forget(topic_filter, first, last, spare)
-        assert before - len(self.rows) == deleted
+        assert before - len(self.rows) == deleted, "a delete counts other messages than it should remove"
         return deleted
 
     def commit(self, steps: Iterable[DeleteStep | CompactStep]) -> list[int]:
@@ -181,7 +197,8 @@ class Stored:
         got: list[Row] = []
         for stream in self.slab.cover(TopicFilter(topic_filter), first):
             got += Reader(self, stream, topic_filter, first).read(bound, **limits)
-        assert self.wanted(topic_filter, first, bound) == sorted(got, key=lambda row: row[0])
+        expected = self.wanted(topic_filter, first, bound)
+        assert expected == sorted(got, key=lambda row: row[0]), "readers don't get exactly the messages that are left"
 
     def readers(self, filters: Iterable[str]) -> list[Reader]:
         """Return a reader of each stream that covers a filter, for each filter."""
@@ -204,7 +221,7 @@ class Stored:
     def check_all(self) -> None:
         """Check the rows that readers of each filter get, and the number of messages that `verify` counts."""
         self.read_all()
-        assert (len(self.rows), []) == self.verify()
+        assert (len(self.rows), []) == self.verify(), "verify counts other messages than are left"
 
     def everything(self) -> list[str]:
         """Return filters of which exactly one matches each stored topic."""
@@ -322,7 +339,7 @@ class Reader:
         """Read one step with the limits of `plenty`; check the guarantees that hold for every step."""
         asked = plenty(bound, **limits)
         step = self.stored.slab.next(self.stream, self.filter, self.place, asked)
-        rows = rows_of(step.batch)
+        rows = rows_of(step.batch, self.stored.shard)
         assert len(rows) <= asked.rows, "more rows than the limit"
         assert step.exhausted or step.place != self.place, "neither exhausted nor moved on"
         sizes = [len(message.payload) for _, message in rows]

@@ -20,6 +20,8 @@ from .fixtures import Fixtures, Reader, Stored
 
 __all__ = ["Histories", "SlabMachine"]
 
+DAMAGE = "Damage is told by readers and by verify, or changes nothing."
+EXHAUSTED = "A reader that is exhausted has every message up to its bound."
 MESSAGES = [
     strategies.messages(of, times=st.integers(1, 2**40)) for of in (None, None, None, strategies.hostile_topics())
 ]
@@ -90,7 +92,7 @@ class SlabMachine(RuleBasedStateMachine):
             last = first + data.draw(st.integers(0, 3_000))
         span = self._filter(data), first, last, [self._filter(data) for _ in range(spared)]
         self.stored.delete(*span)
-        assert self.stored.delete(*span) == 0
+        assert self.stored.delete(*span) == 0, "A delete that is repeated finds nothing."
         self.deleted |= before - {position for position, _ in self.stored.rows}
 
     @rule(data=st.data(), whole=st.booleans())
@@ -116,7 +118,7 @@ class SlabMachine(RuleBasedStateMachine):
         if pairs := [pair for pair in self.stored.pairs() if pair[2]]:
             keyspace, key, value = data.draw(st.sampled_from(pairs))
             at, bit = data.draw(st.integers(0, len(value) - 1)), data.draw(st.integers(0, 7))
-            assert outcome(self.stored, (keyspace, key, flipped(value, at, bit))) in FINE
+            assert outcome(self.stored, (keyspace, key, flipped(value, at, bit))) in FINE, DAMAGE
 
     @precondition(lambda self: len(self.sealed) < 3)
     @rule()
@@ -133,14 +135,14 @@ class SlabMachine(RuleBasedStateMachine):
         """Open the slab again: it has the same streams and the same learned structure."""
         before = self.stored.structure()
         self.stored.reopen()
-        assert self.failed or before == self.stored.structure()
+        assert self.failed or before == self.stored.structure(), "A slab that is opened again has the same streams."
 
     @rule(data=st.data())
     def list_streams(self, data: st.DataObject) -> None:
         """Read all streams that are listed for a filter: together they hold each matching message once."""
         text = self._filter(data)
         got = [row for rows in self.stored.streams_of(text).values() for row in rows]
-        assert self.stored.wanted(text) == sorted(got, key=lambda row: row[0])
+        assert self.stored.wanted(text) == sorted(got, key=lambda row: row[0]), "Each message is in one listed stream."
 
     @rule()
     def end_epoch(self) -> None:
@@ -175,10 +177,11 @@ class SlabMachine(RuleBasedStateMachine):
         bound = min(self.stored.visible(reader.stream, self.stored.last), watermark)
         reader.step(bound, limit=limit, deadline=deadline)
         live = dict(self.stored.rows)
-        assert [live.get(position) for position, _ in reader.got[before:]] == [m for _, m in reader.got[before:]]
+        got = reader.got[before:]
+        assert [live.get(position) for position, _ in got] == [m for _, m in got], "No reader gets a deleted message."
         if reader.exhausted:
             fresh = Reader(self.stored, reader.stream, reader.text).read(bound)
-            assert {position for position, _ in fresh} <= {position for position, _ in reader.got}
+            assert {position for position, _ in fresh} <= {position for position, _ in reader.got}, EXHAUSTED
 
     def finish(self) -> None:
         """Read to the end; check that each reader got every message of its stream that was not deleted, once."""
@@ -186,10 +189,10 @@ class SlabMachine(RuleBasedStateMachine):
         for reader in self.readers:
             reader.read(self.stored.last, limit=50)
             seen = [position for position, _ in reader.got]
-            assert len(set(seen)) == len(seen)
+            assert len(set(seen)) == len(seen), "A reader gets each message once."
             fresh = Reader(self.stored, reader.stream, reader.text).read(self.stored.last)
             assert all(match(reader.text, message.topic) for _, message in fresh)
-            assert {position for position, _ in fresh} == set(seen) - self.deleted
+            assert {position for position, _ in fresh} == set(seen) - self.deleted, "A place stays valid."
 
 
 class Histories(Fixtures):

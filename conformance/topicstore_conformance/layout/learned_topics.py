@@ -60,7 +60,7 @@ class Structure(Fixtures):
             stored.check_all()
 
     def test_learned_names_the_streams(self, stored: Stored) -> None:
-        """Learned nodes list parents before children, and a node's path equals its stream's pattern."""
+        """Learned nodes are listed with parents before children, and a node's path equals the pattern of its stream."""
         stored.put(numbered([*FLEET, "$SYS/a", "a", "a/b"], 300))
         seen: set[tuple[str, ...]] = set()
         patterns = {i.stream: i.pattern for t in stored.everything() for i in stored.slab.streams(TopicFilter(t))}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 
+import attrs
 import pytest
 from topicstore import Message, TopicFilter
+from topicstore.contract.columns import to_list
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.conditions.profiles import tries
 
-from .fixtures import START, Fixtures, Reader, Stored, matches_pattern, numbered
+from .fixtures import START, Fixtures, Reader, Stored, matches_pattern, numbered, plenty
 
 __all__ = ["Reading"]
 
@@ -54,6 +56,19 @@ class Reading(Fixtures):
         for bound in (0, START, positions[0], positions[0] - 1, positions[100], positions[200] + 3, positions[-1]):
             for topic_filter in ("#", "f/+/+/t", "f/y/3/s", "g"):
                 filled.check(topic_filter, 0, bound, limit=50)
+
+    def test_the_columns_that_are_asked_for(self, filled: Stored) -> None:
+        """A read of some columns returns the same messages as a read of all, and these columns of them unchanged."""
+        for text in ("#", "f/+/+/t", "f/y/3/s"):
+            for stream in filled.slab.cover(TopicFilter(text)):
+                place = filled.slab.begin(stream, TopicFilter(text), 0)
+                whole = filled.slab.next(stream, TopicFilter(text), place, plenty(filled.last)).batch
+                for columns in (frozenset[str](), {"payloads"}, {"client_ids", "properties"}, {"qos", "timestamps"}):
+                    limits = attrs.evolve(plenty(filled.last), columns=frozenset(columns))
+                    some = filled.slab.next(stream, TopicFilter(text), place, limits).batch
+                    assert whole.positions.tolist() == some.positions.tolist()
+                    for name in ("topics", *columns):
+                        assert to_list(getattr(whole, name)) == to_list(getattr(some, name))
 
     def test_the_start_is_inclusive(self, filled: Stored) -> None:
         """A new place begins with the first message at or after its position."""

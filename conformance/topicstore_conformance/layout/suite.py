@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .borders import Borders
+from .changes import Changes
 from .compacting import Compacting
 from .concurrency import Concurrency
 from .contents import Contents
@@ -10,6 +12,7 @@ from .deleting import Deleting
 from .heads import Counting
 from .histories import Histories
 from .learned_topics import Structure
+from .limits import Limits
 from .places import Places
 from .reading import Reading
 from .topics import Topics
@@ -20,6 +23,9 @@ __all__ = ["LayoutSuite"]
 
 class LayoutSuite(
     Contents,
+    Limits,
+    Changes,
+    Borders,
     Reading,
     Topics,
     Places,

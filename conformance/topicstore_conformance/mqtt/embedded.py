@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -31,7 +32,7 @@ ANY_PORT = Address("127.0.0.1:0")
 class Embedded:
     """A server on the test's database, which serves within a ``with`` block and is drained at the block's end.
 
-    settings: the server's settings; their listeners are replaced by one on a free port of the loopback interface.
+    settings: the server's settings; their listeners are replaced with one on a free port of the loopback interface.
     access:   the access rules, if the settings can't express them; called in the event loop.
 
     The other arguments are those of `Server`.
@@ -44,12 +45,13 @@ class Embedded:
         *,
         access: Access | None = None,
         read: Callable[[], ServerSettings] | None = None,
+        file: Path | None = None,
         storages: Mapping[str, ts.Database] | None = None,
     ) -> None:
         listeners = {"mqtt": ListenerSettings(listen=ANY_PORT)}
         self.db = db
         self._settings = msgspec.structs.replace(settings or ServerSettings(), listeners=listeners)
-        self._access, self._read, self._storages = access, read, storages
+        self._access, self._read, self._file, self._storages = access, read, file, storages
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
         self.server: Server  # from the beginning of the block on
@@ -95,7 +97,14 @@ class Embedded:
         self._thread.start()
 
         async def start() -> Server:
-            server = Server(self.db, self._settings, access=self._access, read=self._read, storages=self._storages)
+            server = Server(
+                self.db,
+                self._settings,
+                access=self._access,
+                read=self._read,
+                file=self._file,
+                storages=self._storages,
+            )
             return await server.__aenter__()
 
         try:
@@ -124,13 +133,14 @@ def serving_http(
     db: ts.Database,
     *,
     read: Callable[[], ServerSettings] | None = None,
+    file: Path | None = None,
     storages: Mapping[str, ts.Database] | None = None,
     **http: Any,
 ) -> Iterator[Server]:
     """Serve a database to MQTT and HTTP clients within this process, by default both on free ports.
 
-    ``read`` and ``storages`` are arguments of `Server`, all others of `HttpSettings`.
+    ``read``, ``file`` and ``storages`` are arguments of `Server`, all others of `HttpSettings`.
     """
     settings = ServerSettings(http=HttpSettings(**{"listen": ANY_PORT, **http}))
-    with Embedded(db, settings, read=read, storages=storages) as embedded:
+    with Embedded(db, settings, read=read, file=file, storages=storages) as embedded:
         yield embedded.server

@@ -20,9 +20,10 @@ NEVER = 0xFFFFFFFF
 class RawClient:
     """A connection to a server, not thread-safe. It sends no acknowledgement and no PINGREQ by itself."""
 
-    def __init__(self, port: int, *, version: int = 5) -> None:
+    def __init__(self, port: int, *, version: int = 5, host: str = "127.0.0.1", patience: float = PATIENCE) -> None:
         self.version = version
-        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
+        self.connack: Packet  # from `connect` on
+        self.socket = socket.create_connection((host, port), patience)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray()
         self._packet_id = 0
@@ -45,17 +46,30 @@ class RawClient:
     def receive(self) -> Packet | None:
         """Return the next packet, or None if the server has closed the connection."""
         while (found := wire.split(self._buffer)) is None:
-            try:
-                data = self.socket.recv(1 << 16)
-            except ConnectionError:
+            if not self._read():
                 return None
-            if not data:
-                return None
-            self._buffer += data
         first, begin, end = found
         body = bytes(self._buffer[begin:end])
         del self._buffer[:end]
         return wire.parse(self.version, first, body, end)
+
+    def _read(self) -> bool:
+        """Read what the server sends next; return False if it has closed the connection."""
+        try:
+            data = self.socket.recv(1 << 16)
+        except ConnectionError:
+            return False
+        except TimeoutError as error:
+            waited = f"for {self.socket.gettimeout():g} seconds"
+            raise AssertionError(f"the server sent nothing {waited}, and left the connection open") from error
+        self._buffer += data
+        return bool(data)
+
+    def next(self) -> Packet:
+        """Return the next packet; the server must not close the connection instead."""
+        packet = self.receive()
+        assert packet is not None, "the server closed the connection"
+        return packet
 
     def expect(self, kind: str) -> Packet:
         """Return the next packet, which must be of this kind."""
@@ -89,7 +103,14 @@ class RawClient:
         if keep:
             options = {"clean": False, **({"session_expiry_interval": NEVER} if self.version == 5 else {}), **options}
         self.send(wire.connect(client_id, version=self.version, **options))  # type: ignore[arg-type]
-        return self.expect("CONNACK")
+        self.connack = self.expect("CONNACK")
+        return self.connack
+
+    def rest(self) -> bytes:
+        """Read until the server closes the connection; return the bytes, which may be in any version's form."""
+        while self._read():
+            pass
+        return bytes(self._buffer)
 
     def subscribe(self, *filters: str, options: int = 0, **values: Value) -> tuple[int, ...]:
         """Subscribe to filters, all with the same options; return the reason codes."""
@@ -116,7 +137,7 @@ class RawClient:
         return self.expect("PUBCOMP")
 
     def acknowledge(self, packet: Packet) -> None:
-        """Acknowledge a PUBLISH with a PUBACK, or with the whole exchange of QoS 2."""
+        """Acknowledge a PUBLISH with a PUBACK, or with the whole QoS 2 exchange."""
         if packet.qos == 1:
             self.send(wire.acknowledgement("PUBACK", packet.packet_id))
         elif packet.qos == 2:

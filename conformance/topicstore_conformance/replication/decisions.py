@@ -1,4 +1,4 @@
-"""The decision functions that the model uses: the program's own, each of which can be replaced by a faulty one."""
+"""The decision functions that the model uses: the program's own, each of which a test can replace with a faulty one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class Moment:
 
 @attrs.frozen(kw_only=True)
 class Decisions:
-    """The decision functions; each is the program's, unless a fault replaces it."""
+    """The decision functions of the replication protocol.
+
+    Each is the one of `topicstore.replication`, unless a test replaces it with a faulty one.
+    """
 
     moment: Moment = attrs.field(factory=Moment)
     after_put: Callable[..., owning.Outcome] = owning.after_put

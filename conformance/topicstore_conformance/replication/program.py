@@ -99,7 +99,7 @@ class Copy:
         self.progress = write.progress
 
     def take_base(self, base: Base) -> None:
-        """Replace the contents by those of a base, which is one part."""
+        """Replace the contents with those of a base: a snapshot, which has a single part in this model."""
         (part,) = base.parts
         self.changes = msgspec.msgpack.decode(read_part(self._store, part), type=list[bytes])
         self.progress = base.progress

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,12 +24,15 @@ _CONTRACTS = {
     "backend": "topicstore.contract.engine",
     "layout": "topicstore.contract.layout",
     "database": "topicstore.Database",
+    "parts": "topicstore.Database and topicstore.sessions.Sessions",
+    "plugins": "framework/guides/plugins.md and topicstore.contract.hookspecs",
+    "broker": "https://docs.oasis-open.org/mqtt/mqtt/v5.0/os/mqtt-v5.0-os.html",
 }
 """The objects whose docstrings specify the guarantees that each suite tests."""
 _PYTEST = "pytest -p topicstore_conformance.runner.plugin --pyargs topicstore_conformance.installed"
 
 
-@click.command()
+@click.group(invoke_without_command=True, subcommand_metavar="[mqtt HOST:PORT]")
 @click.option(
     "--backend",
     metavar="NAME",
@@ -41,8 +45,14 @@ _PYTEST = "pytest -p topicstore_conformance.runner.plugin --pyargs topicstore_co
     shell_complete=layout_names,
     help="Test this layout, by itself and on each backend that fits.",
 )
+@click.option(
+    "--plugins",
+    metavar="NAMES",
+    help="Test these plugins, which transform messages, together: comma-separated, outermost first.",
+)
 @click.option("--all", "all_", is_flag=True, help="Test everything that is installed, each pair once.")
 @click.option("--quick", is_flag=True, help="Try everything less often, and leave out what takes long anyway.")
+@click.option("--first-failure", is_flag=True, help="End at the first failed test, and say why it failed.")
 @click.option("--markdown", is_flag=True, help="Print tables of capabilities and results in Markdown instead.")
 @json_option
 @click.pass_context
@@ -51,27 +61,36 @@ def conformance(
     *,
     backend: str | None,
     layout: str | None,
+    plugins: str | None,
     all_: bool,
     quick: bool,
+    first_failure: bool,
     markdown: bool,
     as_json: bool,
 ) -> None:
     """Test whether an installed backend or layout keeps what it promises.
 
-    With both names only the two, and databases of them. In the full mode --all tests each backend and
-    each layout fully in one pair, and the other pairs quickly. Ends with 1 if a promise was broken.
+    With both names only the two, and databases of them. With --plugins only these, on the pairs of the names, by
+    default on rocksdb and block. In the full mode --all tests each backend and each layout fully in one pair, and
+    the other pairs quickly. First each plugin opens, stores, reads and opens again; if that fails, the cause is named
+    and nothing else is tried. The verdict at the end names what was not tried here, and why. Ends with 1 if a promise
+    was broken.
     """
-    if all_ == bool(backend or layout):
-        raise click.UsageError("give --backend NAME, --layout NAME or both, or --all")
+    if ctx.invoked_subcommand is not None:
+        return
+    if all_ == bool(backend or layout or plugins):
+        raise click.UsageError("give --backend NAME, --layout NAME, --plugins NAMES or several of them, or --all")
     if markdown and as_json:
         raise click.UsageError("--markdown and --json exclude each other")
-    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
-    if missing:
-        raise Failure(f'the suite needs {" and ".join(missing)}: pip install "topicstore[conformance]"', USAGE)
-    from topicstore_conformance.runner.running import everything, plans_for, run_all
+    _need()
+    from topicstore_conformance.runner.running import everything, plans_for, run_all, transform_plans
 
     mode: Mode = "quick" if quick else "full"
-    runs = run_all(everything(mode) if all_ else plans_for(backend, layout, mode), _tell)
+    if plugins:
+        plans = transform_plans(plugins.split(","), backend, layout, mode)
+    else:
+        plans = everything(mode) if all_ else plans_for(backend, layout, mode)
+    runs = run_all(plans, _tell, first_failure=first_failure)
     if as_json:
         from topicstore.cli.terminal.display import print_json
 
@@ -84,6 +103,45 @@ def conformance(
         _print(runs, _left_out(backend, layout), brief=all_)
     if not all(run.kept for run in runs):
         ctx.exit(DAMAGED)
+
+
+@conformance.command()
+@click.argument("address", metavar="HOST:PORT")
+@click.option("--first-failure", is_flag=True, help="End at the first failed test, and say why it failed.")
+@json_option
+@click.pass_context
+def mqtt(ctx: click.Context, *, address: str, first_failure: bool, as_json: bool) -> None:
+    """Test whether a broker, of any vendor, does what MQTT 5 and 3.1.1 demand.
+
+    The broker must accept clients without a password. Each case is printed with the numbers of its statements in the
+    standard of MQTT 5. The cases use topics and client ids of their own, and leave nothing behind, so that the broker
+    may serve other clients meanwhile. What the standard leaves open is not demanded, and cases are skipped for a
+    version or a feature that the broker doesn't offer. Ends with 1 if a statement was broken.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise click.UsageError(f"{address!r} is no address: HOST:PORT, such as localhost:1883")
+    _need()
+    from topicstore_conformance.runner.running import Plan, run_all
+
+    runs = run_all([Plan(suite="broker", broker=address, mode="full")], _tell, first_failure=first_failure)
+    if as_json:
+        from topicstore.cli.terminal.display import print_json
+
+        print_json(_document(runs, {}))
+    else:
+        _print_cases(runs[0])
+        _print_broken(runs[0])
+        _print_verdict(runs[0], brief=True)
+    if not runs[0].kept:
+        ctx.exit(DAMAGED)
+
+
+def _need() -> None:
+    """Raise `Failure` if packages that the suites need are missing."""
+    missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Failure(f'the suite needs {" and ".join(missing)}: pip install "topicstore[conformance]"', USAGE)
 
 
 def _tell(run: Run) -> None:
@@ -131,12 +189,15 @@ def _document(runs: Sequence[Run], left_out: dict[str, str]) -> dict[str, Any]:
                 "suite": run.plan.suite,
                 "backend": run.plan.backend or None,
                 "layout": run.plan.layout or None,
+                "plugins": list(run.plan.plugins),
+                "broker": run.plan.broker or None,
                 "mode": run.plan.mode,
                 "capabilities": run.plan.capabilities,
                 "kept": run.kept,
                 "failure": run.failure,
                 "seconds": round(run.seconds, 3),
                 "tests": run.outcomes,
+                "not_tried": _not_tried(run),
             }
             for run in runs
         ],
@@ -164,13 +225,16 @@ def _print(runs: Sequence[Run], left_out: dict[str, str], *, brief: bool) -> Non
         out.print()
     if left_out:
         out.print(make_table("not tested", "why~", rows=sorted(left_out.items())))
+        out.print()
     for run in runs:
         _print_broken(run)
+    for run in runs:
+        _print_verdict(run, brief=brief)
 
 
 def _row(run: Run) -> tuple[Any, ...]:
     """Return the table row of a run; a database's row has no capabilities, because its parts' rows list them."""
-    declared = "" if run.plan.suite == "database" else ", ".join(run.plan.capabilities) or None
+    declared = "" if run.plan.suite in ("database", "parts") else ", ".join(run.plan.capabilities) or None
     return run.plan.suite, str(run.plan), _mode(run), *_counts(run.outcomes, run.seconds), declared
 
 
@@ -197,23 +261,87 @@ def _groups(run: Run) -> list[tuple[Any, ...]]:
 
 
 def _print_broken(run: Run) -> None:
-    """Print each failed test's docstring once, with its failed cases and the command that repeats the test."""
+    """Print each failed promise with its failed cases, equal failures once, and the command that repeats a test."""
     from topicstore.cli.terminal.display import visible
 
-    broken: dict[str, list[Outcome]] = {}
-    for test in run.of("failed"):
-        broken.setdefault(test.promise, []).append(test)
-    for promise, tests in broken.items():
-        click.echo(f"{_name(run)} broke: {visible(promise)}")
-        for test in tests:
-            click.echo(visible(f"    {test.test}: {test.reason}" + (f" ({test.where})" if test.where else "")))
-        click.echo(f"    contract: {_CONTRACTS[run.plan.suite]}; repeat: {_repetition(run, tests[0])}")
+    for tests in _equal(run.of("failed")):
+        first = tests[0]
+        numbers = "".join(f" [MQTT-{number}]" for number in first.statements)
+        click.echo(f"{_name(run)} broke: {visible(first.promise)}{numbers}")
+        for promise in dict.fromkeys(test.promise for test in tests if test.promise != first.promise):
+            click.echo(f"    and with the same failure: {visible(promise)}")
+        cause = first.reason + (f" ({first.where})" if first.where else "")
+        click.echo(visible(f"    {first.test}: {cause}"))
+        if len(tests) > 1:
+            click.echo(visible(f"    equal failures: {', '.join(test.test for test in tests[1:])}"))
+        for line in first.history.splitlines():
+            click.echo(visible(f"        {line}"))
+        click.echo(f"    contract: {_CONTRACTS[run.plan.suite]}; repeat: {_repetition(run, first)}")
     if run.failure:
         click.echo(f"{_name(run)} did not come to its end: " + "\n    ".join(map(visible, run.failure.split("\n"))))
+
+
+def _print_cases(run: Run) -> None:
+    """Print each case with its result and the numbers of its statements."""
+    from topicstore.cli.terminal.display import console, make_table
+
+    words = {"passed": "kept", "failed": "broken", "skipped": "skipped"}
+    cases: dict[tuple[str, ...], Counter[str]] = {}
+    for test in run.outcomes:
+        cases.setdefault((test.promise, *test.statements), Counter())[words[test.outcome]] += 1
+    rows = [
+        (", ".join(f"{count} {word}" for word, count in found.items()), promise, " ".join(numbers))
+        for (promise, *numbers), found in cases.items()
+    ]
+    console().print(make_table("cases", "what is tried~", "MQTT-~", rows=rows))
+    click.echo()
+
+
+_VARYING = re.compile(r"0x[0-9a-f]+|\d+|'[^']*'|\"[^\"]*\"")
+"""The parts of a reason that may differ between equal failures: numbers and quoted texts."""
+
+
+def _equal(tests: Sequence[Outcome]) -> list[list[Outcome]]:
+    """Return failed tests in groups of equal failures: those of one cause at one place, or of one test."""
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    for test in tests:
+        own = test.promise, ""
+        cause = (test.where, _VARYING.sub("…", test.reason)) if not test.statements else own
+        known = next(
+            (key for key, some in groups.items() if key == cause or any(o.promise == own[0] for o in some)), None
+        )
+        groups.setdefault(known or cause, []).append(test)
+    return list(groups.values())
+
+
+def _not_tried(run: Run) -> dict[str, list[str]]:
+    """Return the promises of a run's skipped tests, by the reason."""
+    found: dict[str, list[str]] = {}
+    for test in run.of("skipped"):
+        promises = found.setdefault(test.reason, [])
+        if test.promise not in promises:
+            promises.append(test.promise)
+    return found
+
+
+def _print_verdict(run: Run, *, brief: bool) -> None:
+    """Print whether a run's promises were kept, and which were not tried, and why; briefly only how many."""
+    from topicstore.cli.terminal.display import visible
+
+    kept = f"kept all {len(run.of('passed'))} promises that were tried" if run.kept else f"NOT kept: {_result(run)}"
+    click.echo(f"{_name(run)}: {kept}")
+    if run.plan.mode == "quick":
+        click.echo("    tried less often, and with smaller sizes: without --quick more is tried")
+    for reason, promises in _not_tried(run).items():
+        click.echo(visible(f"    not tried: {reason}" + (f" ({len(promises)})" if brief else "")))
+        for promise in () if brief else promises:
+            click.echo(visible(f"        {promise}"))
 
 
 def _repetition(run: Run, test: Outcome) -> str:
     """Return the command that repeats a test."""
     chosen = [f"--only-{run.plan.suite} {run.plan}", *["--quick"] * (run.plan.mode == "quick")]
+    if run.plan.plugins:
+        chosen.append(f"--plugins {','.join(run.plan.plugins)}")
     name = test.test.partition("[")[0]
     return f"{_PYTEST}.test_{run.plan.suite} {' '.join(chosen)} -k {name}"

@@ -18,11 +18,16 @@ import pytest
 from topicstore.plugins import load_target, registry
 
 from topicstore_conformance.backend.suite import BackendSuite
+from topicstore_conformance.broker.suite import BrokerSuite
 from topicstore_conformance.conditions.directories import quick_directory
 from topicstore_conformance.conditions.modes import VARIABLE
 from topicstore_conformance.database.suite import DatabaseSuite
 from topicstore_conformance.faults.threads import PATIENCE
 from topicstore_conformance.layout.suite import LayoutSuite
+from topicstore_conformance.mqtt.statements import statements_of
+from topicstore_conformance.parts.suite import DatabasePartsSuite
+from topicstore_conformance.plugins.suite import PluginSuite
+from topicstore_conformance.runner.smoke import first_causes
 from topicstore_conformance.subjects.pairs import (
     Pair,
     backend_for,
@@ -39,14 +44,26 @@ LIMIT = 3 * PATIENCE
 """The timeout of a test in seconds, which is longer than any wait within a test."""
 _CRASHES = 2
 """The number of crashed or hung processes that are replaced before the run ends."""
+_ENDED_EARLY = "it ended at the first failure"
 _INI = Path(__file__).parents[1] / "installed" / "pytest.ini"
 _LONGEST = 500
 """The maximum length of a reason in characters, because it may show large values."""
+_LINES = 40
+"""The maximum number of lines of a history."""
+_EXAMPLE = re.compile("(Falsifying example|Failing test case):")
+"""The words with which Hypothesis, in its several versions, begins the smallest example."""
 _TEST = re.compile(r"test_(?P<suite>\w+)\.py::\w+::(?P<test>(?P<name>\w+)\[(?P<case>.*)\])$", re.DOTALL)
 
-Suite = Literal["backend", "layout", "database"]
+Suite = Literal["backend", "layout", "database", "parts", "plugins", "broker"]
 Mode = Literal["quick", "full"]
-SUITES: dict[Suite, type] = {"backend": BackendSuite, "layout": LayoutSuite, "database": DatabaseSuite}
+SUITES: dict[Suite, type] = {
+    "backend": BackendSuite,
+    "layout": LayoutSuite,
+    "database": DatabaseSuite,
+    "parts": DatabasePartsSuite,
+    "plugins": PluginSuite,
+    "broker": BrokerSuite,
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -56,10 +73,16 @@ class Plan:
     suite: Suite
     backend: str = ""
     layout: str = ""
+    plugins: tuple[str, ...] = ()
+    """The plugins to test, outermost first."""
+    broker: str = ""
+    """The address of a broker, as ``HOST:PORT``, of the suite ``broker``."""
     mode: Mode
 
     def __str__(self) -> str:
-        return "-".join(name for name in (self.backend, self.layout) if name)
+        if self.broker:
+            return self.broker
+        return "+".join(("-".join(name for name in (self.backend, self.layout) if name), *self.plugins))
 
     @property
     def capabilities(self) -> list[str]:
@@ -77,6 +100,8 @@ class Plan:
 
         See `profiles.tries`.
         """
+        if self.broker:
+            return False
         backend = self.backend or backend_for(self.layout)
         return "fast_seek" not in registry().backend(backend).capabilities
 
@@ -90,12 +115,16 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The name of the test, with the case in brackets."""
     promise: str
     """The docstring of the test, which states the guarantee that it tests."""
+    statements: tuple[str, ...] = ()
+    """The numbers of the statements of MQTT that it tests, such as ``3.1.0-1``."""
     outcome: str
     """The result: ``passed``, ``failed`` or ``skipped``."""
     reason: str = ""
     """The reason why the test was skipped, or in one line how it failed."""
     where: str = ""
     """The file and line of the failure."""
+    history: str = ""
+    """The smallest history, or the smallest example, with which a test with random data failed; several lines."""
     seconds: float
 
 
@@ -107,6 +136,8 @@ class Run:
     outcomes: tuple[Outcome, ...]
     failure: str = ""
     """The reason why the run is incomplete, or an empty text."""
+    first: str = ""
+    """The step and the cause of which the run failed before its tests, or an empty text."""
 
     @property
     def seconds(self) -> float:
@@ -133,22 +164,40 @@ def plans_for(backend: str | None, layout: str | None, mode: Mode) -> list[Plan]
 
     Raises `UnknownPluginError`, `IncompatibleError`, `BackendUnavailableError` or `PluginError`.
     """
-    if backend is not None:
-        load_target(registry().backend(backend))
-    if layout is not None:
-        load_target(registry().layout(layout))
-    if backend is not None and layout is not None:
-        together = [pair_of(backend, layout)]
-    elif backend is not None:
-        together = [pair_of(backend, name) for name in layouts_on(backend)]
-    else:
-        together = [pair_of(name, str(layout)) for name in backends_under(str(layout))]
-    plans = [_database(pair, mode) for pair in together]
+    plans = [plan for pair in _pairs_of(backend, layout) for plan in _databases(pair, mode)]
     if backend is not None:
         plans.append(Plan(suite="backend", backend=backend, mode=mode))
     if layout is not None:
         plans.append(Plan(suite="layout", layout=layout, mode=mode))
     return plans
+
+
+def transform_plans(plugins: Sequence[str], backend: str | None, layout: str | None, mode: Mode) -> list[Plan]:
+    """Return the plans for plugins that transform messages, which are used together, outermost first.
+
+    They are tested on the pairs of the names, or, without a name, on the pair that `topicstore.open` makes by default.
+
+    Raises the errors of `plans_for`, and `UnknownPluginError` for an unknown plugin.
+    """
+    chosen = [pair_of("rocksdb", "block")] if backend is None and layout is None else _pairs_of(backend, layout)
+    names = tuple(plugins)
+    return [
+        Plan(suite="plugins", backend=pair.backend, layout=pair.layout, plugins=names, mode=mode)
+        for pair in (pair_of(pair.backend, pair.layout, plugins=names) for pair in chosen)
+    ]
+
+
+def _pairs_of(backend: str | None, layout: str | None) -> list[Pair]:
+    """Return the pair of two names, or all pairs with one name. Raises the errors of `plans_for`."""
+    if backend is not None:
+        load_target(registry().backend(backend))
+    if layout is not None:
+        load_target(registry().layout(layout))
+    if backend is not None and layout is not None:
+        return [pair_of(backend, layout)]
+    if backend is not None:
+        return [pair_of(backend, name) for name in layouts_on(backend)]
+    return [pair_of(name, str(layout)) for name in backends_under(str(layout))]
 
 
 def everything(mode: Mode) -> list[Plan]:
@@ -158,31 +207,48 @@ def everything(mode: Mode) -> list[Plan]:
     """
     every = pairs()
     whole = covering() if mode == "full" else []
-    plans = [_database(pair, "full" if pair in whole else "quick") for pair in every]
+    plans = [plan for pair in every for plan in _databases(pair, "full" if pair in whole else "quick")]
     plans += [Plan(suite="backend", backend=name, mode=mode) for name in sorted({pair.backend for pair in every})]
     plans += [Plan(suite="layout", layout=name, mode=mode) for name in sorted({pair.layout for pair in every})]
     return plans
 
 
-def _database(pair: Pair, mode: Mode) -> Plan:
-    return Plan(suite="database", backend=pair.backend, layout=pair.layout, mode=mode)
+def _databases(pair: Pair, mode: Mode) -> list[Plan]:
+    """Return the plans for databases of a pair, and for the parts of such databases."""
+    suites: tuple[Suite, ...] = ("database", "parts")
+    return [Plan(suite=suite, backend=pair.backend, layout=pair.layout, mode=mode) for suite in suites]
 
 
 # --- running it ---------------------------------------------------------------------------------
 
 
-def run_all(plans: Iterable[Plan], done: Callable[[Run], object] = lambda _: None) -> list[Run]:
+def run_all(
+    plans: Iterable[Plan], done: Callable[[Run], object] = lambda _: None, *, first_failure: bool = False
+) -> list[Run]:
     """Run all plans, those of one mode in one run of pytest; return the runs in the order of their plans.
 
+    A plan whose plugins fail the first step of `smoke` has no tests. All plans for plugins must have the same plugins.
+
     done: a function called with each run as soon as its tests have ended.
+    first_failure: whether the run ends at the first failed test.
     """
     wanted = list(plans)
+    causes = first_causes([_named(plan) for plan in wanted], LIMIT)
     runs: dict[Plan, Run] = {}
+    for plan in wanted:
+        if cause := causes[_named(plan)]:
+            runs[plan] = Run(plan=plan, outcomes=(), failure=f"its first step failed: {cause}", first=cause)
+            done(runs[plan])
     for mode in ("full", "quick"):
-        some = [plan for plan in wanted if plan.mode == mode]
-        if some:
-            runs.update(_run(some, done))
-    return [runs[plan] for plan in wanted]
+        some = [plan for plan in wanted if plan.mode == mode and plan not in runs]
+        if some and not (first_failure and not all(run.kept for run in runs.values())):
+            runs.update(_run(some, done, first_failure=first_failure))
+    return [runs.get(plan) or Run(plan=plan, outcomes=(), failure=_ENDED_EARLY) for plan in wanted]
+
+
+def _named(plan: Plan) -> str:
+    """Return a plan's name as `smoke` reads it."""
+    return f"{plan.suite}:{plan.broker or f'{plan.backend}:{plan.layout}'}"
 
 
 class _Collector:
@@ -232,16 +298,21 @@ class _Collector:
         return self._plans.get((found["suite"], longest.removesuffix("-")))  # type: ignore[arg-type]
 
 
-def _run(plans: Sequence[Plan], done: Callable[[Run], object]) -> Iterator[tuple[Plan, Run]]:
+def _run(plans: Sequence[Plan], done: Callable[[Run], object], *, first_failure: bool) -> Iterator[tuple[Plan, Run]]:
     """Run suites of one mode, and yield their results."""
     collector = _Collector(plans, done)
     with quick_directory() as directory, _environment(plans[0].mode, directory), _silence():
-        code = pytest.main([*_arguments(plans), f"--basetemp={directory}/pytest"], plugins=[collector])
-    whole = code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        code = pytest.main(
+            [*_arguments(plans), *["--maxfail=1"] * first_failure, f"--basetemp={directory}/pytest"],
+            plugins=[collector],
+        )
+    early = first_failure and any(one.outcome == "failed" for some in collector.outcomes.values() for one in some)
+    whole = early or code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
     failure = collector.failure or ("" if whole else f"pytest ended with code {int(code)}")
     for plan, outcomes in collector.outcomes.items():
         left = len(collector.left.get(plan, ()))
         short = "" if outcomes and not left else f"{left or 'all'} tests were not run"
+        short = f"{_ENDED_EARLY}: {short}" if short and early else short
         yield plan, Run(plan=plan, outcomes=tuple(outcomes), failure=failure or short)
 
 
@@ -251,9 +322,12 @@ def _arguments(plans: Sequence[Plan]) -> list[str]:
     return [
         *("-c", str(_INI), "-p", "topicstore_conformance.runner.plugin"),
         *("-p", "xdist.plugin", "-p", "pytest_timeout", "--tb=line"),
-        *("-n", str(_cores()), "--dist=worksteal", f"--max-worker-restart={_CRASHES}"),
+        # The cases of a broker are tried one after the other, so that what it does wrong for one hits no other.
+        *("-n", "1" if any(plan.broker for plan in plans) else str(_cores())),
+        *("--dist=worksteal", f"--max-worker-restart={_CRASHES}"),
         *(f"--timeout={LIMIT}", "--timeout-method=thread"),
         *(f"--only-{suite}={some}" for suite, some in names.items() if some),
+        *(f"--plugins={','.join(plugins)}" for plugins in {plan.plugins for plan in plans} if plugins),
         *("--pyargs", *modules),
     ]
 
@@ -293,9 +367,11 @@ def _outcome(plan: Plan, nodeid: str, reports: Sequence[pytest.TestReport]) -> O
         group=function.__module__.rpartition(".")[2],
         test=found["test"],
         promise=" ".join((function.__doc__ or found["name"]).split()),
+        statements=statements_of(function),
         outcome=worst.outcome,
         reason=reason.encode(errors="backslashreplace").decode(),
         where=where,
+        history=_history(worst) if worst.outcome == "failed" else "",
         seconds=sum(report.duration for report in reports),
     )
 
@@ -311,3 +387,13 @@ def _reason(report: pytest.TestReport) -> tuple[str, str]:
         lines = str(report.longrepr).strip().splitlines()
         return (lines[-1] if lines else "it failed without a word"), ""
     return crash.message.strip().partition("\n")[0][:_LONGEST], f"{crash.path}:{crash.lineno}"
+
+
+def _history(report: pytest.TestReport) -> str:
+    """Return the smallest example that Hypothesis found and printed, or an empty text."""
+    lines = report.longreprtext.splitlines()
+    first = next((at for at, line in enumerate(lines) if _EXAMPLE.search(line)), len(lines))
+    told = [line.removeprefix("E").strip(" ") for line in lines[first + 1 :]]
+    ends = [at for at, line in enumerate(told) if not line or line.startswith("You can reproduce")]
+    shown = [line[:_LONGEST] for line in told[: ends[0] if ends else None]]
+    return "\n".join(shown[:_LINES] + ["…"] * (len(shown) > _LINES))

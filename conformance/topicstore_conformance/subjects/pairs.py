@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +44,18 @@ class Pair:
     layout: str
     capabilities: frozenset[str] = attrs.field(order=False)
     """The union of the capabilities that the backend and the layout declare."""
+    plugins: tuple[str, ...] = ()
+    """The names of the plugins with which the pair's databases are opened, outermost first."""
 
     def __str__(self) -> str:
-        return f"{self.backend}-{self.layout}"
+        return "+".join((f"{self.backend}-{self.layout}", *self.plugins))
 
     def open(
         self, path: Path, *, options: Mapping[str, Mapping[str, Any]] | None = None, **arguments: Any
     ) -> ts.Database:
-        """Open a database of this pair, by default with `quick_options`."""
+        """Open a database of this pair, by default with `quick_options` and the pair's plugins."""
         merged = {self.layout: quick_options(self.layout), **(options or {})}
+        arguments = {"plugins": self.plugins, **arguments}
         return ts.open(path, backend=self.backend, layout=self.layout, options=merged, **arguments)
 
     def small(self, **changes: Any) -> dict[str, Any]:
@@ -134,8 +137,8 @@ def backend_for(layout: str) -> str:
     return "memory" if "memory" in fitting else fitting[0]
 
 
-def pair_of(backend: str, layout: str) -> Pair:
-    """Return a pair by its names.
+def pair_of(backend: str, layout: str, *, plugins: Iterable[str] = ()) -> Pair:
+    """Return a pair by its names, and the names of the plugins that its databases have, outermost first.
 
     Raises `UnknownPluginError`, `IncompatibleError`, and `BackendUnavailableError` or `PluginError`
     for a plugin that can't be loaded.
@@ -144,7 +147,10 @@ def pair_of(backend: str, layout: str) -> Pair:
     check_pair(*specs)
     for spec in specs:
         load_target(spec)
-    return Pair(backend, layout, specs[0].capabilities | specs[1].capabilities)
+    wrappers = tuple(plugins)
+    for name in wrappers:
+        registry().wrapper(name)
+    return Pair(backend, layout, specs[0].capabilities | specs[1].capabilities, wrappers)
 
 
 def known(*required: str) -> list[Pair]:

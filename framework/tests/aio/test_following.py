@@ -70,7 +70,7 @@ async def test_following(db: ts.AsyncDatabase) -> None:
         await subscription.fetch()
 
 
-async def test_who_iterates_is_told_of_dropped_generations(db: ts.AsyncDatabase) -> None:
+async def test_dropped_generations_are_reported_while_iterating(db: ts.AsyncDatabase) -> None:
     """With `on_dropped="raise"`, a dropped generation raises an error, and the next call returns the next message."""
     async with db.subscribe("a/+", start=0, on_dropped="raise") as subscription:
         await db.store(numbered(0, 3))
@@ -84,7 +84,7 @@ async def test_who_iterates_is_told_of_dropped_generations(db: ts.AsyncDatabase)
 
 
 async def test_a_subscription_begins_when_it_is_needed(db: ts.AsyncDatabase) -> None:
-    """A subscription begins when it is entered, awaited or asked for a message, and only once for many tasks."""
+    """A subscription begins when it is entered or awaited or a message is requested, only once for many tasks."""
     subscription = db.subscribe("#")
     with pytest.raises(RuntimeError, match="has not begun"):
         _ = subscription.place

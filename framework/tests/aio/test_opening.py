@@ -52,7 +52,7 @@ async def test_awaited_or_entered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "memory"])
 def test_nothing_stays_behind(tmp_path: Path, backend: str) -> None:
-    """Closing leaves neither threads nor open files, also with writers, subscriptions and replays still open."""
+    """Closing leaves neither threads nor open files, even with writers, subscriptions and replays still open."""
 
     async def main() -> None:
         async with ts.aopen(tmp_path / "db", backend=backend) as db:

@@ -134,10 +134,10 @@ class Pair:
 
     def outputs(self, words: str) -> list[tuple[int, str, str]]:
         """Run a command on both copies. Return the exit codes and the outputs, without paths, sizes and times."""
-        return [_told(path, words) for path in (self.served, self.at_rest)]
+        return [_output_of(path, words) for path in (self.served, self.at_rest)]
 
 
-def _told(path: Path, words: str) -> tuple[int, str, str]:
+def _output_of(path: Path, words: str) -> tuple[int, str, str]:
     first, *rest = words.format(folder=path.parents[1], name=path.parent.name).split()
     behind = rest[:1] if first in {"sessions", "queue", "retention", "generations"} else []
     done = CliRunner().invoke(cli, [first, *behind, str(path), *rest[len(behind) :]], catch_exceptions=False)
@@ -224,9 +224,9 @@ def test_what_changes_something_lets_the_server_do_it(
         for words in CHANGING:
             beside, alone = both.outputs(words)
             assert (words, alone) == (words, beside)
-    assert _told(both.at_rest, "replay") == _told(both.served, "replay")
+    assert _output_of(both.at_rest, "replay") == _output_of(both.served, "replay")
     if backend == "rocksdb":
-        alone, beside = (_told(tmp_path / f"{name}-copy", "replay") for name in ("at-rest", "served"))
+        alone, beside = (_output_of(tmp_path / f"{name}-copy", "replay") for name in ("at-rest", "served"))
         assert alone == beside
         assert alone[1]
 

@@ -121,13 +121,13 @@ def test_damage_has_its_exit_code(path: Path, tmp_path: Path) -> None:
 def test_retention_archives(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = everything(path)
     monkeypatch.chdir(tmp_path)
-    shown = run("retention", "set", path.name, "--max-age", "1d", "--archive-to", "cold").stdout
+    shown = run("retention", "set", path.name, "--max-age", "1d", "--archive-to", "cold", "--yes").stdout
     assert "archived to ../cold" in shown
     report = document("retention", "run", path.name)
     assert (report["archived"], report["dropped"]) == ([1, 2], [])
     assert document("generations", path)["archived"] == {"1": str(tmp_path / "cold"), "2": str(tmp_path / "cold")}
     assert everything(path) == before
-    assert document("retention", "set", path, "--archive-to", "none")["archive_to"] is None
+    assert document("retention", "set", path, "--archive-to", "none", "--yes")["archive_to"] is None
 
 
 # --- import -----------------------------------------------------------------------------

@@ -369,7 +369,7 @@ def test_a_column_that_nothing_takes_is_refused(write: Write, target: Path, how:
 
 
 @pytest.mark.parametrize("source", ["dta", "<{dta}>"])
-def test_a_misspelt_column_is_told_beside_the_one_that_it_leaves_over(write: Write, target: Path, source: str) -> None:
+def test_a_misspelt_column_is_named_beside_the_one_that_it_leaves_over(write: Write, target: Path, source: str) -> None:
     rows = [{"topic": "a", "data": "1"}]
     told = run("import", target, write(rows), "--map", f"payload={source}", code=2).stderr
     assert "no column data;" in " ".join(told.split())
@@ -428,7 +428,7 @@ def test_unknown_names_are_reported_with_their_line(tmp_path: Path, target: Path
 
 
 def test_what_was_begun_with_a_mapping_goes_on_with_it(write: Write, target: Path) -> None:
-    """An interrupted import must be resumed with the same mapping; only more `--ignore` are allowed."""
+    """An interrupted import must be resumed with the same mapping, but further `--ignore` options may be added."""
     file = write([*ROWS, {**ROWS[0], "data": "3"}])
     run("import", target, file, *MAP, *MORE, "--limit", 1, "--late", "lift")
     for other in ((*MAP, *MORE[:-4]), (*MAP, *MORE, "--time-unit", "ms"), (*MAP, *MORE, "--retain")):

@@ -31,7 +31,7 @@ def test_a_replay_of_nothing(
 
 
 def test_arrow_goes_through_pipes(db: Path, tmp_path: Path) -> None:
-    """Arrow is written as an IPC stream with the messages of the replay in order, also if there are none."""
+    """Arrow is written as an IPC stream with the messages of the replay in order, even if there are none."""
     with ts.open(db, mode="r") as opened:
         expected = list(opened.replay("fleet/1/#", order="time"))
     stream = run("replay", db, "fleet/1/#", "--format", "arrow").stdout_bytes

@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from topicstore import Message
 from topicstore.cli import cli
 from topicstore.cli.commands.sql import sql
+from topicstore_conformance.conditions.skipping import need
 
 pytest.importorskip("duckdb", reason='needs duckdb: pip install "topicstore[duckdb]"')
 
@@ -149,17 +150,12 @@ def ts_sql(path: Path, statement: str) -> list[object]:
         return found
 
 
-def test_other_layouts_have_no_rows(path: Path, tmp_path: Path) -> None:
-    """SQL is refused without a generation of the layout `table`; other generations are omitted with a warning."""
-    with ts.open(tmp_path / "block", backend="duckdb", layout="block") as db, pytest.raises(ts.UnsupportedError):
-        db.sql("SELECT 1")
-    with ts.open(tmp_path / "memory", backend="memory") as db, pytest.raises(ts.UnsupportedError, match="memory"):
-        db.sql("SELECT 1")
-    with ts.open(path) as db:
-        db.add_generation("block")
-        with pytest.warns(UserWarning, match=r"2 \(block\)"):
-            assert [10] == db.sql("SELECT count(*) FROM messages").column(0).to_pylist()
-        db.add_generation("table")
-        db.drop_generation(1)
-        db.drop_generation(2)
-        assert [0] == db.sql("SELECT count(*) FROM messages WHERE topic = ?", ["t/0"]).column(0).to_pylist()
+def test_any_backend(tmp_path: Path) -> None:
+    """The command runs statements over a database on another engine, and over its counts."""
+    need("leveldb", "block")
+    with ts.open(tmp_path / "db", backend="leveldb") as db:
+        db.store([Message(f"t/{n % 2}", b"%d" % n) for n in range(5)])
+    done = run(str(tmp_path / "db"), COUNTS, "--json")
+    assert {"columns": ["topic", "n"], "rows": [["t/0", 3], ["t/1", 2]]} == json.loads(done.stdout)
+    done = run(str(tmp_path / "db"), "select topic, messages from topics", "--csv")
+    assert "topic,messages\nt/0,3\nt/1,2\n" == done.stdout

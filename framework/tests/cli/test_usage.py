@@ -73,7 +73,7 @@ def test_ports_that_no_address_has_are_refused() -> None:
 
 
 def test_a_checkpoint_as_json(db: Path, tmp_path: Path) -> None:
-    """`checkpoint --json` names the copy and its messages."""
+    """`checkpoint --json` prints the path of the copy and the number of its messages."""
     copy = tmp_path / "copy"
     messages = document("info", db)["messages"]
     assert {"path": str(db), "target": str(copy), "messages": messages} == document("checkpoint", db, copy)

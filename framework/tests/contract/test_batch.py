@@ -378,7 +378,7 @@ def test_topics_in_use_stay_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_topics_that_come_once_are_soon_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a flood of topics that come only once, few are added to the memory, until topics come again."""
+    """In a flood of topics that occur only once, few are cached; once topics recur, they are cached again."""
     monkeypatch.setattr(validation, "_KNOWN_BYTES", 1 << 20)
     known, held = known_topics(), []
     for turn in range(300):
@@ -564,7 +564,7 @@ def test_messages_without_a_position_have_no_id() -> None:
 
 
 def test_messages_have_positions_once_they_are_stored() -> None:
-    """`stored` tells whether a batch has positions; without them, access to `positions` is refused."""
+    """`stored` says whether a batch has positions; without them, access to `positions` is refused."""
     batch = MessageBatch.from_messages([GOOD, GOOD])
     assert (batch.stored, stored([GOOD]).stored) == (False, True)
     with pytest.raises(InvalidMessageError, match="once they are stored"):

@@ -68,7 +68,7 @@ def test_a_column_lists_its_rows(both: tuple[Any, list[int]]) -> None:
 
 @given(columns(), st.slices(12))
 def test_a_window_is_a_slice(both: tuple[Any, list[int]], rows: slice) -> None:
-    """`window` returns the same rows as a slice of the list, also if it ends before its start."""
+    """`window` returns the same rows as a slice of the list, even if it ends before its start."""
     column, expected = both
     start, stop, _ = slice(rows.start, rows.stop).indices(len(expected))
     actual = window(column, start, stop)
@@ -88,7 +88,7 @@ def test_take_takes_rows_in_any_order(both: tuple[Any, list[int]], data: st.Data
 
 @given(st.lists(columns(), min_size=1, max_size=4))
 def test_concat_joins_rows(parts: list[tuple[Any, list[int]]]) -> None:
-    """`concat` returns the rows of all columns, also of different forms."""
+    """`concat` returns the rows of all columns, even of different forms."""
     expected = [row for _, rows in parts for row in rows]
     actual = concat([column for column, _ in parts])
     assert exactly(expected) == exactly(actual)

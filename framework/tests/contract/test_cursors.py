@@ -152,7 +152,7 @@ def test_hostile_bodies_are_refused(body: bytes) -> None:
 @settings(max_examples=500)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused(data: bytes) -> None:
-    """Random bytes, also after a valid version, are refused with `InvalidCursorError`."""
+    """Random bytes, even after a valid version, are refused with `InvalidCursorError`."""
     for bad in (data, b"\x01" + data):
         with pytest.raises(InvalidCursorError):
             Cursor.from_bytes(bad)

@@ -53,7 +53,7 @@ def test_properties_are_stored_in_this_order() -> None:
 
 @pytest.mark.parametrize("record", [Message("a", b"", properties=FULL), FULL, MessageId(1, 2)], ids=repr)
 def test_records_are_frozen_hashable_and_copied_by_value(record: Any) -> None:
-    """Records are immutable, and equal records have equal hashes, also after pickling."""
+    """Records are immutable, and equal records have equal hashes, even after pickling."""
     for name in record.__struct_fields__:
         with pytest.raises(AttributeError):
             setattr(record, name, None)

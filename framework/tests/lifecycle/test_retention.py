@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import topicstore as ts
 from hypothesis import given, settings
@@ -86,27 +85,6 @@ def test_what_is_set_while_it_is_first_read_holds(
         assert db.retention.settings.max_age is not None
         setting[0].result(PATIENCE)
         assert 2.0 == db.retention.settings.max_age
-
-
-def test_everything_is_kept_at_first(db: ts.Database, clock: Clock) -> None:
-    """Without a limit a run does nothing, whatever the messages' age."""
-    db.store([message("1")])
-    clock.now += 10**15
-    report = db.retention.run()
-    assert (None, (), 0) == (report.rotated, report.dropped, report.expired)
-    assert RetentionSettings() == db.retention.settings
-    assert ["1"] == stored(db)
-
-
-def test_settings_are_there_after_a_restart(tmp_path: Path) -> None:
-    with ts.open(tmp_path / "db") as db:
-        wanted = db.retention.set(max_age=86_400, rotate_every=0.5, max_bytes=10**12, when_full="drop")
-        assert wanted == db.retention.settings
-    with ts.open(tmp_path / "db") as db:
-        assert wanted == db.retention.settings
-        assert attrs.evolve(wanted, max_bytes=5) == db.retention.set(max_bytes=5)
-    with ts.open(tmp_path / "db") as db:
-        assert attrs.evolve(wanted, max_bytes=5) == db.retention.settings
 
 
 def test_what_is_not_named_stays_and_none_lifts_a_limit(db: ts.Database) -> None:
@@ -480,7 +458,7 @@ def test_it_works_by_itself_when_something_is_stored(db: ts.Database, dropped: t
 
 
 def test_it_works_at_intervals_where_nothing_is_stored(db: ts.Database, clock: Clock, dropped: threading.Event) -> None:
-    """Retention runs at intervals, also without stores."""
+    """Retention runs at intervals, even without stores."""
     db.retention.set(max_age=100)
     db.store([message("1")])
     db.add_generation()

@@ -1,4 +1,4 @@
-"""Retention by topic filter: which messages are deleted earlier or later than others, also after restarts and kills."""
+"""Retention by topic filter: which messages are deleted earlier or later than others, even after restarts and kills."""
 
 from __future__ import annotations
 
@@ -311,7 +311,7 @@ STEP = st.one_of(
 
 
 def run_struck(db: ts.Database, fault: Fault) -> None:
-    """Run retention with a fault, and replace the database by the state after the fault."""
+    """Run retention with a fault, and replace the database with the state after the fault."""
     killed = db.path.parent / "killed"
     with striking(fault, [shard.writer.engine for shard in db.storage.shards], db.path, killed):
         db.retention.run()

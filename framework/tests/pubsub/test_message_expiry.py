@@ -1,4 +1,4 @@
-"""Message expiry: the remaining interval that subscribers receive, also after the wall clock was set."""
+"""Message expiry: the remaining interval that subscribers receive, even after the wall clock was set."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_what_is_left_is_within_the_published_interval(interval: int, since: int
     [(START + 50 * SECOND, START), (None, START - 30 * SECOND), (None, SECOND)],
     ids=["the clock of a device is ahead", "the wall clock was set back", "the wall clock begins in 1970"],
 )
-def test_nobody_is_told_more_than_was_published(tmp_path: Path, stamp: int | None, asked_at: int) -> None:
+def test_no_interval_is_longer_than_was_published(tmp_path: Path, stamp: int | None, asked_at: int) -> None:
     """No subscriber receives a larger interval than was published [MQTT-3.3.2-6].
 
     The rule applies to stored, unstored and retained messages, and with overlapping subscriptions.

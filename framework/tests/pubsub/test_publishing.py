@@ -1,4 +1,4 @@
-"""Publishing after a close and from several threads; `test_publishing_histories` covers each message's outcome."""
+"""Publishing after a close and from several threads; `DatabasePartsSuite` covers each message's outcome."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Retained messages: the keys that a look-up reads, and the automatic removal of expired messages.
 
-`test_publishing_histories` covers setting, replacing and clearing them.
+`DatabasePartsSuite` covers setting, replacing and clearing them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def kept(db: ts.Database) -> list[bytes]:
 
 @pytest.mark.parametrize("reopened", [False, True])
 def test_expired_ones_are_removed_when_something_is_stored(tmp_path: Path, clock: Clock, *, reopened: bool) -> None:
-    """Storing any message removes expired retained messages, also after a restart.
+    """Storing any message removes expired retained messages, even after a restart.
 
     Only elapsed time counts: while the wall clock is set forward, none is removed.
     """

@@ -296,7 +296,7 @@ def test_a_program_that_follows_nothing_pays_nothing(plain: ts.Database) -> None
 
 
 @pytest.mark.parametrize("wanted", ["warn", "raise", "call"])
-def test_who_iterates_is_told_of_dropped_generations(plain: ts.Database, wanted: str) -> None:
+def test_dropped_generations_are_reported_while_iterating(plain: ts.Database, wanted: str) -> None:
     """A dropped generation with unread messages is reported once, by a warning, an error or a callback.
 
     The status reports it, too, and no remaining message is lost.
@@ -358,7 +358,7 @@ def test_closing_lets_who_waits_go(plain: ts.Database) -> None:
     subscription.close()
 
 
-def test_closing_the_database_is_told(tmp_path: Path) -> None:
+def test_closing_the_database_ends_a_waiting_fetch(tmp_path: Path) -> None:
     """Closing the database makes a waiting `fetch` raise."""
     db = ts.open(tmp_path / "db")
     subscription = db.subscribe("#")
@@ -370,7 +370,7 @@ def test_closing_the_database_is_told(tmp_path: Path) -> None:
         db.subscribe("#")
 
 
-def test_one_that_was_forgotten_warns_and_is_not_told(plain: ts.Database) -> None:
+def test_one_that_was_forgotten_warns_and_is_not_notified(plain: ts.Database) -> None:
     """A subscription that is garbage-collected unclosed emits a `ResourceWarning`, and the database drops it."""
     held = [plain.subscribe("#")]
     with pytest.warns(ResourceWarning, match="was not closed"):

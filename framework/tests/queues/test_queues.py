@@ -1,4 +1,4 @@
-"""Queues: checkpoints, names, arguments and files. `test_queue_histories` tests their messages."""
+"""Queues: checkpoints, names, arguments and files. `DatabasePartsSuite` tests their messages."""
 
 from __future__ import annotations
 
@@ -192,18 +192,6 @@ def test_who_only_reads_looks_into_queues(tmp_path: Path) -> None:
         assert [1, 2, 3, 1] == numbers(db.queues.open("q").read())
 
 
-def test_plugins_see_what_is_queued(tmp_path: Path, reversing: str) -> None:
-    """Plugins of the database transform queued messages, too."""
-    message = ts.Message("secret topic", b"secret payload", "secret client", timestamp=1)
-    with ts.open(tmp_path / "db", plugins=[reversing]) as db:
-        db.queues.open("q").append([message])
-        db.queues.open("q")._storage.flush()
-    files = [path.read_bytes() for path in (tmp_path / "db").rglob("*") if path.is_file()]
-    assert not any(b"secret" in content for content in files)
-    with ts.open(tmp_path / "db") as db:
-        assert [message] == db.queues.open("q").read().messages
-
-
 def test_files_of_operating_systems_are_no_queues(tmp_path: Path) -> None:
     """Files of operating systems are neither listed nor reported as damage, but a queue without its files is."""
     with ts.open(tmp_path / "db") as db:
@@ -224,3 +212,13 @@ def test_files_of_operating_systems_are_no_queues(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db") as db:
         assert not db.verify().ok
     assert 7 + 2 == len(list(directory.iterdir()))
+
+
+def test_a_commit_beyond_the_last_id_leaves_later_messages(db: ts.Database) -> None:
+    """A commit up to an id beyond the last removes the queue's messages; messages appended later are read."""
+    queue = db.queues.open("q")
+    queue.append([ts.Message("a", b"1")])
+    assert 1 == queue.commit(2**64 - 1)
+    ids = queue.append([ts.Message("a", b"2")])
+    assert ids == queue.read().ids
+    assert 1 == len(queue)

@@ -163,7 +163,7 @@ def test_a_sealed_generation_is_written_once_and_again_when_it_is_changed() -> N
 
 
 def test_of_two_sites_that_write_one_generation_the_first_counts() -> None:
-    """Parts of a generation that lost the race, or that nobody finished, go; a later generation's parts stay."""
+    """Parts of a generation that lost the race or remained unfinished are deleted; a later generation's parts stay."""
     store = Objects()
     written: list[int] = []
     other = sealed(1, 2, written)
@@ -194,7 +194,7 @@ def test_a_base_that_is_still_being_written_is_left_alone() -> None:
     ("change", "reason"),
     [(lambda data: data[:-1], "it has 2 bytes, not 3"), (lambda data: data[:-1] + b"\0", "the checksum is wrong")],
 )
-def test_a_damaged_part_is_told(change, reason: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_damaged_part_is_reported(change, reason: str) -> None:  # type: ignore[no-untyped-def]
     store = Objects()
     (part,) = write_base(store, SHARD, "a", Progress(4, 1, b"x", 9), 4, [b"abc"]).parts
     store.objects[part.name] = change(store.objects[part.name])
@@ -223,7 +223,7 @@ def test_a_base_that_is_deleted_while_it_is_taken_gives_way_to_the_next(what: st
     site.log.close()
 
 
-def test_a_part_that_is_missing_is_told() -> None:
+def test_a_part_that_is_missing_is_reported() -> None:
     """A missing part is an error, unless there is a newer base."""
     store = Objects()
     site = filled(store)

@@ -104,7 +104,7 @@ def test_giving_up_is_left_to_the_pause() -> None:
     assert (0, None) == cluster(store).newest()
 
 
-def test_a_damaged_document_is_told() -> None:
+def test_a_damaged_document_is_reported() -> None:
     """A damaged newest document is an error, and no older one is used instead."""
     store = Objects()
     cluster(store).change(adds("a"))

@@ -66,12 +66,12 @@ def test_an_entry_of_a_lower_epoch_is_void() -> None:
         ({"first_position": 13}, "log entry 5: its positions begin at 13"),
     ],
 )
-def test_an_entry_that_does_not_follow_is_told(wrong: dict[str, Any], reason: str) -> None:
+def test_an_entry_that_does_not_follow_is_reported(wrong: dict[str, Any], reason: str) -> None:
     with pytest.raises(CorruptionError, match=reason):
         reading.apply(AT, head(**wrong))
 
 
-def test_a_log_that_ends_before_what_was_applied_is_told() -> None:
+def test_a_log_that_ends_before_what_was_applied_is_reported() -> None:
     """A log that ends before the applied entries, for example after a restore from a backup, is an error."""
     reading.check_reaches(BEGINNING, None, 0)
     reading.check_reaches(AT, head(index=4, checksum=b"before"), 0)

@@ -234,7 +234,7 @@ def test_a_change_that_no_entry_holds_is_refused_and_the_log_goes_on(site: Any) 
     assert [b"1"] == a.copy.changes == b.follow()
 
 
-def test_many_threads_that_propose_are_each_told(site: Any) -> None:
+def test_many_threads_that_propose_each_get_their_result(site: Any) -> None:
     a, b = site("a", epoch=1), site("b")
 
     def run(thread: int) -> None:
@@ -447,7 +447,7 @@ def test_releasing_writes_what_is_queued_and_lets_the_heir_in_at_once(site: Any)
     assert [b"1", b"2", b"4"] == a.follow()
 
 
-def test_no_answer_within_the_time_is_told_and_the_change_goes_on(site: Any) -> None:
+def test_no_answer_within_the_time_is_reported_and_the_change_goes_on(site: Any) -> None:
     gate = Gate()
     a = site("a", "", gate, epoch=1)
     change = a.log.propose(b"1")
@@ -459,7 +459,7 @@ def test_no_answer_within_the_time_is_told_and_the_change_goes_on(site: Any) -> 
     assert [b"1"] == a.copy.changes
 
 
-def test_the_reason_for_which_the_store_refuses_is_told(site: Any) -> None:
+def test_the_reason_for_which_the_store_refuses_is_reported(site: Any) -> None:
     """While a store refuses, its reason is in the waiting caller's error and in `failure`, until it answers again."""
     gate = Gate()
     a = site("a", "", "forbid", gate, epoch=1)
@@ -527,7 +527,7 @@ def test_a_damaged_entry_stops_who_reads_it(site: Any, store: Objects) -> None:
         b.follow()
 
 
-def test_a_missing_entry_is_told(site: Any, store: Objects) -> None:
+def test_a_missing_entry_is_reported(site: Any, store: Objects) -> None:
     """A missing entry is an error, after the entries before it were applied."""
     a, b = site("a", epoch=1), site("b")
     a.propose(b"1", b"2", b"3")
@@ -537,7 +537,7 @@ def test_a_missing_entry_is_told(site: Any, store: Objects) -> None:
     assert [b"1"] == b.copy.changes
 
 
-def test_a_log_that_was_set_back_is_told(site: Any, store: Objects) -> None:
+def test_a_log_that_was_set_back_is_reported(site: Any, store: Objects) -> None:
     """A restarted site that has applied more entries than the log has raises an error."""
     a = site("a", epoch=1)
     a.propose(b"1", b"2")
@@ -547,7 +547,7 @@ def test_a_log_that_was_set_back_is_told(site: Any, store: Objects) -> None:
         again.read()
 
 
-def test_a_cut_without_a_base_is_told(site: Any) -> None:
+def test_a_cut_without_a_base_is_reported(site: Any) -> None:
     a = site("a")
     name = names.cut(SHARD, 4)
     a.line.create(name, CUTS.encode(name, Cut(site="b")))

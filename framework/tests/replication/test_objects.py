@@ -90,7 +90,7 @@ def test_every_record_comes_back(what: str, data: st.DataObject) -> None:
 
 @KINDS
 @given(data=st.data())
-def test_damage_of_any_kind_is_told_with_the_name_of_the_object(what: str, data: st.DataObject) -> None:
+def test_damage_of_any_kind_names_the_object(what: str, data: st.DataObject) -> None:
     """Damage is reported with the object's name: a flipped bit, truncation, extra bytes, or other contents."""
     codec, name, records = RECORDS[what]
     stored = codec.encode(name, data.draw(records))
@@ -108,7 +108,7 @@ def test_every_entry_comes_back(shard: int, head: Head, changes: tuple[bytes, ..
 
 
 @given(head=HEADS, changes=CHANGES, data=st.data())
-def test_damage_of_an_entry_is_told_with_its_name(head: Head, changes: tuple[bytes, ...], data: st.DataObject) -> None:
+def test_damage_of_an_entry_names_the_entry(head: Head, changes: tuple[bytes, ...], data: st.DataObject) -> None:
     _, stored = objects.encode_entry(5, head, changes)
     place = f"s3://b: log entry shards/5/log/{head.index:020}: "
     check_damage(data, stored, lambda bad: objects.decode_entry(5, head.index, bad, "s3://b"), place)
@@ -181,7 +181,7 @@ def test_whatever_has_a_right_checksum_is_read_or_refused(body: bytes, what: str
         (3, objects.zstandard.compress(b"abc"), ""),
     ],
 )
-def test_changes_that_do_not_unpack_are_told(size: int, changes: bytes, reason: str) -> None:
+def test_changes_that_do_not_unpack_are_reported(size: int, changes: bytes, reason: str) -> None:
     """Changes that don't unpack to the size in their entry are refused, without unpacking or allocating more."""
     name = names.entry(1, 1)
     stored = objects._StoredEntry(
@@ -212,7 +212,7 @@ def test_entries_and_bases_of_an_earlier_version_are_read() -> None:
 
 
 @KINDS
-def test_a_newer_version_is_told(what: str) -> None:
+def test_a_newer_version_is_reported(what: str) -> None:
     """A newer version is reported as such, and not as damage."""
     codec, name, _ = RECORDS[what]
     body = msgspec.msgpack.encode([9, "unknown"])
@@ -227,6 +227,6 @@ def test_names_sort_as_numbers(one: int, other: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "shards/1/log/1", "shards/1/log/" + "²" * 20, "shards/1/log/x"])
-def test_a_name_of_somebody_else_is_told(name: str) -> None:
+def test_a_foreign_name_is_reported(name: str) -> None:
     with pytest.raises(CorruptionError, match="twenty digits"):
         names.number_of(name)

@@ -30,8 +30,9 @@ def login(
     client_id: str = "one",
     loopback: bool = True,
     certificate: str | None = None,
+    **listener: Any,
 ) -> Login:
-    via = Via(name="here", scheme="mqtt", certificate_users=certificate is not None)
+    via = Via(name="here", scheme="mqtt", certificate_users=certificate is not None, **listener)
     peer = Peer(via=via, address="192.0.2.1:5", loopback=loopback, certificate_name=certificate)
     return Login(client_id=client_id, user_name=user, password=password, peer=peer)
 
@@ -69,6 +70,36 @@ async def test_anonymous_clients(anonymous: Any, here: str | None, there: str | 
     """By default, anonymous clients are accepted from this machine only."""
     access = made(anonymous=anonymous)
     assert [here, there] == await outcome(access, login(), login(loopback=False))
+
+
+async def test_a_listener_says_which_sources_count(password_file: Path) -> None:
+    """A listener chooses whether plugins and passwords are asked, and which clients may be anonymous there."""
+
+    class Plugin:
+        @ts.hookimpl
+        def topicstore_authenticate(self, request: AuthenticationRequest) -> list[str | bool | None]:
+            return ["bob" if one.password == b"token" else None for one in request.clients]
+
+    def logins(**listener: Any) -> list[Login]:
+        return [login("ann", b"secret", **listener), login("ann", b"token", **listener), login(**listener)]
+
+    rows = {
+        ("plugins", "passwords"): ["ann", "bob", None],
+        ("passwords",): ["ann", "-credentials", None],
+        ("plugins",): [None, "bob", None],
+        (): [None, None, None],
+    }
+    for sources, expected in rows.items():
+        access = Access(
+            AuthenticationSettings(password_file=password_file),
+            AuthorizationSettings(),
+            authenticate=hooks("topicstore_authenticate", Plugin()),
+        )
+        assert expected == await outcome(access, *logins(sources=sources))
+    access = made(anonymous="always", password_file=password_file)
+    assert ["ann", "-credentials", "-forbidden"] == await outcome(access, *logins(anonymous="never"))
+    access = made(anonymous="never")
+    assert [None] == await outcome(access, login(anonymous="always", loopback=False))
 
 
 async def test_passwords_of_the_file(password_file: Path) -> None:
@@ -256,7 +287,7 @@ async def test_answers_about_messages_are_kept_until_all_are_there() -> None:
 
 
 def test_without_plugins_nothing_is_waited_for() -> None:
-    """Without plugins every decision is immediate, also for invalid filters.
+    """Without plugins every decision is immediate, even for invalid filters.
 
     Without settings, clients on this machine may do everything.
     """

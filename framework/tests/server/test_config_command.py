@@ -98,7 +98,7 @@ def test_check_says_what_a_start_does(run: Run, tmp_path: Path) -> None:
 
 
 def test_check_looks_at_further_storages(run: Run, tmp_path: Path) -> None:
-    """`check` includes additional storages: storages to create, changed layouts, conflicts and shared directories."""
+    """`check` reports on additional storages, too: creations, changed layouts, conflicts, and shared directories."""
     file = tmp_path / "server.toml"
     file.write_text('[durable_storage.extra]\ndata_dir = "extra"\nlayout = { type = "skipstream" }\n')
     made = ["a start creates the database topicstore-data", "a start creates the database extra"]

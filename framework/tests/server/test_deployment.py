@@ -1,4 +1,4 @@
-"""The files by which servers are deployed: the unit of systemd, the image, and its settings."""
+"""The files for deploying servers: the systemd unit, the container image, and the image's settings."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_what_the_program_publishes_comes_to_clients_and_the_other_way_round(
 
 
 @pytest.mark.parametrize("topic_filter", ["a/#", "$share/group/a/#"])
-def test_a_client_that_was_away_for_too_long_is_told(
+def test_a_client_that_was_away_for_too_long_gets_the_reason(
     db: ts.Database, caplog: pytest.LogCaptureFixture, topic_filter: str
 ) -> None:
     """An absent client whose unread messages were removed by retention gets one MQTT 5 reason string about that.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
+import msgspec
 import pytest
 import topicstore as ts
 from topicstore.server.config.model import Limits, LocalWriteBuffer, ServerSettings, StorageSettings
@@ -269,3 +270,30 @@ def test_a_second_has_so_many_messages_and_bytes() -> None:
     assert rate.take(0, 0, now=5.0) == 0.0
     assert rate.take(1, 501, now=5.0) == 1.0
     assert Rate(None, None).take(10**9, 10**12, now=0.0) == 0.0
+
+
+def test_what_waits_for_a_session_is_bounded(db: ts.Database, caplog: pytest.LogCaptureFixture) -> None:
+    """An absent client gets the newest ``max_queued`` messages; dropped ones are counted, in ``$SYS`` too, and logged.
+
+    The messages stay stored. A reload changes the limit.
+    """
+    db.persistence.add("#")
+    with limited(db, Limits()) as embedded:
+        with embedded.client("away", keep=True) as client:
+            assert (1,) == client.subscribe("a", options=1)
+        with embedded.client("writer") as writer:
+            for number in range(10):
+                writer.publish("a", b"%d" % number)
+        wait_until(lambda: db.sessions.connected("away") is None, "the client to be gone")
+        embedded.do(
+            embedded.server.reload(msgspec.structs.replace(embedded.server.settings, limits=Limits(max_queued=3)))
+        )
+        wait_until(lambda: db.sessions.counts().skipped.messages == 7, "the oldest to be dropped")
+        with embedded.client("away", keep=True) as client:
+            assert [b"7", b"8", b"9"] == [one.payload for one in client.publishes(3)]
+        with embedded.client("watcher") as watcher:
+            assert (0,) == watcher.subscribe("$SYS/broker/publish/messages/dropped")
+            assert b"7" == watcher.publishes(1)[0].payload
+        assert 10 == sum(1 for _ in db.replay("a"))
+    logged = [getattr(one, "fields", {}) for one in caplog.records if "too many waited" in one.getMessage()]
+    assert [{"client_id": "away", "messages": 7, "payload_bytes": 7}] == logged

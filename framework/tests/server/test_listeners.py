@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from topicstore.server import logs
 from topicstore.server.config.model import Limits, ListenerSettings, ServerSettings, TlsSettings
 from topicstore.server.config.units import Address, Duration, Size
 from topicstore.server.listeners import (
@@ -23,9 +24,6 @@ from topicstore.server.listeners import (
     Via,
     listen,
     peer_of,
-)
-from topicstore.server.listeners import (
-    accepting as failed_handshakes,
 )
 from topicstore_conformance.mqtt.certificates import Authority
 from websockets.asyncio.client import connect as websocket
@@ -336,7 +334,7 @@ async def test_a_handshake_that_fails_is_logged(
     If many fail, only some are logged, and a later line says how many were omitted.
     """
     # the log keeps one interval open during the test, however slow this machine is
-    monkeypatch.setattr(failed_handshakes, "_SECONDS", float("inf"))
+    monkeypatch.setattr(logs, "_SECONDS", float("inf"))
     port = await echoes.listen(name="hall", tls=tls(authority.sign("server", "server")))
     caplog.set_level(logging.INFO, "topicstore.server")
 
@@ -344,7 +342,7 @@ async def test_a_handshake_that_fails_is_logged(
         return [getattr(one, "fields", {}) for one in caplog.records if "TLS handshake failed" in one.getMessage()]
 
     addresses = []
-    for _ in range(failed_handshakes._LINES + 5):
+    for _ in range(logs._LINES + 5):
         async with stream(port) as (reader, writer):
             addresses.append("{}:{}".format(*writer.get_extra_info("sockname")))
             writer.write(b"\x10 no TLS at all, and long enough to be seen as that")
@@ -354,11 +352,10 @@ async def test_a_handshake_that_fails_is_logged(
     told = lines()
     assert addresses[: len(told)] == [line["address"] for line in told]
     assert {"hall"} == {line["listener"] for line in told}
-    assert len(told) == failed_handshakes._LINES
+    assert len(told) == logs._LINES
     assert all("SSL" in line["reason"] for line in told)
-    failed = echoes.listeners[0]._servers[0]._failed
-    failed._began = float("-inf")
-    failed.note("somebody", "why")
+    monkeypatch.setattr(logs, "_SECONDS", 0.0)  # the interval ends
+    echoes.listeners[0]._servers[0]._failed.note("127.0.0.1", {})
     assert lines()[-1]["omitted"] == 5
 
 
@@ -616,7 +613,7 @@ async def test_what_is_no_websocket_is_closed(echoes: Echoes, data: bytes) -> No
 
 
 async def replaced(echoes: Echoes, **addresses: str) -> None:
-    """Replace the listeners by others; if that fails, restore the former ones."""
+    """Replace the listeners with others; if that fails, restore the former ones."""
     listeners = {name: ListenerSettings(listen=Address(text)) for name, text in addresses.items()}
     replacement = Replacement(echoes.listeners)
     try:

@@ -288,7 +288,7 @@ def flood(embedded: Embedded, checks: Checks, clients: ExitStack, user: Callable
 def test_a_login_from_elsewhere_gets_through_beside_a_flood(
     guarded: Embedded, checks: Checks, user: Callable[[int], str]
 ) -> None:
-    """During a flood, a login from another address is checked next after the running checks, also for the same user."""
+    """During a flood, a login from another address is checked next after the running checks, even for the same user."""
     with ExitStack() as clients:
         flood(guarded, checks, clients, user)
         good = clients.enter_context(ClientFrom(guarded.port, "127.0.0.2"))

@@ -1,10 +1,13 @@
-"""The server's log: lines of JSON, which a slow reader of the log never blocks."""
+"""The server's log: lines of JSON or text, which a slow reader of the log never blocks."""
 
 from __future__ import annotations
 
 import io
 import json
 import logging
+import os
+import pty
+import re
 import sys
 import threading
 import warnings
@@ -16,7 +19,7 @@ import pytest
 import topicstore as ts
 from topicstore.server import logs
 from topicstore.server.config.model import LogSettings
-from topicstore.server.logs import log_connection, logging_to, reopen
+from topicstore.server.logs import RateLimitedLog, log_connection, logging_to, reopen
 from topicstore_conformance.faults.threads import wait_until
 
 LOG = logging.getLogger("topicstore.server.anything")
@@ -70,6 +73,59 @@ def test_lines_are_added_to_a_file(tmp_path: Path) -> None:
     assert ["first", "second"] == [line["event"] for line in written(tmp_path / "log")]
     with pytest.raises(ts.InvalidArgumentError, match="can't be written"), logging_to(LogSettings(file=tmp_path)):
         pass
+
+
+@pytest.mark.parametrize(("chosen", "text"), [("auto", True), ("text", True), ("json", False)])
+def test_a_terminal_gets_text(chosen: Any, text: bool) -> None:
+    """On a terminal, lines are text unless the settings say JSON; nothing in a line of text controls the terminal."""
+    reads, writes = pty.openpty()
+    with os.fdopen(reads, "rb", buffering=0) as seen, os.fdopen(writes, "w") as terminal:
+        with logging_to(LogSettings(format=chosen), terminal):
+            log_connection(Ended("a\n\x1b[2J\u2028\u202eb", 1.5))
+            try:
+                raise LookupError("lost\x1b[1m")
+            except LookupError:
+                LOG.exception("it failed\nat once")
+        found = b""
+        while b"LookupError: lost" not in found:
+            found += seen.read(4_096)
+    lines = found.decode().replace("\r\n", "\n").split("\n")
+    assert "\x1b" not in found.decode()
+    if text:
+        event = "info    connection ended  client_id="
+        assert re.fullmatch(rf"[0-9-]{{10}} [0-9:]{{8}}\.[0-9]{{3}}Z {event}\S+ seconds=1.5", lines[0])
+        assert "\u202e" not in lines[0]
+        assert lines[1].endswith("error   it failed\\u000aat once")
+        assert all(line.startswith("    ") for line in lines[2:-1])
+    else:
+        assert json.loads(lines[0])["event"] == "connection ended"
+
+
+@pytest.mark.parametrize(("chosen", "text"), [("auto", False), ("text", True), ("json", False)])
+def test_a_file_gets_json(tmp_path: Path, chosen: Any, text: bool) -> None:
+    """In a file, lines are JSON unless the settings say text."""
+    with logging_to(LogSettings(format=chosen, file=tmp_path / "log")):
+        LOG.info("yes")
+    assert text != (tmp_path / "log").read_text().startswith("{")
+
+
+def test_one_client_cannot_fill_the_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client has ten lines in a period, all clients together a hundred; later lines count those that were omitted."""
+    monkeypatch.setattr(logs, "_SECONDS", float("inf"))
+    limited = RateLimitedLog("refused", LOG)
+    for _ in range(50):
+        limited.note("loud", {"client": "loud"})
+    assert 10 == len(caplog.records)
+    for number in range(10_000):
+        limited.note(f"other {number}", {})
+    assert 100 == len(caplog.records)
+    assert len(limited._periods) <= logs._KEYS
+    monkeypatch.setattr(logs, "_SECONDS", 0.0)
+    for number in range(10_000):
+        limited.note(f"other {number}", {})
+    limited.note("loud", {})
+    fields: list[dict[str, Any]] = [getattr(one, "fields", {}) for one in caplog.records]
+    assert 50 + 10_000 + 10_000 + 1 == len(fields) + sum(one.get("omitted", 0) for one in fields)
 
 
 class Stuck(io.StringIO):

@@ -46,7 +46,7 @@ def begin(client: RawClient, size: int, of: int = 2 * MB - 64) -> None:
 def test_all_unfinished_packets_have_one_bound_and_the_largest_go_above_it(server: Embedded) -> None:
     """All incomplete packets share one memory limit, above which connections with the largest packets are closed.
 
-    Clients with small packets are served, also in the middle of a packet.
+    Clients with small packets are served, even in the middle of a packet.
     """
     with ExitStack() as clients:
         small = clients.enter_context(server.client("small"))
@@ -63,7 +63,7 @@ def test_all_unfinished_packets_have_one_bound_and_the_largest_go_above_it(serve
     wait_until(lambda: budget.held == 0, "all to be released")
 
 
-def test_a_client_whose_packet_takes_too_much_is_told_why(server: Embedded) -> None:
+def test_a_client_whose_packet_takes_too_much_gets_the_reason(server: Embedded) -> None:
     with ExitStack() as clients:
         first = clients.enter_context(server.client("first"))
         begin(first, 2 * MB - 100)

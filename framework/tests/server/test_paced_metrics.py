@@ -117,6 +117,32 @@ def test_the_lag_of_many_sessions_is_counted_in_pieces(
     assert age == pytest.approx(rounds * 1.601 + len(looked) * 0.004)
 
 
+def test_while_a_person_looks_the_lag_is_counted_more_often(
+    db: ts.Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a person looks, totals of twelve sessions that take 50 ms each are at most 30 seconds old, else minutes."""
+    lagging(db, 12)
+    found = db.sessions.lag
+
+    def slow(*clients: str) -> object:
+        clock.now += 0.05 * len(clients)
+        return found(*clients)
+
+    monkeypatch.setattr(db.sessions, "lag", slow)
+    ages = {}
+    for watched in (False, True):
+        lag = SessionLag(db)
+        oldest = 0.0
+        for _ in range(300):
+            if watched:
+                lag.watch()
+            lag.renew()
+            clock.now += 1
+            oldest = max(oldest, lag.totals()[1])
+        ages[watched] = oldest
+    assert ages[True] < 30 < 100 < ages[False]
+
+
 def test_sessions_that_have_ended_or_cannot_be_read(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sessions that ended or can't be read don't prevent the others from being counted."""
     wanted = lagging(db, 6)

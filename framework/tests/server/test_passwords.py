@@ -223,7 +223,7 @@ async def test_the_event_loop_goes_on_while_hashes_are_computed(counted: Counted
 
 @pytest.mark.anyio
 async def test_a_changed_file_counts_from_the_next_connection_on(counted: Counted, check: PasswordCheck) -> None:
-    """A change of the file applies to the next login, also if the old password is cached."""
+    """A change of the file applies to the next login, even if the old password is cached."""
     assert await check.matches("ann", b"secret")
     counted.put("bob", b"b")
     assert await check.matches("bob", b"b")

@@ -394,7 +394,7 @@ def test_messages_wait_for_a_plugin_that_fails(
 def test_a_plugin_is_asked_about_more_topics_than_decisions_are_kept(asking: Embedded, plugin: Plugin) -> None:
     """If there are more topics than cached decisions, the plugin is asked in portions.
 
-    Allowed messages arrive in order, also with topics too long to be cached.
+    Allowed messages arrive in order, even with topics too long to be cached.
     """
     plugin.may_answer.set()
     topics = [f"{'no' if number % 3 == 0 else 'yes'}/{number}/{'x' * (number % 2 * 9_000)}" for number in range(1_500)]

@@ -38,7 +38,7 @@ def test_one_filter_is_refused_with_0x80_and_no_other(embedded: Embedded, versio
         assert client.subscribe("test/nosubscribe", "#", "test/+", "$share/g/a/b", options=2) == (0x80, 2, 2, 2)
 
 
-def test_a_client_of_mqtt_5_is_told_to_speak_every_minute(embedded: Embedded) -> None:
+def test_a_client_of_mqtt_5_must_send_something_every_minute(embedded: Embedded) -> None:
     for asked, told in ((0, 60), (59, None), (60, None), (61, 60), (120, 60)):
         with embedded.client() as client:
             assert client.connect("me", keep_alive=asked).properties.get("server_keep_alive") == told
@@ -50,7 +50,7 @@ def test_a_client_of_mqtt_5_is_told_to_speak_every_minute(embedded: Embedded) ->
     [("a%u", 1, "answers/a%u/%a%u"), ("me", 0, None), ("x" * 65_535, 1, None)],
     ids=["asked", "not asked", "too long"],
 )
-def test_a_client_that_asks_for_its_answers_is_told_where_they_go(
+def test_a_client_that_requests_it_gets_the_topic_of_its_responses(
     db: ts.Database, client_id: str, asked: int, told: str | None
 ) -> None:
     protocol = ProtocolSettings(response_information="answers/%c/%u%%c")

@@ -27,7 +27,7 @@ def full(db: ts.Database) -> Iterator[Embedded]:
         yield embedded
 
 
-def test_a_client_is_told_that_there_is_no_room(full: Embedded) -> None:
+def test_a_client_gets_the_reason_that_there_is_no_room(full: Embedded) -> None:
     """A client that gets 0x97, quota exceeded, stays connected, and can publish when there is room again."""
     with full.client("me", receive_maximum=10) as client:
         for qos in (1, 2) * 3:

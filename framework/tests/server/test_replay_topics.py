@@ -121,9 +121,9 @@ def test_no_message_comes_as_a_retained_copy_and_from_the_history(embedded: Embe
 
 
 def test_a_replay_of_a_filter_that_the_client_has_begins_it_anew(embedded: Embedded) -> None:
-    """A replay with the filter of an existing subscription restarts the subscription, without duplicates later.
+    """A replay with the filter of an existing subscription restarts that subscription, without duplicates later.
 
-    Unsubscribing by either name ends the subscription.
+    Unsubscribing from the plain filter, without the prefix ``$replay``, ends the subscription.
     """
     with PahoClient(embedded.port) as client:
         assert client.subscribe("log/a") == 1

@@ -99,7 +99,7 @@ def test_a_reload_is_announced_to_the_service_manager(tmp_path: Path) -> None:
             assert b"READY=1" == manager.recv(100)
 
 
-def test_a_person_is_told_where_and_how(tmp_path: Path) -> None:
+def test_the_banner_says_where_and_how_to_connect(tmp_path: Path) -> None:
     """Without ``--print-ready`` the server prints instructions in plain words; Ctrl-C stops it properly."""
     with program("serve", *HERE, cwd=tmp_path) as process:
         assert process.stdout is not None
@@ -121,7 +121,7 @@ def test_a_person_is_told_where_and_how(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("more", [(), ("--print-ready",)])
 def test_whether_anybody_reads_what_it_says_does_not_matter(tmp_path: Path, more: tuple[str, ...]) -> None:
-    """If nobody reads the server's stdout, clients are served, and the log says so."""
+    """If the server's stdout isn't read, clients are served, and the log says so."""
     with program("serve", str(tmp_path / "data"), *HERE, *more) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -329,7 +329,7 @@ def test_a_server_that_is_ended_while_it_starts_ends_in_order(
 
 
 def test_a_pipe_that_nobody_reads_does_not_keep_it_from_ending(tmp_path: Path) -> None:
-    """A full stderr pipe that nobody reads keeps the server neither from serving nor from stopping."""
+    """A full stderr pipe without a reader keeps the server neither from serving nor from stopping."""
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     with contextlib.suppress(BlockingIOError):
@@ -388,7 +388,7 @@ def test_the_line_for_scripts() -> None:
 
 
 def test_who_may_is_said_plainly() -> None:
-    """The banner says in plain words who may connect, for local and for remote listeners."""
+    """The banner states which clients may connect, for local and for remote listeners."""
 
     def said(settings: ServerSettings) -> str:
         return banner(

@@ -1,15 +1,18 @@
-"""``topicstore serve`` over TLS: client certificates as user names, and new certificates while it serves."""
+"""``topicstore serve`` over TLS: client certificates as user names, revoked ones, and new files while it serves."""
 
 from __future__ import annotations
 
 import signal
 import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from topicstore.server.config.units import Address
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
+from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.certificates import Authority
+from topicstore_conformance.mqtt.raw_client import RawClient
 from topicstore_conformance.mqtt.serving import serving
 
 pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
@@ -63,4 +66,57 @@ def test_the_name_in_a_certificate_is_the_users_and_new_ones_are_read_by_sighup(
             wait_until(lambda: "can't be used" in server.log(), "the wrong key to be logged")
             assert written() == shown()
             assert 1 == client.subscribe("devices/bus-7")
+        assert 0 == server.stop()
+
+
+def revoked(authority: Authority, *certificates: Path) -> bytes:
+    """Return an authority's list of revoked certificates, as PEM."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+
+    key = serialization.load_pem_private_key(authority.signs.private_key_pem.bytes(), None)
+    issuer = x509.load_pem_x509_certificate(authority.path.read_bytes())
+    now = datetime.now(UTC)
+    made = x509.CertificateRevocationListBuilder().issuer_name(issuer.subject)
+    made = made.last_update(now - timedelta(days=1)).next_update(now + timedelta(days=1))
+    for file in certificates:
+        number = x509.load_pem_x509_certificate(file.read_bytes()).serial_number
+        one = x509.RevokedCertificateBuilder().serial_number(number).revocation_date(now - timedelta(hours=1)).build()
+        made = made.add_revoked_certificate(one)
+    return made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)  # type: ignore[arg-type]
+
+
+def test_a_revoked_certificate_is_refused(tmp_path: Path, authority: Authority) -> None:
+    """A client with a revoked certificate is refused once the list was read again; others stay accepted.
+
+    A file without a list, or with a certificate, which would be trusted, is refused, and changes nothing.
+    """
+    authority.sign("server", "server")
+    good, bad = authority.sign("good", "good"), authority.sign("bad", "bad")
+    (tmp_path / "revoked.pem").write_bytes(revoked(authority))
+    (tmp_path / "server.toml").write_text(SETTINGS.replace("user_from", 'crl_file = "revoked.pem"\nuser_from'))
+    with serving(tmp_path / "data", "--config", str(tmp_path / "server.toml"), listen=False) as server:
+        port = Address(server.ready["mqtts"][0]).port
+
+        def accepted(own: tuple[Path, Path]) -> bool:
+            try:
+                with RawClient(port) as client:
+                    client.socket = authority.trusting(own).wrap_socket(client.socket, server_hostname="127.0.0.1")
+                    client.send(wire.connect("one"))
+                    return client.receive() is not None
+            except ssl.SSLError:
+                return False
+
+        assert accepted(good)
+        assert accepted(bad)
+        (tmp_path / "revoked.pem").write_bytes(revoked(authority, bad[0]))
+        server.signal(signal.SIGHUP)
+        wait_until(lambda: not accepted(bad), "the list to be read")
+        assert accepted(good)
+        for count, wrong in enumerate((authority.path.read_bytes(), b"nonsense"), 1):
+            (tmp_path / "revoked.pem").write_bytes(wrong)
+            server.signal(signal.SIGHUP)
+            wait_until(lambda: server.log().count("can't be used") == count, "the file to be refused")  # noqa: B023
+            assert [accepted(good), accepted(bad)] == [True, False]
+        assert "revoked" in server.log()
         assert 0 == server.stop()

@@ -67,7 +67,7 @@ def read(text: str, folder: Path) -> ServerSettings:
 
 
 def test_a_whole_file_is_understood(tmp_path: Path) -> None:
-    """A complete file is read: paths are relative to its folder, quantities are seconds and bytes."""
+    """A complete file is read: paths are relative to its folder, and quantities become seconds and bytes."""
     found = read(WHOLE, tmp_path)
     storage = found.messages
     assert storage.data_dir == tmp_path / "data"

@@ -115,7 +115,7 @@ def test_a_session_that_was_opened_for_nobody_is_closed(embedded: Embedded, monk
         (ts.TooManyOpenFilesError("too many"), 0x80),
     ],
 )
-def test_what_the_store_says_is_told_to_the_client(
+def test_an_error_of_the_store_reaches_the_client(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch, error: ts.TopicstoreError, code: int
 ) -> None:
     """The client gets a reason code for each error of the store."""
@@ -140,7 +140,7 @@ def test_a_failure_that_lasts_is_a_line_and_its_end_another(
     assert lines == ["storing failed: no room", "storing works again"]
 
 
-def test_a_client_that_can_not_be_opened_is_told_why(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_can_not_be_opened_gets_the_reason(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = Failing(monkeypatch, Sessions, "open_many", ts.StorageFullError("no room"))
     for version, code in ((4, 3), (5, 0x97)):
         with embedded.client(version=version) as client:
@@ -152,7 +152,7 @@ def test_a_client_that_can_not_be_opened_is_told_why(embedded: Embedded, monkeyp
 @pytest.mark.parametrize(
     "error", [ts.StorageFullError, ts.ShardReadOnlyError, ts.EngineError, ts.TooManyOpenFilesError]
 )
-def test_clients_are_not_told_where_the_server_keeps_its_files(
+def test_clients_do_not_learn_where_the_server_keeps_its_files(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: type[Exception]
 ) -> None:
     """Responses don't contain paths of the server's files; the log does."""

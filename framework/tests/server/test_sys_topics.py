@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 
 import pytest
 import topicstore as ts
+from hypothesis import given
+from hypothesis import strategies as st
 from topicstore.server.config.model import ProtocolSettings, ServerSettings
 from topicstore.server.config.units import Duration
-from topicstore.server.mqtt.sys_topics import Figures, Traffic
+from topicstore.server.mqtt.sys_topics import Figures, LoadAverages, Traffic
 from topicstore.sessions import SessionCounts
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.paho_client import PahoClient
@@ -39,6 +43,40 @@ def test_a_subscriber_gets_them_at_once_and_when_they_change(embedded: Embedded,
         names = {"version", "uptime", "clients/connected", "subscriptions/count", "bytes/received"}
         wanted = {f"$SYS/broker/{name}" for name in names}
         watcher.wait(lambda: wanted <= {message.topic for message in watcher.messages}, "the figures")
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 3_600), st.integers(0, 10_000)), min_size=1, max_size=20))
+def test_load_averages_lie_between_the_rates(steps: list[tuple[float, int]]) -> None:
+    """A load average lies between zero and the highest rate, and follows the newest rate sooner over fewer minutes.
+
+    The result doesn't depend on how a time of a constant rate is divided into updates.
+    """
+    once, halved = LoadAverages(0.0), LoadAverages(0.0)
+    now, total, rates = 0.0, 0, [0.0]
+    for passed, events in steps:
+        halved.update({"x": total + events}, now + passed / 2)
+        halved.update({"x": total + 2 * events}, now + passed)
+        now, total = now + passed, total + 2 * events
+        once.update({"x": total}, now)
+        rates.append(2 * events * 60 / passed)
+        found = [once.averages[f"x/{minutes}min"] for minutes in (1, 5, 15)]
+        assert found == pytest.approx([halved.averages[f"x/{minutes}min"] for minutes in (1, 5, 15)], abs=1e-6)
+        assert all(0 <= one <= max(rates) * (1 + 1e-9) for one in found)
+    once.update({"x": total + 600}, now + 60)
+    expected = 600 + (found[0] - 600) / math.e
+    assert once.averages["x/1min"] == pytest.approx(expected)
+
+
+def test_load_averages_have_the_names_of_mosquitto(embedded: Embedded) -> None:
+    """Load averages have mosquitto's topics, each over 1, 5 and 15 minutes, with two digits after the point."""
+    names = [f"{of}/{way}" for of in ("messages", "publish", "bytes") for way in ("received", "sent")]
+    names += ["publish/dropped", "sockets", "connections"]
+    wanted = {f"$SYS/broker/load/{name}/{minutes}min" for name in names for minutes in (1, 5, 15)}
+    with PahoClient(embedded.port, "watcher") as watcher:
+        watcher.subscribe("$SYS/broker/load/#")
+        watcher.wait(lambda: wanted <= {message.topic for message in watcher.messages}, "the averages")
+        assert wanted == {message.topic for message in watcher.messages}
+        assert all(re.fullmatch(rb"[0-9]+\.[0-9]{2}", message.payload) for message in watcher.messages)
 
 
 def test_they_are_stored_nowhere(embedded: Embedded) -> None:

@@ -13,8 +13,7 @@ import pytest
 import topicstore as ts
 from topicstore.sessions import Sessions
 from topicstore_conformance.faults.clock import Clock
-
-from .machines import forget_sessions
+from topicstore_conformance.parts.machines import forget_sessions
 
 
 @pytest.fixture

@@ -19,8 +19,7 @@ from topicstore.sessions import Sessions, Will
 from topicstore.shard.state import ShardState
 from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.faults.clock import START, Clock
-
-from .machines import forget_sessions
+from topicstore_conformance.parts.machines import forget_sessions
 
 SECOND = 1_000_000
 DAY = 86_400
@@ -185,7 +184,7 @@ def test_sessions_and_wills_have_their_time(steps: Sequence[tuple[str, tuple[int
 @pytest.mark.parametrize("jump", [20_000 * DAY, -20_000 * DAY], ids=["forward", "back"])
 @pytest.mark.parametrize("seen", ["by a tick", "by the closing", "as the database is opened"])
 def test_a_jump_does_not_count_after_a_restart(tmp_path: Path, jump: int, seen: str) -> None:
-    """Setting the clock while a process runs changes no expiry interval or will delay, also after a restart.
+    """Setting the clock while a process runs changes no expiry interval or will delay, even after a restart.
 
     Devices without a battery-backed clock set their clock in this way after each boot.
     """

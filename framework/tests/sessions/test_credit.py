@@ -206,7 +206,7 @@ def small(messages: Sequence[ts.Message]) -> list[bool]:
 
 
 def test_messages_that_are_refused_get_no_packet_id(sessions: Sessions, publish: Publishing, crash: Crash) -> None:
-    """Messages that the callback ``allow`` refuses take no packet id and count as delivered, also after a crash."""
+    """Messages that the callback ``allow`` refuses take no packet id and count as delivered, even after a crash."""
     session = sessions.open("client", expiry_interval=None, allow=small)
     session.subscribe("a/#", 1)
     publish("1", "large", "2", "large", "3", "large")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from unittest.mock import patch
 
@@ -10,7 +10,7 @@ import pytest
 import topicstore as ts
 from topicstore.contract.state import StateWrite
 from topicstore.sessions import Publish, PubRel, Session, Sessions
-from topicstore.shard.state import ShardState
+from topicstore.shard.writer import PendingWrite, ShardWriter
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
@@ -59,7 +59,7 @@ def test_only_what_somebody_wants_is_stored_and_once(db: ts.Database, sessions: 
 
 
 def test_what_is_wanted_follows_subscriptions_and_sessions(sessions: Sessions) -> None:
-    """`Sessions.wants` is true for a topic while a subscription above QoS 0 matches, also of an absent session."""
+    """`Sessions.wants` is true for a topic while a subscription above QoS 0 matches, even of an absent session."""
     session = sessions.open("a", expiry_interval=None)
     other = sessions.open("b", expiry_interval=None)
     assert not sessions.wants("t/1")
@@ -80,15 +80,16 @@ def test_what_is_wanted_is_first_read_while_a_subscription_ends(sessions: Sessio
     session = opened(sessions)
     if changing == "expire":
         session.disconnect()
-    write, reading = ShardState.write, list[Future[bool]]()
+    write, reading = ShardWriter.submit_state, list[Future[bool]]()
 
-    def beside(self: ShardState, writes: Iterable[StateWrite]) -> None:
-        write(self, writes)
+    def beside(self: ShardWriter, writes: Sequence[StateWrite]) -> PendingWrite:
+        pending = write(self, writes)
         if not reading and not list(sessions._registry.states.all_subscriptions()):
             reading.append(begin(lambda: sessions.wants("a/b")))
             wait_until(lambda: reading[0].done() or sessions._locks._waiting, "the other call to read")
+        return pending
 
-    with patch.object(ShardState, "write", beside):
+    with patch.object(ShardWriter, "submit_state", beside):
         if changing == "expire":
             sessions.expire("subscriber")
         else:

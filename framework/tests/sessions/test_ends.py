@@ -49,7 +49,7 @@ End = Callable[[Sessions, Clock], None]
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_who_is_told_of_an_end_may_call_and_wait(sessions: Sessions, clock: Clock, end: End) -> None:
+def test_on_end_may_call_and_wait(sessions: Sessions, clock: Clock, end: End) -> None:
     """``on_end`` is called in the thread that ended the session, with the reason, and may wait.
 
     Meanwhile other threads can use the sessions.
@@ -68,7 +68,7 @@ def test_who_is_told_of_an_end_may_call_and_wait(sessions: Sessions, clock: Cloc
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_an_error_of_who_is_told_harms_nobody_else(sessions: Sessions, clock: Clock, end: End) -> None:
+def test_an_error_of_on_end_harms_no_other_session(sessions: Sessions, clock: Clock, end: End) -> None:
     """An error that ``on_end`` raises is reported as a warning, and ``on_end`` is still called for other sessions.
 
     The call that ended the session completes.
@@ -112,7 +112,7 @@ def test_where_warnings_are_errors_such_an_error_is_reported_all_the_same(
     assert ["no such socket"] == [str(one.exc_value) for one in reported]
 
 
-def test_an_interruption_of_who_is_told_is_raised_and_the_others_are_told(sessions: Sessions, clock: Clock) -> None:
+def test_an_interruption_of_on_end_is_raised_and_the_others_are_called(sessions: Sessions, clock: Clock) -> None:
     """A KeyboardInterrupt in ``on_end`` is raised by the call that ended the sessions, after all ``on_end`` calls."""
     notified = []
 
@@ -129,7 +129,7 @@ def test_an_interruption_of_who_is_told_is_raised_and_the_others_are_told(sessio
     assert sessions.connected("client") is None
 
 
-def test_who_is_told_may_open_the_session_again(sessions: Sessions) -> None:
+def test_on_end_may_open_the_session_again(sessions: Sessions) -> None:
     """``on_end`` may open the ended session again."""
     sessions.open("client", on_end=lambda *_: sessions.open("client"))
     assert sessions.kick("client")

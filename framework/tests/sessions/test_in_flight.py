@@ -1,4 +1,4 @@
-"""Packet ids are unique within the in-flight window; `test_histories` covers messages in flight in random histories."""
+"""Packet ids are unique within the in-flight window; `DatabasePartsSuite` covers messages in flight in histories."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from topicstore.sessions.records import Keys
 
 
 def test_ids_wrap_around_what_is_still_in_use() -> None:
-    """If all packet ids except three are in use, those three are found, also by wrapping around."""
+    """If all packet ids except three are in use, those three are found, even by wrapping around."""
     in_flight = InFlight(Keys("client"))
     all_ids = range(1, MAX_PACKET_ID + 1)
     positions = np.arange(len(all_ids), dtype=np.uint64)
-    in_flight.settle(
+    in_flight.apply(
         in_flight.stage([InFlightBatch(0, "a", 0, SubscribeOptions(1), all_ids, 1, positions)], whole=False)
     )
     assert 3 == in_flight.puback_many([5, 40_000, 65_535])
@@ -25,7 +25,7 @@ def test_ids_wrap_around_what_is_still_in_use() -> None:
 def test_packet_ids_are_unique_over_the_whole_window(
     sessions: Sessions, publish: Callable[..., None], crash: Callable[[], Sessions]
 ) -> None:
-    """Packet ids that wrap around skip the ids still in use, also after a crash."""
+    """Packet ids that wrap around skip the ids still in use, even after a crash."""
     session = sessions.open("subscriber", expiry_interval=None)
     session.subscribe("a/#", 1)
     publish(*map(str, range(50)))

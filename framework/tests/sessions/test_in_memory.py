@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import topicstore as ts
 from topicstore.sessions import Connect, Publish, PubRel, Session, SessionEndedError, Sessions, SubscribeOptions, Will
-from topicstore.shard.state import ShardState
+from topicstore.shard.writer import ShardWriter
 
 Publishing = Callable[..., None]
 
@@ -107,7 +107,7 @@ def test_what_is_refused_to_them(sessions: Sessions) -> None:
     assert "client" not in sessions
 
 
-def test_one_is_told_of_like_others(sessions: Sessions, publish: Publishing) -> None:
+def test_one_is_described_like_others(sessions: Sessions, publish: Publishing) -> None:
     """A session in memory is listed, counted and described like a stored session, with its current state and lag."""
     sessions.open("a stored one", expiry_interval=None)
     session = opened(sessions)
@@ -181,7 +181,7 @@ def test_a_shared_subscription_makes_it_a_stored_one(
 ) -> None:
     """A shared subscription turns a session in memory into a stored session, with all of its state.
 
-    So another member can receive its unacknowledged messages, also after a crash.
+    So another member can receive its unacknowledged messages, even after a crash.
     """
     session = opened(sessions)
     session.subscribe("b", 2)
@@ -234,7 +234,7 @@ def test_it_stays_in_memory_if_it_can_not_be_stored(
     """If storing fails, the shared subscription is refused and the session stays in memory; a later attempt works."""
     session = opened(sessions)
     with monkeypatch.context() as full:
-        full.setattr(ShardState, "write", _fails)
+        full.setattr(ShardWriter, "submit_state", _fails)
         rows = [(session, "b", SubscribeOptions(1)), (session, "$share/g/a/#", SubscribeOptions(1))]
         if partial:
             made, refused = sessions.subscribe(rows, partial=True)
@@ -260,7 +260,7 @@ def test_a_commit_that_fails_concerns_stored_sessions_only(
         one.subscribe("a/#", 1)
     publish("1")
     with monkeypatch.context() as full:
-        full.setattr(ShardState, "write", _fails)
+        full.setattr(ShardWriter, "submit_state", _fails)
         assert [("client", [("1", 1, 1)])] == [
             (one.client_id, received(packets)) for one, packets in sessions.deliver()
         ]

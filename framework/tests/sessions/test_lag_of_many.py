@@ -39,7 +39,7 @@ def one_by_one(db: ts.Database) -> dict[str, dict[str, object]]:
 def test_the_lag_of_all_is_that_of_each(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch, many: int, together: int
 ) -> None:
-    """The lag counted for all sessions at once equals each session's own lag, also if one pass isn't enough."""
+    """The lag counted for all sessions at once equals each session's own lag, even if one pass isn't enough."""
     expected = one_by_one(db)
     monkeypatch.setattr(lagging, "_MANY", many)
     monkeypatch.setattr(lagging, "_TOGETHER", together)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -202,17 +202,17 @@ def test_a_removal_that_was_interrupted_is_finished(
     sessions.subscribe([(session, f"f/{number}", options) for number in range(1_500)])
     session.disconnect()
     shard = db.storage.shards[db.shard_of("client")]
-    original, writes = shard.writer.commit, iter([True])
+    original, writes = shard.writer.submit_state, iter([True])
 
-    def only_once(*given: Any, **how: Any) -> PendingWrite | None:
+    def only_once(given: Sequence[StateWrite]) -> PendingWrite:
         if next(writes, None) is None:
             raise KeyboardInterrupt
-        return original(*given, **how)
+        return original(given)
 
-    shard.writer.commit = only_once  # type: ignore[method-assign]
+    shard.writer.submit_state = only_once  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         sessions.expire("client")
-    shard.writer.commit = original  # type: ignore[method-assign]
+    shard.writer.submit_state = original  # type: ignore[method-assign]
     sessions = crash()
     assert [] == list(sessions)
     assert 500 < len(session_keys(db))
@@ -335,7 +335,7 @@ def test_lengths_of_time_may_be_timedeltas(sessions: Sessions, clock: Clock) -> 
 
 
 @pytest.mark.parametrize("wrong", [-1, timedelta(-1), True, "60", float("nan"), float("inf"), 1e10])
-def test_what_is_no_length_of_time_is_refused(sessions: Sessions, wrong: Any) -> None:
+def test_an_invalid_duration_is_refused(sessions: Sessions, wrong: Any) -> None:
     """A duration that is invalid is refused, and nothing changes."""
     calls: list[Callable[[], object]] = [
         lambda: sessions.open("client", expiry_interval=wrong),
@@ -345,7 +345,7 @@ def test_what_is_no_length_of_time_is_refused(sessions: Sessions, wrong: Any) ->
         lambda: setattr(sessions.groups, "handover_after", wrong),
     ]
     for call in calls:
-        with pytest.raises(ts.InvalidArgumentError, match="a timedelta or a number of seconds"):
+        with pytest.raises(ts.InvalidArgumentError, match=r"a timedelta, a number of seconds, or a text|has no unit"):
             call()
     assert [] == list(sessions)
     assert (5, 60) == (sessions.groups.slow_after, sessions.groups.handover_after)
@@ -377,12 +377,12 @@ def test_closing_commits_once_for_each_shard(tmp_path: Path, monkeypatch: pytest
     for session, items in db.sessions.deliver():
         session.puback(*[item.packet_id for item in items])
     written: list[int] = []
-    write = SessionState.write
+    commit = SessionState.commit
 
-    def counted(self: SessionState, shard: int, writes: Sequence[StateWrite]) -> None:
-        written.append(shard)
-        write(self, shard, writes)
+    def counted(self: SessionState, by_shard: Mapping[int, Sequence[StateWrite]]) -> Mapping[int, ts.TopicstoreError]:
+        written.extend(by_shard)
+        return commit(self, by_shard)
 
-    monkeypatch.setattr(SessionState, "write", counted)
+    monkeypatch.setattr(SessionState, "commit", counted)
     db.close()
     assert [0, 1] == sorted(written)

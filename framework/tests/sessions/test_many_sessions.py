@@ -27,7 +27,7 @@ def idle(sessions: Sessions, numbers: range) -> list[Session]:
 @pytest.mark.slow
 @pytest.mark.parametrize("db", ["rocksdb"], indirect=True)  # the memory backend's stored messages would be counted
 def test_an_idle_session_takes_less_than_10_kb(db: ts.Database, sessions: Sessions) -> None:
-    """A connected session with two subscriptions takes less than 10 kB, also after it had a full window."""
+    """A connected session with two subscriptions takes less than 10 kB, even after it had a full window."""
 
     def used(numbers: range) -> list[Session]:
         opened = idle(sessions, numbers)

@@ -1,4 +1,4 @@
-"""Overlapping subscriptions that deliver a message once; histories are in `test_overlapping_histories`."""
+"""Overlapping subscriptions that deliver a message once; histories are in `DatabasePartsSuite`."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def during(monkeypatch: pytest.MonkeyPatch, name: str, act: Callable[[], object]
 
 
 @pytest.mark.parametrize(("name", "qos"), [("wake", 1), ("route", 0)])
-def test_it_comes_once_though_only_one_filter_was_told_of_it_yet(
+def test_it_comes_once_though_only_one_filter_was_notified_yet(
     sessions: Sessions, publish: Publishing, monkeypatch: pytest.MonkeyPatch, name: str, qos: int
 ) -> None:
     """A stored or unstored message arrives once even if a delivery runs when only one matching filter was notified.
@@ -234,7 +234,7 @@ def _matches(topic_filter: ts.TopicFilter, topic: str) -> bool:
 
 
 def test_many_subscriptions_overlap_as_few_do(sessions: Sessions, publish: Publishing) -> None:
-    """With many overlapping subscriptions each message arrives once, also after some are removed and others added."""
+    """With many overlapping subscriptions each message arrives once, even after some are removed and others added."""
     session = opened(sessions, *[(f"t/{number}", 1) for number in range(100)])
     for number in range(90):
         session.unsubscribe(f"t/{number}")

@@ -46,7 +46,7 @@ def test_acknowledgements_are_committed_as_often_as_is_set(
 
 
 @pytest.mark.parametrize("wrong", [0, -1.0, float("inf"), float("nan"), "1s", None, True])
-def test_what_is_no_length_of_time_is_refused(sessions: Sessions, wrong: object) -> None:
+def test_an_invalid_duration_is_refused(sessions: Sessions, wrong: object) -> None:
     """An invalid duration is refused, and the earlier value stays."""
     with pytest.raises(ts.InvalidArgumentError, match="is seconds above 0"):
         sessions.pace.longest_pause = wrong  # type: ignore[assignment]

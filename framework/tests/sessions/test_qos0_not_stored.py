@@ -11,7 +11,7 @@ import topicstore as ts
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.hub import Hub
 from topicstore.sessions import Publish, PubRel, Session, Sessions, SubscribeOptions
-from topicstore.sessions.session_store import SessionState
+from topicstore.shard.writer import ShardWriter
 from topicstore_conformance.faults.clock import Clock
 
 Publishing = Callable[..., None]
@@ -59,7 +59,7 @@ def test_they_are_delivered_live_at_qos_0(db: ts.Database, sessions: Sessions, p
 def test_what_is_stored_for_another_reason_is_read_from_there(
     db: ts.Database, sessions: Sessions, publish: Publishing
 ) -> None:
-    """A QoS 0 message that a persistence rule stores is read from the store, also by clients that were away."""
+    """A QoS 0 message that a persistence rule stores is read from the store, even by clients that were away."""
     db.persistence.add("a/kept")
     session = opened(sessions)
     session.disconnect()
@@ -158,7 +158,7 @@ def test_they_come_later_if_what_is_sent_with_them_can_not_be_committed(
     publish("1", qos=1)
     publish("2", "3", qos=0)
     full = ts.StorageFullError("the disk is full")
-    with patch.object(SessionState, "write", side_effect=full), pytest.raises(ts.StorageFullError):
+    with patch.object(ShardWriter, "submit_state", side_effect=full), pytest.raises(ts.StorageFullError):
         session.deliver()
     publish("4", qos=0)
     found = payloads(session.deliver())

@@ -139,7 +139,7 @@ def test_messages_in_flight_do_not_expire(
     assert 3 == session.status().in_flight
 
 
-def test_a_dropped_generation_is_told_and_blocks_nothing(
+def test_a_dropped_generation_is_reported_and_blocks_nothing(
     db: ts.Database, sessions: Sessions, publish: Publishing
 ) -> None:
     """Dropping a generation discards its messages in flight, reports unread messages, and blocks no other message."""
@@ -251,7 +251,7 @@ def test_a_stored_place_in_what_was_lost_counts_as_the_end(tmp_path: Path, text:
         assert ["new"] == [payload for payload, _, _ in seen(session.deliver())]
 
 
-def test_a_session_ahead_of_a_shard_that_lost_its_end_is_told(tmp_path: Path) -> None:
+def test_a_session_ahead_of_a_shard_that_lost_its_end_is_reported(tmp_path: Path) -> None:
     """A session ahead of a shard that lost its last writes continues at the shard's end, with one warning.
 
     A shared subscription continues in the same way.

@@ -37,7 +37,7 @@ def opened(sessions: Sessions, qos: int, receive_maximum: int = 65_535) -> Sessi
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_newer_message_comes_after_the_retained_one(db: ts.Database, sessions: Sessions, qos: int) -> None:
-    """A newer message arrives after the retained one of its topic, stored or not, also with a limit of one message."""
+    """A newer message arrives after the retained one of its topic, stored or not, even with a limit of one message."""
     retain(db, "a/1", b"old")
     retain(db, "a/2", b"other")
     session = opened(sessions, qos)
@@ -312,7 +312,7 @@ def test_a_start_brings_no_retained_copy_of_what_is_replayed(
 ) -> None:
     """A subscription with a start gets no retained copy of a message that it replays.
 
-    Retained messages from before the start, or never stored as ordinary messages, arrive first, also after a reconnect.
+    Retained messages from before the start, or never stored as ordinary messages, arrive first, even after a reconnect.
     """
     retain(db, "a/nowhere", b"nowhere")
     db.persistence.add("a/#")

@@ -102,7 +102,7 @@ def test_a_shared_subscription_has_one_as_a_whole(
     assert [revoked] == [group.returned for group in sessions.groups]
 
 
-def test_a_failure_to_read_is_told(
+def test_a_failure_to_read_is_reported(
     db: ts.Database, sessions: Sessions, publish: Publishing, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A read error while counting the lag is raised, and the next count is correct."""

@@ -18,7 +18,8 @@ from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError
 from topicstore.sessions import Publish, Session, Sessions
 from topicstore.sessions.shared.group import PARTITIONS, moves
 from topicstore.sessions.shared_filters import is_shared, parse_shared, read_filter
-from topicstore.shard.state import OWN, ShardState
+from topicstore.shard.state import OWN
+from topicstore.shard.writer import PendingWrite, ShardWriter
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin
 
@@ -191,7 +192,7 @@ def test_a_slow_member_s_slices_go_to_others(
 
 
 @pytest.mark.parametrize("qos", [0, 1])
-def test_what_comes_back_has_the_qos_of_who_gets_it(
+def test_a_returned_message_has_the_qos_of_its_new_member(
     sessions: Sessions, spread: Callable[..., list[bytes]], qos: int
 ) -> None:
     """A returned message is delivered with the QoS of its new member."""
@@ -238,15 +239,16 @@ def test_what_comes_back_is_delivered_once_though_the_group_is_saved_during_a_co
     sessions.expire("a")
     sent = one.deliver(3)
     one.puback(*[item.packet_id for item in sent])
-    write, saved = ShardState.write, list[bool]()
+    write, saved = ShardWriter.submit_state, list[bool]()
 
-    def saving(self: ShardState, *args: Any) -> None:
-        write(self, *args)
+    def saving(self: ShardWriter, writes: Sequence[ts.StateWrite]) -> PendingWrite:
+        pending = write(self, writes)
         if not saved:
             saved.append(True)
             begin(lambda: other.unsubscribe(TEXT)).result(PATIENCE)
+        return pending
 
-    with patch.object(ShardState, "write", saving):
+    with patch.object(ShardWriter, "submit_state", saving):
         sent += one.deliver(4)
     assert [True] == saved
     after = member(crash(), "b")
@@ -298,7 +300,7 @@ def test_what_one_member_may_not_have_goes_to_another(
 def test_what_no_member_may_have_stays_in_the_group(
     sessions: Sessions, spread: Callable[..., list[bytes]], crash: Callable[[], Sessions], crashes: bool
 ) -> None:
-    """A message that no member may receive stays in the group, also after a crash.
+    """A message that no member may receive stays in the group, even after a crash.
 
     The message goes to a later member that may receive it, or to a member whose rights change.
     """

@@ -115,7 +115,7 @@ def test_a_generation_ends_its_epoch() -> None:
 @both_timestamps
 @pytest.mark.parametrize("start", [0, BEGIN])
 def test_a_delete_takes_what_an_epoch_hides(timestamps: str, start: int) -> None:
-    """A delete includes hidden messages, even if an epoch had ended and their positions are later than their times."""
+    """A delete includes messages that the layout hides until an epoch ends, even with positions ahead of the clock."""
     with opened(Clock(BEGIN), bits=SHORT, timestamps=timestamps) as db:
         for number in range(2):
             db.store(some(number))

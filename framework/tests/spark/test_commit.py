@@ -294,10 +294,10 @@ def test_what_is_put_aside_has_the_permissions_of_the_database(
 
 
 @pytest.mark.parametrize("writer", [None, "another"])
-def test_rows_that_became_late_hold_up_nobody(
+def test_late_rows_do_not_hold_up_other_writes(
     tmp_path: Path, run_until: Callable[..., object], writer: str | None
 ) -> None:
-    """Rows that became late are put aside with a warning; all others, and later writes, are stored."""
+    """Rows that are older than the messages stored meanwhile are put aside with a warning; all others are stored."""
     late = interrupt(tmp_path, run_until)
     with pytest.warns(RuntimeWarning, match=rf"{len(late)} rows .*LateMessageError.*staging/refused-one") as told:
         commit(tmp_path, batch(tmp_path, "two", [rows(10, 20_000)], writer))
@@ -313,7 +313,7 @@ def test_rows_that_became_late_hold_up_nobody(
     assert sorted(stored(tmp_path)) == sorted([*expected, *late])
 
 
-def test_a_write_whose_own_rows_became_late_is_told(tmp_path: Path, run_until: Callable[..., object]) -> None:
+def test_a_write_whose_own_rows_became_late_is_refused(tmp_path: Path, run_until: Callable[..., object]) -> None:
     """Repeating an interrupted write of which some rows became late raises an error that names these rows.
 
     Later repetitions are refused as late and store nothing.
@@ -349,7 +349,7 @@ def test_a_write_that_another_has_finished_is_known_when_it_comes_again(
         commit(tmp_path, again)
 
 
-def test_a_finished_write_is_told_what_was_put_aside(tmp_path: Path, run_until: Callable[..., object]) -> None:
+def test_a_finished_write_reports_what_was_put_aside(tmp_path: Path, run_until: Callable[..., object]) -> None:
     """If a write was completed by another process, repeating it reports the rows that were put aside."""
     late = interrupt(tmp_path, run_until)
     with pytest.warns(RuntimeWarning, match="LateMessageError"):
@@ -361,7 +361,7 @@ def test_a_finished_write_is_told_what_was_put_aside(tmp_path: Path, run_until: 
 
 
 def test_a_relative_staging_directory_is_one_of_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative staging directory is relative to the writer's working directory, also if another process commits."""
+    """A relative staging directory is relative to the writer's working directory, even if another process commits."""
     monkeypatch.chdir(tmp_path)
     for name in ("staging", "file:staging"):
         assert WriteSettings.of({"path": "db", "staging": name}, overwrite=False).staging == str(tmp_path / "staging")
@@ -402,7 +402,7 @@ def test_whoever_dies_while_finishing(tmp_path: Path, run_until: Callable[..., o
 
 
 @pytest.mark.filterwarnings("ignore:.*in the future:UserWarning")
-def test_rows_ahead_of_a_clock_that_was_put_back_hold_up_nobody(
+def test_rows_ahead_of_a_clock_that_was_put_back_hold_up_no_write(
     tmp_path: Path, run_until: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that are ahead of a clock that was set back are also put aside."""
@@ -433,7 +433,7 @@ def test_the_next_batch_of_a_writer_finishes_the_one_before(
 
 
 @pytest.mark.parametrize("fault", ["gone", "attempt gone", "garbled"])
-def test_staged_rows_that_can_not_be_read_hold_up_nobody(
+def test_staged_rows_that_can_not_be_read_hold_up_no_write(
     tmp_path: Path, run_until: Callable[..., object], fault: str
 ) -> None:
     """Staged rows that can't be read don't prevent later writes; their directory is kept under another name."""

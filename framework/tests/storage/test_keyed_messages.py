@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_refused(db: ts.Database, arguments: dict[str, obje
 
 
 def test_a_bad_message_is_named_by_its_row(db: ts.Database) -> None:
-    """An invalid message is reported with its row in the batch, also if rows before it aren't stored in a stream."""
+    """An invalid message is reported with its row in the batch, even if rows before it aren't stored in a stream."""
     with pytest.raises(ts.InvalidMessageError) as refused:
         store_under(db.storage, [ts.Message("a", b"1"), ts.Message("a/#", b"2")], [None, b"w"])
     assert 1 == refused.value.index
@@ -221,29 +221,6 @@ class Thinning:
     def topicstore_store(self, request: StoreRequest) -> Generator[None, StoreResult, StoreResult]:
         request.batch = request.batch[:1]
         return (yield)
-
-
-@pytest.mark.parametrize("stored", [False, True])
-def test_a_transforming_plugin_sees_them_on_both_ways(tmp_path: Path, reversing: str, stored: bool) -> None:
-    """A transforming plugin is applied when keyed messages are written, and reversed when they are read."""
-    secret = b"a very secret payload"
-    with ts.open(tmp_path / "db", plugins=[reversing]) as db:
-        store_under(db.storage, [ts.Message("a", secret)], [b"wx"], stored=[stored])
-        db.publish([ts.Message("b", secret, retain=True)])
-        assert (secret, [secret]) == (
-            message_under(db.storage, 0, b"wx").payload,
-            [m.payload for m in db.retained("#")],
-        )  # type: ignore[union-attr]
-        assert [secret] * stored == [message.payload for message in db.replay("#")]
-        raw = db.state(0).get(state_key(b"wx"))
-        assert raw is not None
-        assert secret not in raw
-        db.flush()
-    files = [path.read_bytes() for path in (tmp_path / "db").rglob("*") if path.is_file()]
-    assert not any(secret in content for content in files)
-    assert any(secret[::-1] in content for content in files)
-    with ts.open(tmp_path / "db") as db:
-        assert [secret] == [message.payload for message in db.retained("b")]
 
 
 def test_a_plugin_that_changes_the_number_of_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,7 +124,7 @@ def test_a_closed_database_says_so(tmp_path: Path) -> None:
         subscription.lag()
 
 
-def test_who_is_far_behind_is_told_without_reading(tmp_path: Path) -> None:
+def test_a_long_lag_is_estimated_without_reading(tmp_path: Path) -> None:
     """With topics counted, an estimate reads no message. It is exact for topics wholly before or after the position."""
     clock = Clock()
     with ts.open(tmp_path / "db", backend="memory", clock=clock, monotonic=clock.monotonic, auto_compact=False) as db:

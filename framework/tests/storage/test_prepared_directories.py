@@ -57,7 +57,7 @@ OTHERS: dict[str, Callable[[Path], object]] = {"a directory": Path.mkdir, "a pip
 
 
 def put(kind: str, path: Path) -> None:
-    """Replace a file or a directory of a database by something of another kind."""
+    """Replace a file or a directory of a database with something of another kind."""
     if path.is_dir():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)

@@ -253,7 +253,7 @@ def test_others_say_why_they_are_locked(tmp_path: Path, start: Callable[..., Wri
     writer.do("store 10")
 
 
-# --- where nobody writes ----------------------------------------------------------------
+# --- without a writer -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ["rocksdb", *ALONE])

@@ -43,7 +43,7 @@ def cut(tmp_path: Path) -> Path:
 
 
 def put_back(path: Path) -> None:
-    """Replace the shard by its earlier copy, as if a power failure had lost the later writes."""
+    """Replace the shard with its earlier copy, as if a power failure had lost the later writes."""
     (path / "db" / "closed").unlink()
     shutil.rmtree(path / "db" / "shard-0000")
     (path / "earlier").rename(path / "db" / "shard-0000")

@@ -120,7 +120,7 @@ def test_counts_of_too_many_topics_are_not_kept(db: ts.Database, monkeypatch: py
 
 
 def test_matching_many_topics_at_once_is_matching_each() -> None:
-    """Matching all topics at once gives the same result as matching each, also with similar names and parent topics."""
+    """Matching all topics at once gives the same result as matching each, even with similar names and parent topics."""
     levels = ["a", "b", "$x", "a-", "", "a\n"]
     topics = sorted({"a", "$x", *(f"{one}/{two}" for one in levels for two in levels), "a/b/a", "a/b/b", "/", "b//a"})
     filters = ["#", "a", "a/#", "a/b/#", "+", "+/a", "+/+/#", "a/+", "a/+/b", "$x/#", "$x/+", "/#", "/+", "zz/#", "b/#"]

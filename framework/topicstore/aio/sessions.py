@@ -273,6 +273,7 @@ class AsyncSessions(Collection[Sessions]):
     expire = threaded(Sessions.expire)
     close = threaded(Sessions.close)
     lag = threaded(Sessions.lag)
+    bound_backlogs = threaded(Sessions.bound_backlogs)
     longest_behind = threaded(Sessions.longest_behind)
     remove_delivered = threaded(Sessions.remove_delivered)
     clients = threaded(Sessions.clients)

@@ -34,7 +34,7 @@ _COMMANDS = {
     "export": "Write sealed generations of PATH to the directory TARGET as partitioned Parquet.",
     "replay": "Print the messages in PATH whose topics match FILTER (default: #).",
     "explain": "Replay FILTER from PATH, and print the cost of finding the messages instead of the messages.",
-    "sql": "Run an SQL STATEMENT that only reads over the messages in PATH, of all shards.",
+    "sql": "Run an SQL STATEMENT that only reads over the messages in PATH, on any backend.",
     "latest": "Print the last message of each topic in PATH that matches FILTER (default: #), in order of topics.",
     "topics": "List the topics in PATH that match FILTER (default: #): messages, bytes, the first and the last.",
     "clients": "List the client ids in PATH with messages that match FILTER (default: #), counted as by `topics`.",
@@ -45,6 +45,8 @@ _COMMANDS = {
     "queue": "List, read or drop queues: messages of a database that wait to be forwarded.",
     "info": "Show a summary of PATH: sizes, generations, shards.",
     "ds": "Show and change which sites keep the shards of a durable storage.",
+    "bans": "Ban client ids, users and addresses from a server, and lift or list bans.",
+    "rules": "List and change the access rules of a server, in the file of its settings.",
     "verify": "Read everything in PATH and check it; exit with 1 and list every damaged place if there are any.",
     "generations": "List, add or drop generations: partitions of a database in time.",
     "retention": (
@@ -68,7 +70,7 @@ _BESIDE = {
     ),
     "serve": "Serve the database PATH to clients of MQTT 3.1.1 and 5, and over HTTP.",
     "tokens": "Add, revoke and list the tokens by which programs use a server over HTTP.",
-    "users": "Add, remove and list the users of a server, who connect with a password.",
+    "users": "Add, remove and list the users who may connect to a server with a password.",
 }
 """The summaries of this distribution's other commands, which packages outside the framework add as entry points."""
 _PLACES = {"import": "commands.import_", "demo": "demo.demo"}
@@ -235,7 +237,7 @@ def _forget_stdout() -> None:
 
 
 def _prepare_streams() -> None:
-    """Make the standard streams accept all text, and replace closed ones by the null device."""
+    """Make the standard streams accept all text, and replace closed ones with the null device."""
     take_closed_streams()
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:

@@ -52,7 +52,7 @@ class Problem(msgspec.Struct):
 
 
 def problem_of(status: int, body: bytes) -> Problem:
-    """Return the problem of an error response, also if its body is not a problem document."""
+    """Return the problem of an error response, even if its body is not a problem document."""
     try:
         return msgspec.json.decode(body, type=Problem)
     except msgspec.DecodeError:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from .errors import InvalidArgumentError
-from .quantities import INFINITY, parse_duration, parse_size
 from .topics import check_utf8
 
 __all__ = [
@@ -21,6 +20,7 @@ __all__ = [
     "check_count",
     "check_length",
     "check_path",
+    "check_reading",
     "check_within",
     "given",
     "seconds",
@@ -60,6 +60,8 @@ def seconds(length: Length | None) -> Any:
     Raises `InvalidArgumentError` for a text that is no duration.
     """
     if isinstance(length, str):
+        from .quantities import INFINITY, parse_duration  # few programs write texts
+
         if length == INFINITY:
             return None
         try:
@@ -76,6 +78,8 @@ def byte_count(size: object) -> Any:
     """
     if not isinstance(size, str):
         return size
+    from .quantities import INFINITY, parse_size
+
     try:
         return None if size == INFINITY else parse_size(size)
     except ValueError as bad:
@@ -102,6 +106,17 @@ def check_within(name: str, value: object, least: int, most: int) -> None:
     """Raise `InvalidArgumentError` unless a value is an integer, not a bool, from ``least`` to ``most``."""
     if type(value) is not int or not least <= value <= most:
         raise InvalidArgumentError(f"{name} is a whole number from {least} to {most:,}, not {value!r}")
+
+
+def check_reading(kinds: Sequence[str]) -> None:
+    """Raise `InvalidArgumentError` unless a text of SQL has a single statement that only reads.
+
+    kinds: the types of its statements in capitals, as DuckDB names them.
+    """
+    if len(kinds) != 1:
+        raise InvalidArgumentError(f"one statement at a time is run, not {len(kinds)}")
+    if kinds[0] not in ("SELECT", "EXPLAIN"):
+        raise InvalidArgumentError(f"only statements that read are run, such as SELECT, not {kinds[0]}")
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:

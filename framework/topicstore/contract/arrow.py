@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from .columns import ArrowColumn, Coded, Column, Constant, LazyColumn, Texts, to_list
-from .errors import InvalidMessageError
+from .errors import InvalidArgumentError, InvalidMessageError
 from .model import MAX_PAYLOAD, Properties
 from .validation import CHECKS
 
-__all__ = ["SCHEMA", "SCHEMA_WITH_IDS", "binary_size", "columns_of", "record_batch", "whole"]
+__all__ = [
+    "SCHEMA",
+    "SCHEMA_WITH_IDS",
+    "binary_size",
+    "columns_of",
+    "fields_of",
+    "record_batch",
+    "selected",
+    "whole",
+]
 
 _USER_PROPERTY = pa.struct(
     [pa.field("name", pa.string(), nullable=False), pa.field("value", pa.string(), nullable=False)]
@@ -67,13 +76,34 @@ _KEPT_BYTES = 1 << 20
 _DEFAULTS: dict[str, Any] = {"timestamp": None, "client_id": "", "qos": 0, "retain": False, "properties": None}
 
 
-def record_batch(columns: Mapping[str, Column | None], rows: int, *, ids: bool = False) -> pa.RecordBatch:
-    """Return a record batch of the columns of a `MessageBatch`, given by name; with ``ids``, add shard and position."""
-    if ids and rows and (columns["positions"] is None or columns["shards"] is None):
+def selected(columns: Sequence[str] | None, *, ids: bool = False) -> pa.Schema:
+    """Return the schema of some columns; of all columns if ``columns`` is None, with ``ids`` also shard and position.
+
+    Raises `InvalidArgumentError` unless the columns are different names of columns, at least one.
+    """
+    if columns is None:
+        return SCHEMA_WITH_IDS if ids else SCHEMA
+    names = [columns] if isinstance(columns, str) else list(columns)
+    unknown = [name for name in names if name not in SCHEMA_WITH_IDS.names]
+    if isinstance(columns, str) or not names or unknown or len(set(names)) < len(names):
+        raise InvalidArgumentError(
+            f"columns is a list of different names out of {', '.join(SCHEMA_WITH_IDS.names)}, not {columns!r}"
+        )
+    return pa.schema([SCHEMA_WITH_IDS.field(name) for name in names])
+
+
+def fields_of(schema: pa.Schema) -> frozenset[str]:
+    """Return the columns of a `MessageBatch` from which a record batch of a schema is made."""
+    return frozenset(_COLUMNS[name] for name in schema.names if name in _COLUMNS)
+
+
+def record_batch(columns: Mapping[str, Column | None], rows: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a record batch of the columns of a `MessageBatch`, by column name, with a schema from `selected`."""
+    fields = [_FIELDS[name] for name in schema.names]
+    if rows and any(columns[column] is None for column, _, _ in fields):
         raise InvalidMessageError("messages have ids once they are stored")
-    fields = _FIELDS_WITH_IDS if ids else _FIELDS
     arrays = [_array(columns[column], kind, convert, rows) for column, kind, convert in fields]
-    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA_WITH_IDS if ids else SCHEMA)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 _Convert = Callable[[Any, pa.DataType, int], pa.Array]
@@ -163,11 +193,14 @@ _CONVERTERS: dict[str, _Convert] = {
     "shard": _numbers,
     "position": _numbers,
 }
-_FIELDS_WITH_IDS = [
-    ({**_COLUMNS, "shard": "shards", "position": "positions"}[field.name], field.type, _CONVERTERS[field.name])
+_FIELDS = {
+    field.name: (
+        {**_COLUMNS, "shard": "shards", "position": "positions"}[field.name],
+        field.type,
+        _CONVERTERS[field.name],
+    )
     for field in SCHEMA_WITH_IDS
-]
-_FIELDS = _FIELDS_WITH_IDS[: len(SCHEMA)]
+}
 
 
 def binary_size(array: pa.Array) -> int:
@@ -190,7 +223,7 @@ def whole(messages: Any) -> list[pa.RecordBatch]:
     if isinstance(messages, pa.RecordBatch):
         return [messages]
     if isinstance(messages, pa.RecordBatchReader):
-        table = messages.read_all()  # not through the C interface, which would replace the reader's errors by its own
+        table = messages.read_all()  # not through the C interface, which would replace the reader's errors with its own
     else:
         try:
             table = pa.table(messages)

@@ -16,10 +16,25 @@ from .positions import Positions
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["FIELDS", "ArrowStream", "MessageBatch", "Messages"]
+__all__ = ["ALL_FIELDS", "FIELDS", "ArrowStream", "MessageBatch", "Messages", "unread"]
 
 FIELDS = ("topics", "payloads", "client_ids", "qos", "retain", "timestamps", "properties")
 """The columns of a batch, in the order of the arguments of `Message`."""
+ALL_FIELDS = frozenset(FIELDS)
+"""The columns of a batch as a set: what a read returns unless its caller names fewer."""
+_UNREAD: dict[str, Any] = {
+    "payloads": b"",
+    "client_ids": "",
+    "qos": 0,
+    "retain": False,
+    "timestamps": 0,
+    "properties": None,
+}
+
+
+def unread(name: str, rows: int) -> Constant[Any]:
+    """Return the column that stands for the column ``name`` of stored messages if the caller doesn't read it."""
+    return Constant(_UNREAD[name], rows)
 
 
 class ArrowStream(Protocol):
@@ -74,7 +89,7 @@ class MessageBatch:
 
     @classmethod
     def of(cls, messages: Messages) -> MessageBatch:
-        """Return a checked batch of messages, which may be given as objects, as a batch or as Arrow data.
+        """Return a checked batch of messages, given as one object or several, as a batch or as Arrow data.
 
         An Arrow stream is read to its end. Raises `InvalidMessageError`, `InvalidArgumentError` for an argument
         of another type, and the errors of reading the stream.
@@ -85,7 +100,9 @@ class MessageBatch:
             from .arrow import whole
 
             return cls.concat([cls.from_arrow(batch) for batch in whole(messages)])
-        if isinstance(messages, Iterable) and not isinstance(messages, (Message, str, bytes)):
+        if isinstance(messages, Message):
+            return cls.from_messages([messages])
+        if isinstance(messages, Iterable) and not isinstance(messages, (str, bytes)):
             return cls.from_messages(messages)
         raise InvalidArgumentError(
             f"messages come as a list (say), a MessageBatch or an Arrow table, not as a {type(messages).__name__}"
@@ -263,12 +280,17 @@ class MessageBatch:
             raise InvalidMessageError("messages have ids once they are stored")
         return list(map(MessageId, to_iterable(self.shards), self._positions.tolist()))
 
-    def to_arrow(self, *, ids: bool = False) -> pa.RecordBatch:
-        """Return a RecordBatch of `topicstore.SCHEMA`; with ``ids``, of `topicstore.SCHEMA_WITH_IDS`."""
-        from .arrow import record_batch
+    def to_arrow(self, *, ids: bool = False, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """Return a RecordBatch of `topicstore.SCHEMA`; with ``ids``, of `topicstore.SCHEMA_WITH_IDS`.
 
-        columns = {name: getattr(self, name) for name in FIELDS}
-        return record_batch({**columns, "positions": self._positions, "shards": self.shards}, len(self), ids=ids)
+        With ``columns``, return only these columns of `topicstore.SCHEMA_WITH_IDS`, in the given order. Raises
+        `InvalidArgumentError` for other names, and `InvalidMessageError` for ids of messages that aren't stored.
+        """
+        from .arrow import record_batch, selected
+
+        own = {name: getattr(self, name) for name in FIELDS}
+        own |= {"positions": self._positions, "shards": self.shards}
+        return record_batch(own, len(self), selected(columns, ids=ids))
 
     def payload_bytes(self) -> int:
         """Return the total size of the payloads in bytes. It is computed once, mostly when the payloads are checked."""
@@ -291,5 +313,5 @@ def _size(payloads: Column) -> int:
     return sum(map(len, to_iterable(payloads)))
 
 
-Messages: TypeAlias = Iterable[Message] | MessageBatch | ArrowStream
-"""The forms in which messages may be given: objects, a batch, or Arrow data."""
+Messages: TypeAlias = Message | Iterable[Message] | MessageBatch | ArrowStream
+"""The forms in which messages may be given: one object or several, a batch, or Arrow data."""

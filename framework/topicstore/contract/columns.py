@@ -78,7 +78,7 @@ class Texts:
 
     @classmethod
     def of(cls, values: list[str]) -> Texts:
-        """Return a list without unset entries."""
+        """Return the object for a list of texts, none of which is unset."""
         texts = cls(np.array(values, dtype=object))
         texts.count = len(values)
         return texts

@@ -12,16 +12,23 @@ Every engine must guarantee:
   log, which survives if the process is killed. Engines that don't distinguish the two always sync,
   and don't declare the capability ``sync``.
 * A scan sees the engine as of the request of its first chunk, whatever is written while it
-  runs. A snapshot sees the engine as of the snapshot's creation.
-* Keys of bytes of up to 65,550 bytes (a topic and a few more) and values of up to 300 MB work.
-* All methods are thread-safe; the caller serialises writes.
+  runs. A snapshot sees the engine as of the snapshot's creation. Both stay so for any time, and beside any number of
+  others, whatever is written, reclaimed or closed meanwhile.
+* After any change every reading method shows it: `Reader.get`, `Reader.get_many` and scans in both directions, also
+  where it was asked before, after `Engine.reclaim`, after reopening and in other processes.
+* Keys of bytes of up to 65,550 bytes (a topic and a few more) and values of up to 300 MB work. So do batches,
+  calls of `Reader.get_many` and scans of any number of keys. Keys and values are any bytes, and stay as they are.
+* All methods are thread-safe; the caller serialises writes. `Engine.flush_log` covers every write that returned before
+  its call, in whichever thread, also while another flush is under way.
+* Nothing stays in memory of a read, a scan, a snapshot or an opening that is over. A scan holds about one chunk.
 * Every failure is raised, as `EngineError`, its subclass `CorruptionError`, `StorageFullError` or
   `TooManyOpenFilesError`. After a failed write the caller doesn't write until the shard is opened again, or until
   `Engine.recover` returns True.
 * A key that doesn't fit its keyspace raises `InvalidArgumentError` before anything is applied. A
   range whose end isn't after its start is empty.
 * `close` invalidates open scans and snapshots, which then raise `DatabaseClosedError`. It releases every lock and
-  handle, even if other objects still refer to them or an error was raised, and is idempotent.
+  handle, even if other objects still refer to them or an error was raised, and is idempotent. Closing again changes
+  nothing for an engine that opened the shard afterwards, nor closing one engine for its siblings.
 * A forked child can open other shards like any process, or raises `ForkedProcessError` at once. It neither uses nor
   closes shards that its parent has open; see `topicstore.contract.forking`.
 
@@ -286,7 +293,7 @@ class Engine(Reader):
 
     @abstractmethod
     def info(self) -> EngineInfo:
-        """Return sizes. This is cheap: it reads nothing from disk except the sizes of files."""
+        """Return the sizes of the engine's data. This is cheap: only the sizes of files are read from disk."""
 
     @abstractmethod
     def close(self) -> None:
@@ -314,7 +321,7 @@ class Engine(Reader):
         return
 
     def verify(self) -> Iterator[str]:
-        """Read everything, check the engine's own checksums, and yield a description of each damaged place.
+        """Read everything in all keyspaces, check the engine's own checksums, and yield a description of each damage.
 
         The default yields nothing.
         """

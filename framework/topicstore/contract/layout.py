@@ -17,6 +17,17 @@ The logical layer guarantees to a slab:
 * No read requests positions above ``bound``. All positions up to it are committed, and in the current generation
   ``bound`` is never above what `Slab.visible` allows. It is -1 if nothing is committed.
 
+A slab guarantees to the logical layer:
+
+* Every message is read back as it was stored, whatever its size: payloads of up to 256 MB, texts of up to 65,535
+  bytes, timestamps from 0 to `topicstore.contract.positions.MAX_TIME`, positions of 64 bits, batches of any length.
+* Topics and client ids are told apart by all their characters, however many there are and however long ago one was
+  used. No hash or normal form stands for a name.
+* After any change (a store, a failed store, a delete, a compaction, a reopening) every kind of reading finds exactly
+  the messages that are left, also where it was asked before.
+* A place is valid for any time, beside any number of other places, and in every process that opens the slab.
+* Nothing stays in memory of a reading that is over.
+
 Capabilities a layout may declare:
 
 ``position_order``
@@ -37,7 +48,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from .batch import MessageBatch
+from .batch import ALL_FIELDS, MessageBatch
 from .columns import Coded, Constant
 from .engine import Engine, WriteBatch
 from .options import NoOptions
@@ -73,6 +84,9 @@ class ReadLimits:
     """The highest position to return, inclusive."""
     deadline: float | None = None
     """The time, by `time.monotonic`, after which the call returns the rows found so far; None for no limit."""
+    columns: frozenset[str] = ALL_FIELDS
+    """The columns of the batch that the caller uses, besides topics, positions and shards. A layout may leave others
+    unread, and return `topicstore.contract.batch.unread` for them; payloads that are left unread count no bytes."""
 
 
 @attrs.frozen(kw_only=True)
@@ -144,7 +158,7 @@ class CompactStep:
     """One step of a compaction."""
 
     write: WriteBatch
-    """The write that replaces stored messages by the same messages in another form. It is never empty."""
+    """The write that replaces stored messages with the same messages in another form. It is never empty."""
     messages: int
     """The number of messages that the write replaces."""
     freed: int
@@ -297,7 +311,7 @@ class Slab(ABC):
     ) -> Iterator[DeleteStep]:
         """Yield steps that together remove the matching messages at positions ``first`` to ``last``, inclusive.
 
-        Messages whose topics match one of ``spare`` are kept.
+        Messages whose topics match one of ``spare``, which has any number of filters, are kept.
 
         Each step is committed before the next is requested, and no other write happens between the request and the
         commit. To keep that time short, a step examines a bounded number of blocks or keys; it may remove nothing.
@@ -327,7 +341,11 @@ class Slab(ABC):
 
     @abstractmethod
     def verify(self, bound: int) -> Iterator[Damage | int]:
-        """Read everything up to ``bound``; yield each damaged place, and in between the numbers of intact messages."""
+        """Read everything up to ``bound``; yield each damaged place, and in between the numbers of intact messages.
+
+        All keyspaces that the slab uses are read, and reading goes on after damage. The numbers count every message
+        up to ``bound``, and others that are merged with these.
+        """
 
 
 class Layout(ABC):

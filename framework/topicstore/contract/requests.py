@@ -11,7 +11,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from .batch import MessageBatch
+from .batch import ALL_FIELDS, MessageBatch
 from .cursors import Cursor
 from .model import MessageId
 from .replay_plan import Order, TimeRange
@@ -85,7 +85,11 @@ class StoreResult:
 
     @functools.cached_property
     def batch(self) -> MessageBatch:
-        """The messages with shards, positions and times, in the order in which they were given."""
+        """The messages as they were stored, with shards, positions and times, in the order in which they were given.
+
+        In a database with plugins these are the messages that the innermost plugin passed on: of a transform the stored
+        form, because only reads undo it.
+        """
         return self.rejoin()
 
     @property
@@ -127,6 +131,9 @@ class ReadRequest:
     """The highest position to return, inclusive, if it is below the watermark."""
     timeout: float | None = None
     """Seconds after which the read returns the messages found so far; None for no limit."""
+    columns: frozenset[str] = ALL_FIELDS
+    """The columns of the batch that are used; see `topicstore.contract.layout.ReadLimits`. All of them if the database
+    has plugins, because each plugin may use any column."""
 
 
 @attrs.frozen(kw_only=True)
@@ -158,3 +165,5 @@ class ReplayRequest:
     timestamps: TimeRange | None = None
     """The range in which a message's own timestamp, as it was stored, must lie; None for all. The plan that a hook
     returns must have the same range."""
+    columns: frozenset[str] = ALL_FIELDS
+    """The columns of the messages that the caller uses; see `ReadRequest.columns`."""

@@ -12,7 +12,6 @@ import numpy as np
 from .columns import Column, Constant, to_iterable
 from .errors import InvalidArgumentError, InvalidMessageError
 from .positions import MAX_TIME, to_microseconds
-from .quantities import parse_microseconds
 
 __all__ = [
     "Time",
@@ -74,6 +73,8 @@ def parse_when(text: str, now: int) -> int:
     if text == "now":
         return now
     if text.startswith("-") and not text[-1].isspace():
+        from .quantities import parse_microseconds  # few programs write such times
+
         with contextlib.suppress(ValueError):
             return now - parse_microseconds(text[1:])
     if seconds := _AT_SECONDS.fullmatch(text):

@@ -18,7 +18,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from topicstore.contract.arrow import SCHEMA
-from topicstore.contract.batch import MessageBatch
+from topicstore.contract.batch import MessageBatch, unread
 from topicstore.contract.columns import ArrowColumn, Coded, Column, Constant, LazyColumn, Texts
 from topicstore.contract.cursors import Cursor
 from topicstore.contract.descriptors import naming
@@ -77,6 +77,15 @@ _FILTERS = 4
 _FIRST = ["topic", "position"]
 _REST = [name for name in SCHEMA.names if name not in ("topic", "properties")]
 _CODED = ["topic", "client_id"]
+_FIELDS = {
+    "timestamp": "timestamps",
+    "client_id": "client_ids",
+    "qos": "qos",
+    "retain": "retain",
+    "payload": "payloads",
+    "properties": "properties",
+}
+"""The columns of a `MessageBatch`, by the columns of a file from which they are made."""
 
 Rows = npt.NDArray[np.intp]
 
@@ -182,6 +191,7 @@ class _RowGroup:
         self.positions: Positions = first["position"].to_numpy()
         self.topics = _coded(first["topic"])
         self.rest: pa.Table | None = None
+        """The other columns, those that were read so far; None if there are none."""
         self._matches: dict[str, npt.NDArray[np.bool_]] = {}
 
     def rows(self, topic_filter: TopicFilter, first: int, last: int) -> Rows:
@@ -367,7 +377,8 @@ class ArchiveSlab(Slab):
         if not len(rows):
             self.counters.skipped += 1
             return MessageBatch.empty(), 0, min(where.group.last, last) + 1
-        batch, taken = self._batch(where, group, rows[: limits.rows - rows_before], limits.bytes - size)
+        rows_left, bytes_left = limits.rows - rows_before, limits.bytes - size
+        batch, taken = self._batch(where, group, rows[:rows_left], bytes_left, limits.columns)
         self.counters.visited += 1
         self.counters.rows += len(batch)
         whole = len(batch) == len(rows)
@@ -390,31 +401,40 @@ class ArchiveSlab(Slab):
                 file = self._files[where.part] = _File(path, part)
             return file.read(where.number, columns)
 
-    def _batch(self, where: _Place, group: _RowGroup, rows: Rows, most: int) -> tuple[MessageBatch, int]:
+    def _batch(
+        self, where: _Place, group: _RowGroup, rows: Rows, most: int, columns: frozenset[str]
+    ) -> tuple[MessageBatch, int]:
         """Return the first of the rows with about ``most`` bytes of payloads, and the number of these bytes."""
-        rest = group.rest
-        if rest is None:
-            rest = group.rest = self._read(where, _rest_of(where.group)).combine_chunks()
-            _kept.keep((self._key, where.part, where.number), group)
-        payloads = rest["payload"].chunk(0)
-        ends = np.frombuffer(payloads.buffers()[1], np.int32)[payloads.offset :]
-        sizes = np.cumsum(ends[rows + 1] - ends[rows])
-        rows = rows[: int(np.searchsorted(sizes, most)) + 1]
+        wanted = [name for name in _rest_of(where.group) if _FIELDS[name] in columns]
+        rest = self._rest(where, group, wanted)
+        size = 0
+        if "payload" in wanted:
+            payloads = rest["payload"].chunk(0)
+            ends = np.frombuffer(payloads.buffers()[1], np.int32)[payloads.offset :]
+            sizes = np.cumsum(ends[rows + 1] - ends[rows])
+            rows = rows[: int(np.searchsorted(sizes, most)) + 1]
+            size = int(sizes[len(rows) - 1])
         together = int(rows[-1]) - int(rows[0]) + 1 == len(rows)
-        chosen = rest[int(rows[0]) : int(rows[-1]) + 1] if together else rest.take(rows)
-        chosen = chosen.combine_chunks()
+        found: dict[str, Any] = {_FIELDS[name]: unread(_FIELDS[name], len(rows)) for name in _FIELDS}
+        for name in wanted:
+            chosen = rest[name][int(rows[0]) : int(rows[-1]) + 1] if together else rest[name].take(rows)
+            found[_FIELDS[name]] = _CONVERTED[name](chosen)
         batch = MessageBatch(
             topics=Coded(group.topics.codes[rows], group.topics.texts),
-            payloads=ArrowColumn(_array(chosen["payload"])),
-            client_ids=_coded(chosen["client_id"]),
-            qos=_folded(chosen["qos"]),
-            retain=_folded(chosen["retain"]),
-            timestamps=chosen["timestamp"].cast(pa.int64()).to_numpy(),
-            properties=_properties_of(chosen["properties"]) if where.group.properties else Constant(None, len(rows)),
+            **found,
             positions=group.positions[rows],
             shards=Constant(self._shard, len(rows)),
         )
-        return batch, int(sizes[len(rows) - 1])
+        return batch, size
+
+    def _rest(self, where: _Place, group: _RowGroup, wanted: Sequence[str]) -> pa.Table:
+        """Return the columns of a row group that were read already, and those of ``wanted``, which are read now."""
+        known = [] if group.rest is None else group.rest.column_names
+        if group.rest is None or not set(wanted) <= set(known):
+            names = [name for name in _rest_of(where.group) if name in known or name in wanted]
+            group.rest = (self._read(where, names) if names else pa.table({})).combine_chunks()
+            _kept.keep((self._key, where.part, where.number), group)
+        return group.rest
 
     # --- refused calls ---
 
@@ -567,6 +587,17 @@ def _properties_of(column: pa.ChunkedArray) -> Column:
     if column.null_count == len(column):
         return Constant(None, len(column))
     return _PropertiesColumn(_array(column))
+
+
+_CONVERTED: dict[str, Callable[[pa.ChunkedArray], Column]] = {
+    "timestamp": lambda column: column.cast(pa.int64()).to_numpy(),
+    "client_id": _coded,
+    "qos": _folded,
+    "retain": _folded,
+    "payload": lambda column: ArrowColumn(_array(column)),
+    "properties": lambda column: _properties_of(column),
+}
+"""The conversion of each column of a file."""
 
 
 class _PropertiesColumn(LazyColumn):

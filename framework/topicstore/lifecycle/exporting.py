@@ -240,7 +240,11 @@ def _checked(storage: Storage, generations: Sequence[int]) -> list[int]:
     there = _sealed(storage)
     for number in generations:
         if number == storage.shards[0].generations.current:
-            raise GenerationError(f"generation {number} is the current one; add another before exporting it")
+            raise GenerationError(
+                f"generation {number} is open: messages are still added to it. Seal it first, by "
+                "`topicstore generations add` or `db.add_generation()`; or write its messages as they are now to "
+                "one file, by `topicstore replay PATH '#' --output messages.parquet`"
+            )
         if number not in there:
             raise GenerationError(f"there is no generation {number}")
     return sorted(set(generations))

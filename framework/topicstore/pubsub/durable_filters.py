@@ -25,8 +25,8 @@ class DurableFilters:
         self._index: FilterIndex[str] = FilterIndex()
         """The filters of `_counts`."""
         self._shared: FilterIndex[str] = FilterIndex()
-        """The filters of shared subscriptions with a connected member, by the text of the subscription. These are
-        delivered from the stored messages also at QoS 0."""
+        """The filters of shared subscriptions with a connected member, by the text of the subscription. These
+        subscriptions deliver stored messages even at QoS 0."""
         self.store_qos0 = True
         """Whether messages of QoS 0 are stored for all durable subscriptions, not only for those in `_shared`."""
         self.loaded = False

@@ -252,5 +252,5 @@ class Hub:
             listener.closed()
 
     def join(self) -> None:
-        """Wait until all threads of the hub have ended. The caller has closed the shards before."""
+        """Wait until all threads of the hub have ended. The caller must have closed the shards first."""
         self.reads.join()

@@ -25,7 +25,7 @@ class NonPersistentMessages(Generic[T]):
     __slots__ = ("_bytes", "_drawn", "_items", "_size")
 
     def __init__(self, size: Callable[[T], int]) -> None:
-        self._items: collections.deque[T] | None = None  # an empty one takes 760 bytes, also in an idle session
+        self._items: collections.deque[T] | None = None  # an empty one takes 760 bytes, even in an idle session
         self._drawn: list[T] | None = None
         self._size = size
         self._bytes = 0
@@ -67,19 +67,19 @@ class NonPersistentMessages(Generic[T]):
         return item
 
     def draw(self) -> T:
-        """Remove and return the next message; `rewind` puts it back, unless `settled` is called before."""
+        """Remove and return the next message; `rewind` puts it back, unless `committed` is called before."""
         item = self.take()
         if self._drawn is None:
             self._drawn = []
         self._drawn.append(item)
         return item
 
-    def settled(self) -> None:
+    def committed(self) -> None:
         """Forget the drawn messages, because they are handed out."""
         self._drawn = None
 
     def rewind(self) -> bool:
-        """Put back the messages drawn since the last `settled`; return whether there were any."""
+        """Put back the messages drawn since the last `committed`; return whether there were any."""
         drawn, self._drawn = self._drawn, None
         if drawn is None:
             return False

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["PERSIST", "Chosen", "PublishResult", "Publisher", "store_retaining"]
 
 PERSIST = "topicstore-persist"
-"""The user property by which a publisher asks for its message to be stored; its value is ``1`` or ``true``."""
+"""The user property by which a publisher requests that its message is stored; its value is ``1`` or ``true``."""
 
 Chosen = bool | npt.NDArray[np.bool_]
 """For each message, whether it is to be stored; one value for all, or an array in which both values occur."""

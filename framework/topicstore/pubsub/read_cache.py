@@ -1,7 +1,7 @@
-"""`ReadCache`: reads messages once for all consumers that read from the same place.
+"""`ReadCache`: reads messages once for all consumers that read from the same position.
 
 A scan reads a `ReadBatch`: all matching messages of a shard in a range of positions. Each consumer gets a `ReadSlice`
-of it. Read batches are cached within limits, for consumers that reach the same place later.
+of it. Read batches are cached within limits, for consumers that reach the same position later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["ReadBatch", "ReadCache", "ReadSlice"]
 _ROWS = 131_072
 """Largest number of cached messages."""
 _BYTES = 32 << 20
-"""Largest number of bytes of their payloads."""
+"""Largest number of bytes of the cached messages' payloads."""
 _BATCHES = 1_024
 
 
@@ -234,7 +234,7 @@ class ReadCache:
         self._visibility.stop()
 
     def join(self) -> None:
-        """Wait until the thread has ended. The caller has closed the shards before."""
+        """Wait until the thread has ended. The caller must have closed the shards first."""
         self._visibility.join()
 
 

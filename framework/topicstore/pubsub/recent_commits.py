@@ -30,9 +30,9 @@ __all__ = ["Commit", "Matches", "RecentCommits"]
 _COMMITS = 16_384
 """Largest number of commits that are kept in memory."""
 _ROWS = 131_072
-"""Largest number of their messages, matching or not."""
+"""Largest number of messages of these commits, matching or not."""
 _BYTES = 32 << 20
-"""Largest number of bytes of their payloads."""
+"""Largest number of bytes of these messages' payloads."""
 _LISTED = 32 << 20
 """Largest number of bytes of the filters' lists of commits, which count once for each matching filter."""
 _ENTRY, _TOPIC = 176, 8
@@ -45,7 +45,10 @@ _NEVER = 1 << 64
 
 
 class Commit:
-    """A batch that was announced. It is readable after its commit, when the watermark has reached its end."""
+    """A batch in memory, which is announced before the engine commits it.
+
+    Its messages can be read once it is committed and the watermark has reached its last position.
+    """
 
     __slots__ = (
         "_messages",
@@ -82,7 +85,7 @@ class Commit:
         self._messages: list[Message] | None = None
 
     def rows_of(self, topics: list[str]) -> list[int] | None:
-        """Return the rows of some topics of the batch in ascending order; None if these are all rows."""
+        """Return the rows of some topics of the batch in ascending order; None if the topics have all rows."""
         if len(topics) == self._topics:
             return None
         rows = self._rows or self._find_rows()
@@ -118,7 +121,7 @@ class _Part:
     def __init__(self, commit: Commit, rows: list[int] | None) -> None:
         self.commit = commit
         self.rows = rows
-        """The rows in ascending order; None if these are all rows."""
+        """The rows in ascending order; None for all rows."""
 
     def __len__(self) -> int:
         return len(self.commit.batch) if self.rows is None else len(self.rows)
@@ -179,8 +182,8 @@ class Matches:
 
     def __init__(self) -> None:
         self.answer: tuple[tuple[int, int], ReadSlice] | None = None
-        """The place and limit of the last read, and its result, for other consumers with the same place and limit.
-        Replaced as a whole, so reading it needs no lock."""
+        """The position and limit of the last read, and its result, for other consumers with the same ones. Replaced as
+        a whole, so reading it needs no lock."""
         self._lock = threading.Lock()
         """Guards the attributes below. No other lock is taken under it."""
         self._since = _NEVER
@@ -190,7 +193,7 @@ class Matches:
         self._lasts: list[int] = []
         """Their last positions."""
         self._joined: ReadBatch | None = None
-        """The read batch that was read last, for other consumers at the same place."""
+        """The read batch that was read last, for other consumers at the same position."""
 
     def begin(self, position: int) -> None:
         """Forget all commits; those after a position will be announced."""

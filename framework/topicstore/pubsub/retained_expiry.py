@@ -72,7 +72,7 @@ class EarliestEnd:
             return lowered
 
     def forget(self, time: int | None) -> None:
-        """Set the time, also to a later one or to None."""
+        """Set the time, even to a later one or to None."""
         with self._lock:
             self.time = time
 

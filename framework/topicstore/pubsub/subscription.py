@@ -57,7 +57,7 @@ class SubscriptionBatch:
     messages: list[Message]
     """The messages. Several consumers may share the list; don't change it."""
     sequence: int
-    """The number of messages that the subscription has delivered, including these: the argument of `acknowledge`."""
+    """The number of messages that the subscription has delivered, with this batch: the argument of `acknowledge`."""
     shard: int | None
     """The shard of the messages; None if they are not stored."""
     lagging: bool

@@ -56,7 +56,7 @@ _GONE = ".dropped-"
 
 
 class OpenQueue(Protocol):
-    """Opens the database of a queue."""
+    """A function that opens the database of a queue."""
 
     def __call__(self, path: Path, *, read_only: bool = False) -> Storage:
         """Open the database in a directory; create it if it doesn't exist, unless ``read_only``."""
@@ -252,7 +252,7 @@ class Queues:
         return [path for path in self._directory.iterdir() if _is_file_name(path.name) and _has_shards(path)]
 
     def _sweep(self) -> None:
-        """Remove the directories of dropped queues, also if an earlier removal was interrupted."""
+        """Remove the directories of dropped queues, even if an earlier removal was interrupted."""
         for path in self._directory.glob(f"{_GONE}*"):
             shutil.rmtree(path)
 

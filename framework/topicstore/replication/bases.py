@@ -1,8 +1,8 @@
-"""Bases: writing snapshots of a shard, from which replicas start, and truncating the log below them.
+"""Writing bases, the snapshots of a shard from which replicas start, and truncating the log below them.
 
-A base consists of parts and a head, which is created last and names the parts. A sealed generation has a head of its
-own, and its parts belong to all bases that name it. Every function may be interrupted and
-repeated, by any site: objects are never changed once created, and only objects that a higher base replaces are deleted.
+A base consists of parts and a manifest, which is created last and names the parts. A sealed generation has a manifest
+of its own, and its parts belong to all bases that name it. Every function may be interrupted and repeated, by any
+site: objects are never changed once created, and only objects that a later base supersedes are deleted.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _fences(store: LogStore, shard: int, progress: Progress) -> tuple[int, ...] 
 
 
 def newest_base(store: LogStore, shard: int) -> Base | None:
-    """Return the head of the newest base; None if there is none."""
+    """Return the manifest of the newest base; None if there is none."""
     gone = -1
     while (index := highest(store, names.bases(shard))) is not None:
         head = names.base_head(shard, index)
@@ -190,7 +190,7 @@ def _fence_at(store: LogStore, shard: int, index: int) -> tuple[int, ...]:
 
 
 def _delete_generations(store: LogStore, shard: int, base: Base) -> None:
-    """Delete the sealed generations that the base doesn't have, and parts of theirs that lost a race.
+    """Delete sealed generations that the base doesn't have, and parts whose writer lost a race.
 
     Generations that an entry of a later base has changed may be in the middle of being written.
     """

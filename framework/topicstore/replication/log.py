@@ -308,7 +308,7 @@ class ShardLog:
         self._applier.end()
 
     def write_queued(self) -> bool:
-        """Write and apply the queued changes, and release the shard if `release` asks for it.
+        """Write and apply the queued changes, and release the shard if `release` has requested that.
 
         Returns whether this site still owns the shard. Errors are raised by `Proposal.wait`, not here. Called by the
         log's own thread, or by its user's if it has none.

@@ -36,7 +36,7 @@ class Machine(Protocol):
         """Write the entry's changes, if ``write.changes``, and the progress, in one write of the engine."""
 
     def take_base(self, base: Base) -> None:
-        """Replace the shard's contents by a base (a snapshot).
+        """Replace the shard's contents with a base (a snapshot).
 
         Raises `ObjectNotFoundError`, with nothing changed, if the base was deleted.
         """
@@ -118,7 +118,7 @@ class LogReader:
         return highest(self._store, names.cuts(self._shard)) or 0
 
     def take_base(self) -> None:
-        """Replace the shard by the newest base. Raises `CorruptionError` if no complete base exists."""
+        """Replace the shard with the newest base. Raises `CorruptionError` if no complete base exists."""
         tried = -1
         while True:
             index = highest(self._store, names.bases(self._shard))

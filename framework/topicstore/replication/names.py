@@ -102,7 +102,7 @@ def base_of(part: str) -> int:
 
 
 def cuts(shard: int) -> str:
-    """Return the prefix of a shard's cuts, the objects that mark the truncation of its log."""
+    """Return the name prefix of a shard's cuts, the objects that record how far its log was truncated."""
     return f"shards/{shard}/cuts"
 
 

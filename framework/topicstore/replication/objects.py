@@ -123,7 +123,10 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SharedParts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The parts of a sealed generation, which all bases share as long as no entry changes the generation."""
+    """The parts of a sealed generation.
+
+    All bases (snapshots of the shard) share these objects until an entry of the log changes the generation.
+    """
 
     version: int = _VERSION
     generation: int
@@ -133,7 +136,7 @@ class SharedParts(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Base(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """The head of a base: its parts, and the progress that they represent."""
+    """The manifest of a base, a snapshot of a shard: its parts, and the progress in the log that they represent."""
 
     version: int = _VERSION
     progress: Progress
@@ -148,7 +151,10 @@ class Base(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Cut(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """A statement that entries below the index in the object's name may have been deleted."""
+    """The content of a cut, an object that marks a truncation of the log.
+
+    Entries below the index in the object's name may have been deleted.
+    """
 
     version: int = _VERSION
     site: str

@@ -21,7 +21,7 @@ SLACK = 1.25
 
 
 def most(things: int, sites: int) -> int:
-    """Return the bound on one site's load: how many of the things (shards or replicas) it may hold."""
+    """Return the highest number of shards, or of replicas, that one site may hold; ``things`` is their number."""
     return max(1, math.ceil(SLACK * things / sites))
 
 

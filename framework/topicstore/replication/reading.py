@@ -68,10 +68,11 @@ def apply(progress: Progress, head: Head) -> list[LocalWrite]:
 
 
 def check_reaches(progress: Progress, last: Head | None, cut: int) -> None:
-    """Raise `CorruptionError` if the log has lost an applied entry, as after the store was restored from a backup.
+    """Raise `CorruptionError` if the log lost an applied entry, for example because an old backup was restored.
 
-    ``last`` is the entry before ``progress.next``, None if it doesn't exist. If a cut is at or above ``progress.next``,
-    the entry may have been deleted by truncation, and nothing is raised.
+    ``last`` is the head of the entry before ``progress.next``, or None if the log doesn't have that entry. ``cut`` is
+    the index below which the log may have been truncated. If it is at or above ``progress.next``, truncation may have
+    deleted the entry, and nothing is raised.
     """
     if progress.next == 0 or cut >= progress.next:
         return

@@ -10,7 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-__all__ = ["UnwantedError", "check_wanted", "while_wanted"]
+__all__ = ["UnwantedError", "check_wanted", "wanted", "while_wanted"]
 
 
 class _Thread(threading.local):
@@ -39,8 +39,16 @@ def while_wanted(wanted: Callable[[], bool]) -> Iterator[None]:
         _thread.wanted = before
 
 
+def wanted() -> Callable[[], bool] | None:
+    """Return the function that checks whether the calling thread's work is still wanted; None if it has none.
+
+    A thread that reads on the caller's behalf passes it to `while_wanted`.
+    """
+    return _thread.wanted
+
+
 def check_wanted() -> None:
     """Raise `UnwantedError` if the work of this thread was cancelled."""
-    wanted = _thread.wanted
-    if wanted is not None and not wanted():
+    check = _thread.wanted
+    if check is not None and not check():
         raise UnwantedError("nobody waits for the result any more")

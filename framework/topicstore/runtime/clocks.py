@@ -1,6 +1,6 @@
 """The clocks of an open database, which distinguish elapsed time from changes of the wall clock.
 
-There are two clocks, both in microseconds. The wall clock tells the time of events, and may jump. Positions begin with
+There are two clocks, both in microseconds. The wall clock gives the time of events, and may jump. Positions begin with
 its time, and messages expire by it, because their expiry interval counts from their position's time. The monotonic
 clock measures elapsed time in this process, and never jumps: all durations are measured with it, through a
 `SteadyClock`. It isn't comparable between processes. For a wait that spans a restart, the wall clock supplies the time

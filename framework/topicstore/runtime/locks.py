@@ -22,8 +22,8 @@ class FairLock(ProcessLock):  # type: ignore[misc]  # RLock isn't final at run t
     """A fair reentrant lock: the thread that releases it can't overtake a waiting one.
 
     With `threading.RLock`, a thread that writes in a tight loop may reacquire the lock again and again before the
-    threads that it woke have run, and these may starve for seconds. Here the next thread in line holds a second lock,
-    the turn, while it waits, and all other threads wait for the turn.
+    threads that it woke have run, and the woken threads may starve for seconds. Here the next thread in line holds a
+    second lock, the turn, while it waits, and all other threads wait for the turn.
 
     Ctrl-C during `acquire` leaves the lock unchanged. The release is that of `threading.RLock`, in C, so no signal
     handler runs between the end of a ``with`` block and the release.

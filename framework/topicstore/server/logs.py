@@ -1,7 +1,9 @@
-"""The server's log: one line of JSON for each event, written by a separate thread.
+"""The server's log: one line for each event, written by a separate thread.
 
-A line has ``time`` (ISO 8601, UTC), ``level``, ``logger`` and ``event``, then the event's own fields, given as
-``extra={"fields": {...}}``. Passwords and payloads of clients are never fields. An ended connection is one line.
+Lines are text for people on a terminal, and JSON for programs elsewhere, unless settings choose. A line of JSON has
+``time`` (ISO 8601, UTC), ``level``, ``logger`` and ``event``, then the event's own fields, given as
+``extra={"fields": {...}}``. A line of text has the same without the logger. Passwords and payloads of clients are never
+fields. Events that clients can cause at will, such as refused logins, are logged by `RateLimitedLog`.
 
 No other thread of the server waits for the log: if the disk is slow or full, or the pipe is not read, lines are lost.
 Once lines can be written again, a line reports the number of lost lines.
@@ -13,15 +15,19 @@ import contextlib
 import logging
 import os
 import queue
+import re
 import select
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
+import attrs
 import msgspec
 
 from topicstore.contract.errors import InvalidArgumentError
@@ -31,6 +37,9 @@ from .config.model import LogSettings
 __all__ = [
     "ConnectionRecord",
     "JsonLines",
+    "RateLimitedLog",
+    "TextLines",
+    "log_connected",
     "log_connection",
     "logging_to",
     "reopen",
@@ -47,6 +56,8 @@ class ConnectionRecord(msgspec.Struct, kw_only=True):
     address: str
     version: int = 0
     """4 for MQTT 3.1.1, 5 for MQTT 5, 0 if there was no CONNECT."""
+    user: str | None = None
+    """The user; of a client that was not accepted the name that it gave. None for an anonymous client."""
     reason: str = "the client closed the connection"
     code: int | None = None
     """The reason code with which the connection ended, if there was one."""
@@ -58,6 +69,11 @@ class ConnectionRecord(msgspec.Struct, kw_only=True):
     bytes_in: int = 0
     bytes_out: int = 0
     seconds: float = 0.0
+
+    def who(self) -> dict[str, object]:
+        """Return the fields that say who the client is, and how it connects."""
+        names = ("client_id", "user", "listener", "address", "version")
+        return {name: getattr(self, name) for name in names}
 
 
 _ROOT = "topicstore.server"
@@ -73,6 +89,11 @@ _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x7f\x85\u2028\u2029"}
 
 _log = logging.getLogger(_ROOT)
 _connections = logging.getLogger(f"{_ROOT}.connections")
+
+
+def log_connected(record: ConnectionRecord) -> None:
+    """Log that a client's CONNECT was accepted."""
+    _connections.info("client connected", extra={"fields": {**record.who(), "session_present": record.session_present}})
 
 
 def log_connection(record: msgspec.Struct) -> None:
@@ -109,6 +130,89 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(document, enc_hook=str).decode().translate(_LINE_ENDS)
 
 
+_PLAIN = re.compile(r"[\w./:@%+,;$#*()\[\]-]+")
+"""Texts that a line of text shows without quotes."""
+_CONTROL = re.compile(r"[^\x20-\x7e\xa0-\u2027\u202f-\u2065\u2070-\ud7ff\ue000-\U0010ffff]")
+"""Control characters, line ends, marks of the direction of writing, and surrogates."""
+
+
+def _harmless(text: str) -> str:
+    """Return text in which characters that could change a terminal's state, or fake a line, are escaped."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+class TextLines(logging.Formatter):
+    """A formatter that writes any log record as a line of text for people; a traceback follows in indented lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text, without a line end. Nothing in it can control a terminal."""
+        moment = datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%d %H:%M:%S")
+        fields: Mapping[str, Any] = getattr(record, "fields", {})
+        shown = [f"{name}={_shown(value)}" for name, value in fields.items() if value not in (None, "")]
+        head = f"{moment}.{int(record.msecs):03d}Z {record.levelname.lower():7} {_harmless(record.getMessage())}"
+        lines = ["  ".join([head, " ".join(shown)]).rstrip()]
+        if record.exc_info:
+            lines += [f"    {_harmless(line)}" for line in self.formatException(record.exc_info).splitlines()]
+        return "\n".join(lines)
+
+
+def _shown(value: object) -> str:
+    """Return a field's value: texts are quoted if they contain blanks or special characters, all else is JSON."""
+    if isinstance(value, str) and _PLAIN.fullmatch(value):
+        return _harmless(value)
+    return _harmless(msgspec.json.encode(value, enc_hook=str).decode())
+
+
+_SECONDS = 10.0
+"""The period in which the numbers of lines are limited."""
+_LINES, _ALL_LINES = 10, 100
+"""Most lines about one client in a period, and about all clients together."""
+_KEYS = 1_000
+"""Most clients of which the lines are counted; then the one whose period began first is forgotten."""
+
+
+@attrs.define
+class _Period:
+    began: float
+    written: int = 0
+    omitted: int = 0
+    """Number of lines omitted since the last written line."""
+
+
+class RateLimitedLog:
+    """Logs one kind of event that clients can cause at will, at most ten times in ten seconds for each client.
+
+    All clients together have at most a hundred lines in ten seconds. The first line after a period reports the number
+    of lines that were omitted, as the field ``omitted``. Used in one thread.
+    """
+
+    def __init__(self, event: str, logger: logging.Logger) -> None:
+        self._event, self._log = event, logger
+        self._all = _Period(float("-inf"))
+        self._periods: OrderedDict[str, _Period] = OrderedDict()
+        """The current period of each client, in the order in which the periods began."""
+
+    def note(self, key: str, fields: Mapping[str, object]) -> None:
+        """Log the event as a warning, unless too many lines about the client ``key``, or in all, were written."""
+        now = time.monotonic()
+        if now - self._all.began >= _SECONDS:
+            self._all = _Period(now, omitted=self._all.omitted)
+        found = self._periods.get(key)
+        if found is None or now - found.began >= _SECONDS:
+            found = self._periods[key] = _Period(now, omitted=0 if found is None else found.omitted)
+            self._periods.move_to_end(key)
+            if len(self._periods) > _KEYS:
+                _, forgotten = self._periods.popitem(last=False)
+                self._all.omitted += forgotten.omitted
+        if found.written >= _LINES or self._all.written >= _ALL_LINES:
+            found.omitted += 1
+            return
+        found.written += 1
+        self._all.written += 1
+        omitted, found.omitted, self._all.omitted = found.omitted + self._all.omitted, 0, 0
+        self._log.warning(self._event, extra={"fields": {**fields, **({"omitted": omitted} if omitted else {})}})
+
+
 class _Output:
     """An output for lines, written to a file descriptor. ``_number`` is the descriptor; -1: none."""
 
@@ -141,6 +245,10 @@ class _Output:
             waiting.register(self._number, select.POLLOUT)
             waiting.poll()
             return 0
+
+    def is_terminal(self) -> bool:
+        """Return whether a person reads the lines on a terminal."""
+        return self._number >= 0 and os.isatty(self._number)
 
     def close(self) -> None:
         """Close the descriptor, if this object has opened it. Raises OSError."""
@@ -204,9 +312,9 @@ class _Stream(_Output):
 class _Writer(logging.Handler):
     """A handler that queues records for the writing thread, and counts records that are lost."""
 
-    def __init__(self, output: _Output) -> None:
+    def __init__(self, output: _Output, *, text: bool) -> None:
         super().__init__()
-        self.setFormatter(JsonLines())
+        self.setFormatter(TextLines() if text else JsonLines())
         self._output = output
         self._waiting: queue.SimpleQueue[logging.LogRecord | Callable[[], None] | None] = queue.SimpleQueue()
         self._lost = 0
@@ -305,6 +413,8 @@ def _about_lost(lost: int) -> logging.LogRecord:
 def logging_to(settings: LogSettings, stream: IO[str] | None = None) -> Iterator[None]:
     """Write the server's log within the context: to the settings' file, else to ``stream``, else to stderr.
 
+    Lines are text if the settings say so, or if they leave it open and a terminal shows them; else they are JSON.
+
     Warnings of libraries and uncaught exceptions are logged, too. On exit, waiting lines are written for at most two
     seconds. Raises `InvalidArgumentError` if the file can't be opened.
     """
@@ -316,7 +426,8 @@ def logging_to(settings: LogSettings, stream: IO[str] | None = None) -> Iterator
             raise InvalidArgumentError(f"the log {settings.file} can't be written: {bad}") from bad
     else:
         output = _Stream(stream if stream is not None else sys.stderr)
-    handler = _Writer(output)
+    text = output.is_terminal() if settings.format == "auto" else settings.format == "text"
+    handler = _Writer(output, text=text)
     try:
         with (
             _handled_by(handler, None, "warning"),

@@ -47,6 +47,7 @@ _RESTART = (
     ("durable_storage", "*", "options"),
     ("http",),
     ("log", "file"),
+    ("log", "format"),
 )
 """The settings whose changes need a restart; ``*`` stands for any name."""
 _STORAGE = ("durable_storage", MESSAGES)
@@ -129,7 +130,7 @@ def in_force(before: ServerSettings, after: ServerSettings) -> ServerSettings:
         after,
         durable_storage={**before.durable_storage, MESSAGES: messages},
         http=before.http,
-        log=msgspec.structs.replace(after.log, file=before.log.file),
+        log=msgspec.structs.replace(after.log, file=before.log.file, format=before.log.format),
     )
 
 

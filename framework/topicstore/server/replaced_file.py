@@ -52,12 +52,19 @@ class ReplacedFile:
         return [(number, line) for number, line in enumerate(_lines(text), 1) if counts(line)]
 
     def change(self, change: Callable[[list[str]], list[str]], *, missing_ok: bool) -> None:
-        """Replace the file by the lines that ``change`` returns for its lines; comments are included.
+        """Replace the file with the lines that ``change`` returns for its lines; comments are included.
 
         The new file is fsynced before the rename. The target of a symbolic link is replaced, and the link stays.
         ``missing_ok``: create a missing file. Raises the file's error, also if its owner, group and permissions can't
         be kept, and what ``change`` raises; then nothing is changed.
         """
+        self._replace(lambda: "".join(f"{line}\n" for line in change(self._all(missing_ok=missing_ok))))
+
+    def rewrite(self, change: Callable[[str], str]) -> None:
+        """Replace the file by the text that ``change`` returns for its text, as `change` does. The file must exist."""
+        self._replace(lambda: change(read_text(self.path)))
+
+    def _replace(self, content: Callable[[], str]) -> None:
         target = Path(os.path.realpath(self.path))
         new = target.with_name(f"{target.name}.new")
         with self._explained():
@@ -71,7 +78,7 @@ class ReplacedFile:
                 raise self._error(f"{target.parent}, where the file of {self._what} belongs, is not there") from None
             try:
                 with os.fdopen(number, "w", encoding="utf-8", newline="\n") as out:
-                    out.write("".join(f"{line}\n" for line in change(self._all(missing_ok=missing_ok))))
+                    out.write(content())
                     out.flush()
                     self._assign(out.fileno(), target)
                     os.fsync(out.fileno())

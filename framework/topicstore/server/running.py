@@ -77,11 +77,15 @@ def banner(
 
 def _who(settings: ServerSettings) -> list[str]:
     """Describe which clients may connect, and what they may do."""
+    usual = settings.authentication.anonymous
+    [anonymous, *others] = dict.fromkeys(one.anonymous or usual for one in settings.listeners.values())
     found = {
         "loopback": "Clients on this machine need no password",
         "never": "Every client needs a password or a certificate",
         "always": "No client needs a password",
-    }[settings.authentication.anonymous]
+    }[anonymous]
+    if others:
+        found = "Each listener says which clients need a password"
     rights = settings.authorization
     if rights.unlisted is not None or rights.rules or rights.plugins:
         rest = "what they may do, the section [authorization] says."
@@ -163,6 +167,7 @@ async def serve(
     *,
     ready: Callable[[Server], object],
     read: Callable[[], ServerSettings] | None = None,
+    file: Path | None = None,
     storages: Mapping[str, ts.Database] | None = None,
     reserved: Reserved | None = None,
     signals: Signals | None = None,
@@ -170,9 +175,9 @@ async def serve(
     """Serve until SIGTERM or SIGINT, then drain and return. A second signal ends the process at once.
 
     SIGHUP reads certificates again, and with ``read`` all settings, while the server serves. ``ready`` is called in the
-    event loop once clients are accepted. The database is not closed. ``read``, ``storages`` and ``reserved`` are the
-    arguments of `Server`. ``signals`` is an entered `Signals`, which may have received signals before the call; by
-    default a new one is entered. Raises what `Server.__aenter__` and `Server.wait` raise.
+    event loop once clients are accepted. The database is not closed. ``read``, ``file``, ``storages`` and ``reserved``
+    are the arguments of `Server`. ``signals`` is an entered `Signals`, which may have received signals before the call;
+    by default a new one is entered. Raises what `Server.__aenter__` and `Server.wait` raise.
     """
     over, hung_up = asyncio.Event(), asyncio.Event()
     with contextlib.ExitStack() as entered:
@@ -180,7 +185,7 @@ async def serve(
         entered.enter_context(signals.handled(asyncio.get_running_loop(), end=over.set, reload=hung_up.set))
         if over.is_set():
             return
-        async with Server(db, settings, read=read, storages=storages, reserved=reserved) as server:
+        async with Server(db, settings, read=read, file=file, storages=storages, reserved=reserved) as server:
             with _collecting_rarely():
                 if not over.is_set():
                     ready(server)

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -17,7 +18,8 @@ import topicstore as ts
 from topicstore.contract.errors import InvalidArgumentError
 
 from .access.access import Access
-from .config.model import MESSAGES, ServerSettings
+from .access.bans import FILE, BanFile, Bans
+from .config.model import MESSAGES, Limits, Rule, ServerSettings
 from .databases import change_database, check_database
 from .descriptors import Descriptors
 from .http.discovery import Announcement, FoundServer
@@ -30,7 +32,10 @@ from .recovering import Recovery
 from .reload import Reloaded, in_force, new_access, summary, with_access_of
 
 if TYPE_CHECKING:
+    from topicstore.sessions import Session
+
     from .http.http_server import HttpServer
+    from .queue_bounds import QueueBounds
 
 __all__ = ["Server"]
 
@@ -62,6 +67,7 @@ class Server:
         *,
         access: Access | None = None,
         read: Callable[[], ServerSettings] | None = None,
+        file: Path | None = None,
         storages: Mapping[str, ts.Database] | None = None,
         reserved: Reserved | None = None,
     ) -> None:
@@ -69,11 +75,12 @@ class Server:
 
         access:   the access rules; by default those of the settings.
         read:     reads the settings again, for `reread`; called in a worker thread.
+        file:     the file that ``read`` reads, in which `change_rules_soon` changes the access rules.
         storages: all open databases by name, including ``db``, for the HTTP interface; by default only ``db``.
         reserved: the bound sockets of all addresses of the settings; by default entering the server binds them.
         """
         self._db = db
-        self._read = read
+        self._read, self._file = read, file
         self._storages: Mapping[str, ts.Database] = storages if storages is not None else {MESSAGES: db}
         self._settings = settings if settings is not None else ServerSettings()
         self._given = access
@@ -82,6 +89,9 @@ class Server:
         self._listeners: list[Listener] = []
         self._http: HttpServer | None = None
         self._recovery = Recovery(self._storages)
+        self._queue_bounds: QueueBounds | None = None
+        """The bounds of what waits for sessions; None until the settings have some."""
+        self._bans = Bans(BanFile(Path(db.path) / FILE))
         self._announcement: Announcement | None = None
         """The file that announces the running server, if it has no HTTP interface."""
         self._access: Access | None = None
@@ -90,6 +100,8 @@ class Server:
         """The access rules before settings were changed, which clients connected at that time may still use."""
         self._changing = asyncio.Lock()
         """Held while settings are changed."""
+        self._changing_rules = asyncio.Lock()
+        """Held while access rules are changed in the settings file."""
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop in which the server was entered."""
 
@@ -107,7 +119,8 @@ class Server:
             await asyncio.to_thread(change_database, self._db, settings)
             http_server = await asyncio.to_thread(_http_server) if settings.http is not None else None
             descriptors = Descriptors.of(settings, self._storages.values())
-            broker = Broker(self._db, settings, access, descriptors.clients)
+            await asyncio.to_thread(self._bans.reread)
+            broker = Broker(self._db, settings, access, self._bans, descriptors.clients)
             undo.push_async_callback(broker.stop)
             for name, one in settings.listeners.items():
                 bound = reserved.take(name)
@@ -116,7 +129,9 @@ class Server:
                 listeners.append(listener)
             self._broker, self._listeners = broker, listeners
             undo.push_async_callback(asyncio.to_thread, self._recovery.stop)
+            undo.push_async_callback(asyncio.to_thread, self._end_queue_bounds)
             self._recovery.start()
+            self._bound_queues(settings.limits)
             if settings.http is not None and http_server is not None:
                 self._http = http = await asyncio.to_thread(http_server, self._db, settings.http, self, descriptors)
                 undo.push_async_callback(asyncio.to_thread, http.stop)
@@ -127,6 +142,9 @@ class Server:
             descriptors.log(settings)
             undo.pop_all()
         self._access = access if access is not self._given else None
+        urls = [url for one in self._listeners for url in one.urls] + self.urls_of_http
+        fields = {"version": ts.__version__, "pid": os.getpid(), "path": str(self._db.path), "urls": urls}
+        _log.info("the server serves", extra={"fields": fields})
         return self
 
     async def __aexit__(
@@ -165,9 +183,15 @@ class Server:
     def restricts(self) -> bool:
         """Whether the settings in force restrict access by users, plugins or rules: see `HttpSettings.anonymous`."""
         settings, given = self._settings, self._given
-        if any(one.tls is not None and one.tls.user_from_certificate for one in settings.listeners.values()):
-            return True
+        for one in settings.listeners.values():
+            if one.anonymous == "never" or (one.tls is not None and one.tls.user_from_certificate):
+                return True
         return settings.authentication.restricts or settings.authorization.restricts or bool(given and given.restricts)
+
+    @property
+    def bans(self) -> Bans:
+        """The bans, in a file of the database's directory. May be used in any thread."""
+        return self._bans
 
     @property
     def storages(self) -> Mapping[str, ts.Database]:
@@ -178,6 +202,10 @@ class Server:
     def traffic(self) -> Traffic:
         """Counters of packets and bytes since the server started; all zero once it has ended."""
         return self._broker.serving.traffic if self._broker is not None else Traffic()
+
+    def address_of(self, session: Session) -> str | None:
+        """Return the address and port of a session's client; None if it isn't connected to this server. Thread-safe."""
+        return None if self._broker is None else self._broker.serving.address_of(session)
 
     @property
     def budgets(self) -> Mapping[str, MemoryBudget]:
@@ -207,6 +235,7 @@ class Server:
             settings = settings if self._given is None else with_access_of(before, settings)
             reloaded, following = summary(before, settings), in_force(before, settings)
             await asyncio.to_thread(check_database, self._db, following)
+            await asyncio.to_thread(self._bans.reread)
             access = new_access(before, following)
             if access is None:  # a new `Access` has just read its files
                 await asyncio.to_thread(broker.serving.access.reread)
@@ -229,6 +258,7 @@ class Server:
                 self._retired += [] if self._access is None else [self._access]
                 self._access = access
             broker.use(following, access, descriptors.clients)
+            self._bound_queues(following.limits)
             await broker.renewed()
             descriptors.log(following)
             if before.log.level != following.log.level:
@@ -260,6 +290,36 @@ class Server:
         if self._read is None:
             raise InvalidArgumentError("this server has no settings to read again: a program has made them")
         return await self.reload(await asyncio.to_thread(self._read))
+
+    async def _change_rules(self, rules: Sequence[Rule]) -> Reloaded:
+        """Replace the access rules in the settings file, and `reread`. If that raises, the file is as before.
+
+        Raises `InvalidArgumentError` if the server has no file, and `SettingsError` if the file can't be changed.
+        """
+        if self._file is None:
+            raise InvalidArgumentError("this server has no settings file in which access rules could be changed")
+        from .config.edit import replace_rules, restore  # few servers change rules while they run
+
+        async with self._changing_rules:
+            before = await asyncio.to_thread(replace_rules, self._file, rules)
+            try:
+                reloaded = await self.reread()
+                if tuple(self._settings.authorization.rules) != tuple(rules):
+                    raise InvalidArgumentError("rules of the environment, or of the program, count before the file")
+            except BaseException:
+                await asyncio.to_thread(restore, self._file, before)
+                raise
+            return reloaded
+
+    def change_rules_soon(self, rules: Sequence[Rule]) -> Future[Reloaded]:
+        """Begin to replace the access rules in the settings file, and to read it again. Called in any thread.
+
+        The future raises what `reread` raises, and `InvalidArgumentError` if there is no file, or it can't be changed;
+        then the file is as before.
+        """
+        if self._loop is None:
+            raise InvalidArgumentError("the server was not entered")
+        return asyncio.run_coroutine_threadsafe(self._change_rules(rules), self._loop)
 
     def reread_soon(self) -> Future[Reloaded]:
         """Begin `reread` in the server's event loop, and return its future. Called in any thread."""
@@ -298,6 +358,9 @@ class Server:
 
     async def _end(self, end: Callable[[Broker], Awaitable[None]], until: float) -> None:
         """End all parts; ``until`` is the event loop's time at which waiting for clients ends."""
+        broker = self._broker
+        if broker is not None:
+            _log.info("the server stops", extra={"fields": {"clients": broker.serving.traffic.connected}})
         for listener in self._listeners:
             listener.stop()
         accesses, self._retired = [*self._retired, *filter(None, [self._access])], []
@@ -311,8 +374,24 @@ class Server:
                 last.callback(self._announcement.withdraw)
             last.push_async_callback(self._end_broker, end)
             last.push_async_callback(asyncio.to_thread, self._recovery.stop)
+            last.push_async_callback(asyncio.to_thread, self._end_queue_bounds)
             if self._http is not None:
                 await asyncio.to_thread(self._http.begin_stop)
+        if broker is not None:
+            _log.info("the server has stopped")
+
+    def _bound_queues(self, limits: Limits) -> None:
+        """Apply the bounds of what waits for sessions. No thread is started before there are some."""
+        if self._queue_bounds is None and (limits.max_queued, limits.max_queued_bytes) != (None, None):
+            from .queue_bounds import QueueBounds
+
+            self._queue_bounds = QueueBounds(self._db)
+        if self._queue_bounds is not None:
+            self._queue_bounds.use(limits)
+
+    def _end_queue_bounds(self) -> None:
+        if self._queue_bounds is not None:
+            self._queue_bounds.stop()
 
     @staticmethod
     async def _end_http(http: HttpServer, until: float) -> None:

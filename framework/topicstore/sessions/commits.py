@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from topicstore.contract.errors import SessionTakenOverError, StateConflictError, TopicstoreError
 from topicstore.contract.state import StateWrite
 
-from .session import Draft, Session
+from .session import PendingDelivery, Session
 from .session_store import SessionState
 
 __all__ = ["Commits"]
@@ -37,17 +36,24 @@ class Commits:
 
         Writes of sessions that are kept in memory count as committed.
 
-        A session that was opened elsewhere doesn't hold up the others, also if another call, for an exchange of QoS 2,
+        A session that was opened elsewhere doesn't hold up the others, even if another call, for a QoS 2 exchange,
         detects it during the commit. If the process dies in between, the writes of some shards are committed, and those
         of other shards are not.
         """
-        by_shard: defaultdict[int, list[Session]] = defaultdict(list)
+        by_shard: dict[int, list[Session]] = {}
         for session in changes:
-            if session.stored:
-                by_shard[self._states.shard_of(session.client_id)].append(session)
+            if session.stored and changes[session]:
+                by_shard.setdefault(self._states.shard_of(session.client_id), []).append(session)
         errors: _Errors = {}
-        for shard, sessions in by_shard.items():
-            errors.update(self._write_in(shard, {session: changes[session] for session in sessions}))
+        while by_shard:
+            failures = self._states.commit(
+                {shard: [write for one in some for write in changes[one]] for shard, some in by_shard.items()}
+            )
+            by_shard = {  # after a conflict, those that aren't the cause are committed without the others
+                shard: left
+                for shard, failure in failures.items()
+                if (left := self._left(by_shard[shard], failure, errors))
+            }
         for session in changes:
             over = session.over()
             if over is not None:
@@ -60,22 +66,22 @@ class Commits:
         current = self._states.all_current([session.stored_session for session in checked])
         return {session: self.overtaken(session) for session, same in zip(checked, current, strict=True) if not same}
 
-    def commit(self, drafts: list[Draft]) -> list[TopicstoreError]:
-        """Commit the drafts of sessions; return the errors."""
-        errors = self.together({draft.session: draft.writes for draft in drafts})
-        for draft in drafts:
-            failure = errors.get(draft.session)
-            if draft.session.ended is not None:  # another opening has taken the session over
+    def commit(self, deliveries: list[PendingDelivery]) -> list[TopicstoreError]:
+        """Commit the deliveries of sessions; return the errors."""
+        errors = self.together({delivery.session: delivery.writes for delivery in deliveries})
+        for delivery in deliveries:
+            failure = errors.get(delivery.session)
+            if delivery.session.ended is not None:  # another opening has taken the session over
                 continue
             if failure is None:
-                draft.session.settle(draft)
+                delivery.session.apply(delivery)
             else:
-                draft.session.fail(draft, failure)
+                delivery.session.fail(delivery, failure)
         return list(dict.fromkeys(errors.values()))
 
-    def commit_one(self, draft: Draft) -> None:
-        """Commit the draft of one session, or raise."""
-        for failure in self.commit([draft]):
+    def commit_one(self, delivery: PendingDelivery) -> None:
+        """Commit the delivery of one session, or raise."""
+        for failure in self.commit([delivery]):
             raise failure
 
     def checkpoint(self, sessions: Iterable[Session]) -> list[TopicstoreError]:
@@ -83,33 +89,27 @@ class Commits:
         asked = list(sessions)
         try:
             for session in asked:
-                session.clean()  # before its draft, so that a later acknowledgement marks the session again
-            drafts = [draft for session in asked if (draft := session.last_draft()) is not None]
-            failures = self.commit(drafts)
+                session.clean()  # before its delivery, so that a later acknowledgement marks the session again
+            deliveries = [delivery for session in asked if (delivery := session.prepare_last()) is not None]
+            failures = self.commit(deliveries)
         except BaseException:
             for session in asked:
                 session.touched()
             raise
         for session in asked:
             if session.ended is None and session.failure is None:
-                session.ask()  # the draft may hold PUBRECs that their thread has recorded but not announced yet
+                session.ask()  # the delivery may hold PUBRECs that their thread has recorded but not announced yet
             elif session.ended is None:
                 session.touched()
         return failures
 
-    def _write_in(self, shard: int, changes: Mapping[Session, Sequence[StateWrite]]) -> _Errors:
-        writes = [write for some in changes.values() for write in some]
-        try:
-            if writes:
-                self._states.write(shard, writes)
-        except StateConflictError as conflict:
-            overtaken = self.taken_over(changes)
-            if not overtaken:
-                return dict.fromkeys(changes, conflict)
-            left = {session: some for session, some in changes.items() if session not in overtaken}
-            for error in overtaken.values():
-                error.__cause__ = conflict
-            return overtaken | self._write_in(shard, left)
-        except TopicstoreError as failure:
-            return dict.fromkeys(changes, failure)
-        return {}
+    def _left(self, sessions: list[Session], failure: TopicstoreError, errors: _Errors) -> list[Session]:
+        """Add the errors of sessions whose write failed to ``errors``; return the sessions to commit once more."""
+        overtaken = self.taken_over(sessions) if isinstance(failure, StateConflictError) else {}
+        if not overtaken:
+            errors.update(dict.fromkeys(sessions, failure))
+            return []
+        for error in overtaken.values():
+            error.__cause__ = failure
+        errors.update(overtaken)
+        return [session for session in sessions if session not in overtaken]

@@ -1,7 +1,7 @@
 """The cursors of a subscription's messages.
 
 A `SessionCursor` reads messages after its place, and returns the writes that store the place. Reading moves the place.
-The caller calls `SessionCursor.settled` after the place was stored, or `SessionCursor.rewind` if storing it failed;
+The caller calls `SessionCursor.committed` after the place was stored, or `SessionCursor.rewind` if storing it failed;
 then the messages are read again.
 """
 
@@ -68,12 +68,12 @@ class SessionCursor(ABC):
         """Return the writes that store the place, if it has moved since it was stored."""
 
     @abstractmethod
-    def settled(self) -> None:
+    def committed(self) -> None:
         """Make the place final: the messages read since are handed out, and `writes` are committed."""
 
     @abstractmethod
     def rewind(self) -> None:
-        """Return to the place of the last `settled`, so that the messages read since are read again."""
+        """Return to the place of the last `committed`, so that the messages read since are read again."""
 
     @abstractmethod
     def close(self) -> None:
@@ -232,6 +232,13 @@ class FilterCursor(SessionCursor):
         """Read on after these positions, by shard, and replace all options."""
         self.periods = (OptionsPeriod(options),)
         self.start(places)
+
+    def skip(self, shard: int, position: int) -> None:
+        """Move the place in a shard forward: messages up to the position are not delivered."""
+        self._places = [max(place, position) if one == shard else place for one, place in enumerate(self._places)]
+        self._moved = True
+        self._ended = len(self._periods) > 1
+        self._wake_all()
 
     def undo(self, periods: tuple[OptionsPeriod, ...]) -> None:
         """Go back to these options periods and the stored place."""
@@ -453,10 +460,10 @@ class FilterCursor(SessionCursor):
             if period.until is None or any(place < end for place, end in zip(self._places, period.until, strict=True))
         )
 
-    def settled(self) -> None:
+    def committed(self) -> None:
         """Make the place final, and drop the options periods that ended before it."""
         if self._nonpersistent is not None:
-            self._nonpersistent.settled()
+            self._nonpersistent.committed()
         if self._moved:
             self._settled[:] = self._places
             self._moved = False
@@ -465,7 +472,7 @@ class FilterCursor(SessionCursor):
                 self._ended = False
 
     def rewind(self) -> None:
-        """Return to the place of the last `settled`, so that the messages read since are read again."""
+        """Return to the place of the last `committed`, so that the messages read since are read again."""
         if self._nonpersistent is not None and self._nonpersistent.rewind():
             self._ready(self)
         if self._moved:

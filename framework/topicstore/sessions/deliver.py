@@ -1,4 +1,4 @@
-"""`Deliveries`: drafts, commits and hands out the packets of all sessions, in several steps.
+"""`Deliveries`: prepares, commits and hands out the packets of all sessions, in several steps.
 
 A step (a "piece" in the code) takes a few milliseconds. The sessions' lock is released after each, so that other calls,
 such as subscribing, wait for one step and not for the whole delivery. A session has one turn in a call of `deliver`.
@@ -18,7 +18,7 @@ from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from .delivery_batch import Packet, check_max_bytes, count_of, single
 from .model import Publish, PubRel
 from .registry import SessionRegistry
-from .session import Draft, Session
+from .session import PendingDelivery, Session
 
 __all__ = ["Deliveries"]
 
@@ -87,9 +87,9 @@ class Deliveries:
         session.go_on()
         while True:
             try:
-                draft = session.draft(limit, max_bytes)
-                if draft is not None:
-                    self._registry.commits.commit_one(draft)
+                delivery = session.prepare(limit, max_bytes)
+                if delivery is not None:
+                    self._registry.commits.commit_one(delivery)
                 unsent = session.unsent()
                 packets = single(session.take(limit, max_bytes))
             except BaseException:
@@ -126,19 +126,19 @@ class Deliveries:
         taken: list[tuple[Session, Packets]],
     ) -> list[Session]:
         """Run the turns of some sessions, and add their packets to ``taken``; return the sessions for another turn."""
-        drafts: list[Draft] = []
+        deliveries: list[PendingDelivery] = []
         having: list[Session] = []
         left, effort = limits.total, 0
         try:
             while left > 0 and effort < _PIECE and (session := next(ready, None)) is not None:
                 having.append(session)
-                draft = _draft(session, limits.of(session, left), limits.max_bytes)
-                count = len(draft) if draft is not None else min(session.waiting(), limits.of(session, left))
-                if draft is not None:
-                    drafts.append(draft)
+                delivery = _prepare(session, limits.of(session, left), limits.max_bytes)
+                count = len(delivery) if delivery is not None else min(session.waiting(), limits.of(session, left))
+                if delivery is not None:
+                    deliveries.append(delivery)
                 left -= count
                 effort += max(session.effort, count) + _TURN
-            self._registry.commits.commit(drafts)
+            self._registry.commits.commit(deliveries)
         except BaseException:
             for session in having:
                 if session.ended is None:
@@ -166,9 +166,9 @@ def _put_back_locked(taken: list[tuple[Session, Packets]]) -> None:
         taken.pop()
 
 
-def _draft(session: Session, limit: int, max_bytes: int | None) -> Draft | None:
+def _prepare(session: Session, limit: int, max_bytes: int | None) -> PendingDelivery | None:
     try:
-        return session.draft(limit, max_bytes)
+        return session.prepare(limit, max_bytes)
     except InvalidArgumentError as failure:  # from `allow`; other sessions are not affected
         session.rewind()
         session.stall(failure)

@@ -350,7 +350,7 @@ class Permit:
         return [answer is True for answer in answers]
 
     def remove_refused(self, found: dict[int, Message | None]) -> bool:
-        """Replace the messages that may not be sent by None; return False, unchanged, if an answer is missing."""
+        """Replace the messages that may not be sent with None; return False, unchanged, if an answer is missing."""
         there = {row: message for row, message in found.items() if message is not None}
         answers = self.answers(list(there.values()))
         if answers is None:
@@ -374,7 +374,7 @@ class Permit:
 
 
 def only(selected: SelectedMessages, answers: Sequence[bool]) -> SelectedMessages:
-    """Return the selected messages with only those that may be sent."""
+    """Return the selected messages without those whose answer is False, which may not be sent."""
     if all(answers):
         return selected
     rows = [row for row, answer in enumerate(answers) if answer]

@@ -6,9 +6,8 @@ import time
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from topicstore.contract.arguments import KEEP, Keep, Length, check_length
+from topicstore.contract.arguments import KEEP, Keep, Length, check_length, seconds
 from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
-from topicstore.contract.quantities import INFINITY
 from topicstore.contract.state import StateWrite
 from topicstore.runtime.closing import do_all
 from topicstore.shard.state import FrameworkWrite
@@ -109,7 +108,7 @@ class Leaving:
         return results
 
     def kick(self, client_id: str) -> bool:
-        """End a connection as if it were lost, also if a crash left it open; return False if there is none.
+        """End a connection as if it were lost, even if a crash left it open; return False if there is none.
 
         Raises `SessionNotFoundError`.
         """
@@ -126,10 +125,10 @@ class Leaving:
         return True
 
     def _writes(self, session: Session, after: StoredSession, *, send_will: bool) -> list[StateWrite]:
-        draft = session.last_draft()
+        delivery = session.prepare_last()
         writes = self._registry.states.change(session.client_id, session.stored_session, after)
-        if draft is not None:
-            writes += draft.writes[1:]  # without the guard, as `change` compares the same record
+        if delivery is not None:
+            writes += delivery.writes[1:]  # without the guard, as `change` compares the same record
         if not send_will and session.stored_session.record.will_delay != NEVER:
             writes.append(FrameworkWrite(will_key(session.keys), None))
         return writes
@@ -154,7 +153,7 @@ def interval_of(expiry_interval: Length | None) -> int:
 
     0xFFFFFFFF seconds means that the session never expires (MQTT 5, section 3.1.2.11.2). Raises `InvalidArgumentError`.
     """
-    if expiry_interval is None or expiry_interval == INFINITY:
+    if seconds(expiry_interval) is None:
         return NEVER
     length = check_four_bytes("expiry_interval", expiry_interval)
     return NEVER if length == _MOST_SECONDS else microseconds(length)

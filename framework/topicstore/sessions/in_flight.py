@@ -8,7 +8,7 @@ a record of the packet ids whose PUBREL is sent next.
 An id is in use while it waits for a PUBACK, a PUBREC, the commit of its PUBREC, or a PUBCOMP (MQTT 5, sections 2.2.1
 and 4.3). `InFlight` has a dictionary for each of these four states; an id is in at most one dictionary.
 
-Acknowledgements may come in any thread, at any time, also between `InFlight.stage` and `settle`, while the staged
+Acknowledgements may come in any thread, at any time, also between `InFlight.stage` and `apply`, while the staged
 changes are being committed. So a window has a lock of its own, which is held for a few microseconds and never while
 anything is read or written.
 """
@@ -47,7 +47,7 @@ from .records import (
     unpack_positions,
 )
 
-__all__ = ["MAX_PACKET_ID", "InFlight", "InFlightBatch", "Released", "Staged"]
+__all__ = ["MAX_PACKET_ID", "InFlight", "InFlightBatch", "Released", "StagedChanges"]
 
 MAX_PACKET_ID = 65_535
 _FEW = 8
@@ -225,7 +225,7 @@ class Released:
 
 
 @attrs.define
-class Staged:
+class StagedChanges:
     """Changes of a window that are to be committed together."""
 
     writes: list[StateWrite]
@@ -283,7 +283,7 @@ class InFlight:
         """The in-flight batches and released ids with no id left, whose records can be removed."""
         self._again: list[int] = []
         """The ids whose PUBREL is to be sent again."""
-        self.resend: list[InFlightBatch] = []  # a deque takes 760 bytes, also in an idle session
+        self.resend: list[InFlightBatch] = []  # a deque takes 760 bytes, even in an idle session
         """The in-flight batches of earlier connections with ids that were not sent again yet, oldest first."""
         self._vanished: frozenset[int] = frozenset()
         """The ids of QoS 2 whose messages couldn't be sent again on this connection."""
@@ -353,10 +353,10 @@ class InFlight:
             return batches.total()
 
     def pubrec(self, packet_id: int, *, accepted: bool = True) -> bool:
-        """Record a PUBREC; return whether the id was in an exchange of QoS 2.
+        """Record a PUBREC; return whether the packet id belongs to a QoS 2 exchange.
 
-        With ``accepted`` False the exchange ends (MQTT 5, section 4.3.3), also if its PUBREL was sent. Otherwise a
-        PUBREC that is repeated after its PUBREL causes the PUBREL to be sent again.
+        If ``accepted`` is False, the exchange ends (MQTT 5, section 4.3.3), even if its PUBREL was already sent.
+        Otherwise, a PUBREC that arrives after the PUBREL was sent causes the PUBREL to be sent again.
         """
         with self.lock:
             if packet_id in self._vanished:
@@ -375,7 +375,7 @@ class InFlight:
             return True
 
     def pubrec_many(self, packet_ids: Sequence[int], *, accepted: bool = True) -> int:
-        """Record PUBRECs; return the number of ids that were in an exchange of QoS 2."""
+        """Record PUBRECs; return the number of packet ids that belong to QoS 2 exchanges."""
         with self.lock:
             return sum(self.pubrec(packet_id, accepted=accepted) for packet_id in packet_ids)
 
@@ -409,37 +409,36 @@ class InFlight:
         """The number of PUBRECs that have to be committed before their PUBRELs can be sent."""
         return len(self._received) + len(self._again)
 
-    def stage(self, batches: Sequence[InFlightBatch], *, whole: bool) -> Staged:
+    def stage(self, batches: Sequence[InFlightBatch], *, whole: bool) -> StagedChanges:
         """Return the changes to commit together with these new in-flight batches.
 
         PUBRECs are always included. PUBACKs and PUBCOMPs that leave a record partly acknowledged are included only if
-        ``whole``. The window doesn't change before `settle`, except by acknowledgements.
+        ``whole``. The window doesn't change before `apply`, except by acknowledgements.
         """
         with self.lock:
-            return self._stage_locked(batches, whole=whole)
-
-    def _stage_locked(self, batches: Sequence[InFlightBatch], *, whole: bool) -> Staged:
-        keys, stored = self.keys, self._stored
-        number = self.next_number
-        writes: list[StateWrite] = []
-        released = None
-        if self._received:
-            released = Released(number, list(self._received))
-            number += 1
-        for new in batches:
-            new.number = number
-            number += 1
-        rewritten: list[InFlightBatch | Released] = []
-        if self.stored:
-            if whole or released is not None:
-                rewritten = self._to_rewrite(whole=whole)
-            if released is not None:
-                writes.append(put(keys.released(released.number), (VERSION, pack_ids(released.ids))))
-            writes += [put(keys.batch(new.number), new.record()) for new in batches]
-            writes += map(self._rewrite, rewritten)
-            writes += [FrameworkWrite(self._key(gone), None) for gone in self._finished if gone.number in stored]
-        left = [kept.left for kept in rewritten]
-        return Staged(writes, list(batches), released, rewritten, left, len(self._finished), len(self._again))
+            keys, stored = self.keys, self._stored
+            number = self.next_number
+            writes: list[StateWrite] = []
+            released = None
+            if self._received:
+                released = Released(number, list(self._received))
+                number += 1
+            for new in batches:
+                new.number = number
+                number += 1
+            rewritten: list[InFlightBatch | Released] = []
+            if self.stored:
+                if whole or released is not None:
+                    rewritten = self._to_rewrite(whole=whole)
+                if released is not None:
+                    writes.append(put(keys.released(released.number), (VERSION, pack_ids(released.ids))))
+                writes += [put(keys.batch(new.number), new.record()) for new in batches]
+                writes += map(self._rewrite, rewritten)
+                writes += [FrameworkWrite(self._key(gone), None) for gone in self._finished if gone.number in stored]
+            left = [kept.left for kept in rewritten]
+            return StagedChanges(
+                writes, list(batches), released, rewritten, left, len(self._finished), len(self._again)
+            )
 
     def send(self, count: int, batch_of: Callable[[Sequence[int]], InFlightBatch]) -> Sequence[int]:
         """Add a batch of ``count`` messages of an in-memory session; return its packet ids, which are in use."""
@@ -463,28 +462,25 @@ class InFlight:
                 for kept in self._stored.values()
             ]
 
-    def settle(self, staged: Staged) -> list[int]:
+    def apply(self, staged: StagedChanges) -> list[int]:
         """Apply staged changes after their commit; return the packet ids to send PUBRELs for."""
         with self.lock:
-            return self._settle_locked(staged)
-
-    def _settle_locked(self, staged: Staged) -> list[int]:
-        for gone in self._finished[: staged.finished]:
-            self._stored.pop(gone.number, None)
-        del self._finished[: staged.finished]
-        for changed, left in zip(staged.rewritten, staged.left, strict=True):
-            changed.written = left
-        again, self._again = self._again[: staged.again], self._again[staged.again :]
-        if staged.released is not None:
-            for packet_id in staged.released.ids:
-                del self._received[packet_id]
-            self._adopt_released(staged.released)
-            again += staged.released.ids
-        for batch in staged.batches:
-            self.adopt(batch)
-        if not self._stored:  # dictionaries don't shrink when items are removed
-            self.awaiting_puback, self.awaiting_pubrec, self.awaiting_pubcomp = {}, {}, {}
-        return again
+            for gone in self._finished[: staged.finished]:
+                self._stored.pop(gone.number, None)
+            del self._finished[: staged.finished]
+            for changed, left in zip(staged.rewritten, staged.left, strict=True):
+                changed.written = left
+            again, self._again = self._again[: staged.again], self._again[staged.again :]
+            if staged.released is not None:
+                for packet_id in staged.released.ids:
+                    del self._received[packet_id]
+                self._adopt_released(staged.released)
+                again += staged.released.ids
+            for batch in staged.batches:
+                self.adopt(batch)
+            if not self._stored:  # dictionaries don't shrink when items are removed
+                self.awaiting_puback, self.awaiting_pubrec, self.awaiting_pubcomp = {}, {}, {}
+            return again
 
     def adopt(self, batch: InFlightBatch) -> None:
         """Add an in-flight batch; its ids are in use from now on."""

@@ -56,9 +56,9 @@ def opened(storage: Storage, released: Around) -> SessionState:
     if storage.mode is None:
         states = [storage.state(shard) for shard in range(len(storage.shards))]
         _replace_all(states)
-        return SessionState(states, storage.shard_map.of, released)
+        return SessionState(storage, states, released)
     states = [ShardState(shard.number, shard.writer.open_engine, _write_nothing) for shard in storage.shards]
-    found = SessionState(states, storage.shard_map.of, released)
+    found = SessionState(storage, states, released)
     found.old = frozenset(client_id for state in states for client_id in _clients(state))
     return found
 

@@ -31,6 +31,7 @@ __all__ = [
     "SessionInfo",
     "SessionStatus",
     "SessionSubscription",
+    "Skipped",
     "Start",
     "SubscribeOptions",
     "SubscribeResult",
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 START_PROPERTY = "topicstore-start"
-"""The MQTT 5 user property of a SUBSCRIBE that asks for a replay. Its value can be passed on as a `Start`."""
+"""The MQTT 5 user property of a SUBSCRIBE that requests a replay. Its value can be passed on as a `Start`."""
 
 Start = Time | Mapping[int, int] | None
 """The start of a subscription. None: only messages published from now on. A time, inclusive, in a form that
@@ -228,6 +229,19 @@ class SessionStatus:
     subscriptions: tuple[SessionSubscription, ...]
 
 
+@attrs.frozen
+class Skipped:
+    """The messages that a session was not sent because too many waited for it; see `Sessions.bound_backlogs`."""
+
+    messages: int = 0
+    """The number of messages. A message that matches several filters of a session counts for each of them."""
+    payload_bytes: int = 0
+
+    def __add__(self, other: Skipped) -> Skipped:
+        """Return the messages of both."""
+        return Skipped(self.messages + other.messages, self.payload_bytes + other.payload_bytes)
+
+
 @attrs.frozen(kw_only=True)
 class SessionCounts:
     """Counts of the sessions whose clients are connected."""
@@ -243,6 +257,8 @@ class SessionCounts:
     missed: int = 0
     """The number of QoS 0 messages that were dropped since the database was opened because they were not fetched in
     time; includes sessions that have ended."""
+    skipped: Skipped = Skipped()
+    """The messages that `Sessions.bound_backlogs` has skipped since the database was opened, of all sessions."""
 
 
 @attrs.frozen(kw_only=True)
@@ -260,6 +276,8 @@ class SessionInfo:
     """When it ends; None while it is connected, or if it never ends."""
     will_due: int | None
     """When its will is published; None if no will is pending."""
+    will_delay: float | None = None
+    """Seconds from the loss of the connection to the publishing of its will; None if it has no will."""
     subscriptions: tuple[tuple[str, SubscribeOptions], ...] = ()
     in_flight: int = 0
     """The number of messages in flight at the last commit."""

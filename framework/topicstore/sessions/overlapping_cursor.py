@@ -515,7 +515,7 @@ class OverlappingCursors(SessionCursor):
             self._ready(self)
 
     def _keep_bounds(self, messages: list[Message]) -> None:
-        """Drop the oldest messages above the limits of the queue, and expect copies of no more messages than these."""
+        """Drop the oldest messages above the limits of the queue; stop expecting copies of the oldest, too."""
         for dropped in self._nonpersistent.drop():
             for member in dropped.matching:
                 member.count_missed(1)
@@ -598,15 +598,15 @@ class OverlappingCursors(SessionCursor):
         return [self, *(member for member in self._members if member.moved)]
 
     def writes(self) -> list[StateWrite]:
-        """Return the writes that store the places that have moved."""
+        """Return the writes that store the changed places of the subscriptions."""
         return [write for member in self._members for write in member.writes()]
 
-    def settled(self) -> None:
-        """Note that queued messages read since are handed out. The subscriptions in `parts` settle their own places."""
-        self._nonpersistent.settled()
+    def committed(self) -> None:
+        """Note that queued messages read since are handed out. The subscriptions in `parts` apply their own places."""
+        self._nonpersistent.committed()
 
     def rewind(self) -> None:
-        """Return to the places of the last `settled`, so that the messages read since are read again."""
+        """Return to the places of the last `committed`, so that the messages read since are read again."""
         if self._nonpersistent.rewind():
             self._ready(self)
         for member in list(self._members):

@@ -54,7 +54,7 @@ class Incoming:
 
     @classmethod
     def of_batch(cls, batch: MessageBatch) -> Incoming:
-        """Return messages given as columns. Raises `InvalidMessageError` if these have different lengths."""
+        """Return messages given as columns. Raises `InvalidMessageError` if the columns have different lengths."""
         check_equal_lengths(len(getattr(batch, name)) for name in FIELDS)
         return cls(batch, to_list(batch.topics), to_list(batch.client_ids), to_list(batch.qos))
 
@@ -159,7 +159,7 @@ def _refuse_message(
     for row in list(_some(range(len(messages)), refused)):
         exchange = (sessions[row], ids[row]) if ids[row] and messages.qos[row] == 2 else None
         if exchange is not None and (ids[row] in sessions[row].incoming or exchange in begun):
-            continue  # a repetition, which is left out even if it is invalid
+            continue  # a duplicate, which is left out even if it is invalid
         fault = messages.fault(row)
         if fault is not None:
             refused[row] = fault

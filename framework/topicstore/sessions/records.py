@@ -108,7 +108,7 @@ MERGED = 2
 NAMED = 2
 """The version of the `SessionRecord` of a client id that has a digest in the keys."""
 LONGEST = 64
-"""Longest client id, in bytes, that is stored in keys; longer ones are replaced by a digest."""
+"""Longest client id, in bytes, that is stored in keys; longer ones are replaced with a digest."""
 NEVER = -1
 """Stored in place of a time that never comes."""
 
@@ -227,7 +227,7 @@ class Matched(msgspec.Struct, frozen=True, array_like=True):
     identifiers: tuple[int, ...]
     """All their subscription identifiers."""
     retain_as_published: bool
-    """Whether one of them asked for the RETAIN flag as it was published."""
+    """Whether one of them requested the RETAIN flag as it was published."""
 
 
 class MergedInFlightRecord(InFlightRecord, frozen=True, array_like=True):

@@ -24,7 +24,7 @@ from .dispatcher import Dispatcher
 from .keep_alive import KeepAlive
 from .locks import SessionLocks
 from .long_keys import opened
-from .model import Ended, SessionCounts, SessionInfo
+from .model import Ended, SessionCounts, SessionInfo, Skipped
 from .records import SubscriptionRecord, is_durable
 from .session import Session
 from .session_store import StoredSession
@@ -59,6 +59,8 @@ class SessionRegistry:
         """The sessions whose clients are connected, among them all that are kept in memory."""
         self.keep_alive = KeepAlive()
         self.commits = Commits(self.states, self.overtaken)
+        self.skipped = Skipped()
+        """The messages that were skipped because too many waited for their sessions."""
         self.groups = Groups(self.states, self.dispatcher, self.filters)
 
     # --- finding ---
@@ -91,6 +93,7 @@ class SessionRegistry:
             in_flight=sum(len(session.in_flight) for session in sessions),
             awaiting_pubrel=sum(len(session.incoming) for session in sessions),
             missed=self.dispatcher.missed,
+            skipped=self.skipped,
         )
 
     def find(self, client_id: str) -> StoredSession | None:

@@ -86,7 +86,7 @@ class RetainedCursor(SessionCursor):
         self._following: str | None = behind + "\0" if behind else ""
         """The start of the next page; None after the last one."""
         self._began: str | None = self._following
-        """The topic at which unsettled messages start; None if all are settled."""
+        """The topic at which uncommitted messages start; None if all are committed."""
         self._sent = behind or ""
         """The last topic that was handed out."""
         self._moved = False
@@ -169,13 +169,13 @@ class RetainedCursor(SessionCursor):
         key = self._keys.retained(self.number)
         return [FrameworkWrite(key, None) if self.ended else put(key, (VERSION, self._sent))]
 
-    def settled(self) -> None:
+    def committed(self) -> None:
         """Make the place final: the messages read since are handed out, and `writes` are committed."""
         self._began = self._sent + "\0" if self._page else self._following
         self._moved = False
 
     def rewind(self) -> None:
-        """Return to the place of the last `settled`, so that the messages read since are read again."""
+        """Return to the place of the last `committed`, so that the messages read since are read again."""
         if self._moved:
             self._page.clear()
             self._following, self._moved = self._began, False

@@ -1,7 +1,7 @@
 """`Session`: one client's durable session, while it is connected: its calls, and the packets to send to the client.
 
-A delivery begins as a draft: messages that were read from the cursors (the subscriptions) and got packet ids. Drafts of
-several sessions are committed together (`topicstore.sessions.commits`). After the commit, `Session.settle` puts the
+A pending delivery has messages that were read from the cursors (the subscriptions) and got packet ids. Those of several
+sessions are committed together (`topicstore.sessions.commits`). After the commit, `Session.apply` puts the
 packets into the outbox, where they wait until they are taken. If the commit fails, the messages are read again.
 """
 
@@ -27,7 +27,7 @@ from .batches import Acknowledged, PublishedRows
 from .cursors import FilterCursor, SessionCursor, closing
 from .delivery_batch import ASKED, Allow, DeliveryBatch, Packet, Permit, SelectedMessages, count_of, likely
 from .dispatcher import Dispatcher
-from .in_flight import InFlight, Staged
+from .in_flight import InFlight, StagedChanges
 from .model import Ended, Publish, PubRel, SessionStatus, SessionSubscription, Start, SubscribeOptions, SubscribeResult
 from .outbox import Outbox
 from .overlapping_cursor import OverlappingCursors
@@ -36,7 +36,7 @@ from .retained_cursor import RetainedCursor
 from .session_store import StoredSession
 from .shared.cursor import SharedCursor
 
-__all__ = ["Draft", "Session", "SessionCalls"]
+__all__ = ["PendingDelivery", "Session", "SessionCalls"]
 
 _READS = 256
 """Number of reads after which a session's turn ends, even if it found nothing to deliver."""
@@ -123,18 +123,18 @@ class SessionCalls(Protocol):
 
 
 @attrs.define
-class Draft:
+class PendingDelivery:
     """The deliveries that a session hands out once ``writes`` are committed."""
 
     session: Session
     selections: list[SelectedMessages]
     ids: Sequence[int]
     cursors: list[SessionCursor]
-    staged: Staged
+    staged: StagedChanges
     writes: list[StateWrite]
 
     def __len__(self) -> int:
-        """Return the number of packets that the draft hands out."""
+        """Return the number of packets that the delivery hands out."""
         released = 0 if self.staged.released is None else len(self.staged.released.ids)
         return sum(map(len, self.selections)) + released + self.staged.again
 
@@ -231,7 +231,7 @@ class Session:
         self.batch_size = batch_size
         """The most packets that are taken in one turn; None: any number."""
         self.effort = 0
-        """The cost of the last `draft`, in messages; a read counts as `_EFFORT` messages."""
+        """The cost of the last `prepare`, in messages; a read counts as `_EFFORT` messages."""
         self.paused_since: int | None = None
         """The time since which the session has been paused; None if it isn't. Set in any thread, without the lock."""
         self.seen = dispatcher.steady()
@@ -367,7 +367,7 @@ class Session:
     def restrict(self, allow: Allow | None) -> None:
         """Replace ``allow`` (`Sessions.open`), because the client's rights have changed. None allows every message.
 
-        The new ``allow`` is asked about every message that is not handed out yet, also about those with packet ids.
+        The new ``allow`` is asked about every message that is not handed out yet, including messages with packet ids.
         """
         self._calls.restrict(self, allow)
 
@@ -518,9 +518,9 @@ class Session:
         """Whether the session is stored; otherwise it is kept in memory, and has nothing to commit."""
         return self.in_flight.stored
 
-    # --- drafts ---
+    # --- pending deliveries ---
 
-    def draft(self, limit: int, max_bytes: int | None = None) -> Draft | None:
+    def prepare(self, limit: int, max_bytes: int | None = None) -> PendingDelivery | None:
         """Read the next deliveries that fit into the window; return None if there is nothing to commit.
 
         Deliveries of a session that is kept in memory can be taken without a commit. ``max_bytes``: about the most
@@ -533,9 +533,9 @@ class Session:
         if self.held_since is not None or self.resuming is not None:
             self._become_ready()
             return None
-        waiting = self._outbox.packets or (in_flight.resend and self._room())  # with a full window, QoS 0 is sent
+        waiting = self._outbox.packets or (in_flight.resend and self._room())  # a full window does not hold up QoS 0
         if not waiting:
-            left = max(limit - in_flight.received, 0)  # so that all of the draft is handed out
+            left = max(limit - in_flight.received, 0)  # so that all of the delivery is handed out
             self._read(left, max_bytes, selections, cursors)
         some = selections or in_flight.received or self.permit.refused > refused
         if not (some or any(cursor.urgent for cursor in cursors)):
@@ -554,7 +554,7 @@ class Session:
                 start += count
         staged = in_flight.stage(batches, whole=False)
         writes = [write for cursor in cursors for write in cursor.writes()] + staged.writes if self.stored else []
-        return Draft(self, selections, ids, cursors, staged, [self.guard, *writes] if writes else [])
+        return PendingDelivery(self, selections, ids, cursors, staged, [self.guard, *writes] if writes else [])
 
     def _hand_over(self, selections: list[SelectedMessages], cursors: list[SessionCursor]) -> None:
         """Assign packet ids to the messages read, and put them into the outbox without a commit."""
@@ -563,16 +563,16 @@ class Session:
             ids = self.in_flight.send(count, selected.batch) if count else ()
             self._outbox.add([DeliveryBatch(selected.packet_ids(ids), selected)])
         for cursor in cursors:
-            self._settle_cursor(cursor)
+            self._commit_cursor(cursor)
 
-    def last_draft(self) -> Draft | None:
-        """Return a draft of uncommitted changes that hands out nothing; None if there are no changes."""
+    def prepare_last(self) -> PendingDelivery | None:
+        """Return a delivery of uncommitted changes that hands out nothing; None if there are no changes."""
         staged = self.in_flight.stage([], whole=True)
         cursors: list[SessionCursor] = [*self.cursors.values(), *self.retained.values()]
         if not self.stored:
-            return Draft(self, [], range(0), cursors, staged, [])
+            return PendingDelivery(self, [], range(0), cursors, staged, [])
         writes = [write for cursor in cursors for write in cursor.writes()] + staged.writes
-        return Draft(self, [], range(0), cursors, staged, [self.guard, *writes]) if writes else None
+        return PendingDelivery(self, [], range(0), cursors, staged, [self.guard, *writes]) if writes else None
 
     def _read(
         self, limit: int, max_bytes: int | None, selections: list[SelectedMessages], cursors: list[SessionCursor]
@@ -602,7 +602,7 @@ class Session:
                     self._go_back(cursor, selections, () if asks else cursors)
                     break
                 if asks and selected:
-                    later.append(cursor)  # not twice in a draft, so that only undecided messages are read again
+                    later.append(cursor)  # not twice in a delivery, so that only undecided messages are read again
                 elif not cursor.exhausted:
                     self._behind[cursor] = None  # after the others
                 selected = permitted
@@ -644,38 +644,38 @@ class Session:
     def _go_back(
         self, cursor: SessionCursor, selections: list[SelectedMessages], cursors: Sequence[SessionCursor]
     ) -> None:
-        """Rewind a cursor to before its last read; if ``cursors`` contains it, discard the draft and rewind all."""
+        """Rewind a cursor to before its last read; if ``cursors`` contains it, discard the delivery and rewind all."""
         if cursor in cursors:
             selections.clear()
         for one in dict.fromkeys(cursors) if cursor in cursors else [cursor]:
             one.rewind()
             self._behind[one] = None
 
-    def settle(self, draft: Draft) -> None:
-        """Put the packets of a committed draft into the outbox."""
-        released = self.in_flight.settle(draft.staged)
+    def apply(self, delivery: PendingDelivery) -> None:
+        """Put the packets of a committed delivery into the outbox."""
+        released = self.in_flight.apply(delivery.staged)
         start = 0
         out: list[Packet] = [PubRel(packet_id) for packet_id in released]
-        for selected in filter(len, draft.selections):
+        for selected in filter(len, delivery.selections):
             count = selected.acknowledged()
-            out.append(DeliveryBatch(selected.packet_ids(draft.ids[start : start + count]), selected))
+            out.append(DeliveryBatch(selected.packet_ids(delivery.ids[start : start + count]), selected))
             start += count
-        for cursor in draft.cursors:
-            self._settle_cursor(cursor)
+        for cursor in delivery.cursors:
+            self._commit_cursor(cursor)
         self._outbox.add(out)
 
-    def _settle_cursor(self, cursor: SessionCursor) -> None:
+    def _commit_cursor(self, cursor: SessionCursor) -> None:
         for part in cursor.parts():
             needed_packet_id = part.needs_packet_id
-            part.settled()
+            part.committed()
             if needed_packet_id and not part.needs_packet_id:
                 self._filters.remove(part.topic_filter)
             if isinstance(part, RetainedCursor) and part.done and self.retained.get(part.number) is part:
                 del self.retained[part.number]
 
-    def fail(self, draft: Draft, failure: TopicstoreError) -> None:
-        """Discard a draft that could not be committed, so that its messages are read again."""
-        for cursor in draft.cursors:
+    def fail(self, delivery: PendingDelivery, failure: TopicstoreError) -> None:
+        """Discard a delivery that could not be committed, so that its messages are read again."""
+        for cursor in delivery.cursors:
             cursor.rewind()
             self._behind[cursor] = None
         self.stall(failure)
@@ -693,7 +693,7 @@ class Session:
             self.dispatcher.failed[self] = None
 
     def go_on(self) -> None:
-        """Allow a retry before the next tick, because a caller asks for this session's deliveries."""
+        """Allow a retry before the next tick, because a caller requests this session's deliveries."""
         self._stalled = False
 
     def try_again(self) -> None:
@@ -741,7 +741,7 @@ class Session:
             self.ask()
 
     def waiting(self) -> int:
-        """Return an upper bound of the number of packets that can be taken without a draft."""
+        """Return an upper bound of the number of packets that can be taken without a delivery."""
         return count_of(self._outbox.packets) + self.in_flight.unsent()
 
     def unsent(self) -> int:
@@ -776,7 +776,7 @@ class Session:
                 del in_flight.resend[0]
 
     def replace_allow(self, allow: Allow | None) -> None:
-        """Replace ``allow``, also for messages that are drafted but not handed out."""
+        """Replace ``allow``, even for messages that are drafted but not handed out."""
         self.permit.allow, self.permit.asks, self._outbox.revised = allow, False, True
         self.permission_changed()
         for cursor in self.cursors.values():

@@ -157,7 +157,7 @@ class Timers:
         left = self._left_open[shard]
         if left is None or left.due > now:
             return
-        ended = True  # also if reading fails; then all sessions are checked again
+        ended = True  # even if reading fails; then all sessions are checked again
         try:
             clients = list(islice(left.clients, _CHUNK))
             ended = len(clients) < _CHUNK

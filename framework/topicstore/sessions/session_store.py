@@ -7,7 +7,7 @@ The record's timers, and the key that marks a session as open, change in the sam
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 
@@ -16,10 +16,12 @@ import msgspec
 
 from topicstore.contract.arguments import check_count
 from topicstore.contract.checksums import add_checksum
-from topicstore.contract.errors import QuotaExceededError, StateConflictError
+from topicstore.contract.errors import QuotaExceededError, StateConflictError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.shard.state import FrameworkWrite, ShardState
 from topicstore.storage.keyed_messages import state_key
+from topicstore.storage.storage import Storage
+from topicstore.storage.store_path import commit_state
 
 from .in_flight import InFlight
 from .locks import Around
@@ -139,16 +141,12 @@ class SessionState:
     released: calls a function without the sessions' mutex; used for engine writes.
     """
 
-    def __init__(
-        self,
-        states: Sequence[ShardState],
-        shard_of: Callable[[str], int],
-        released: Around,
-    ) -> None:
+    def __init__(self, storage: Storage, states: Sequence[ShardState], released: Around) -> None:
+        self._shards = storage.shards
         self._released = released
         self.states = states
         """The states of all shards, by shard number."""
-        self.shard_of = shard_of
+        self.shard_of = storage.shard_map.of
         self.counts = StoredCounts(self._users)
         self.old: frozenset[str] = frozenset()
         """The client ids whose sessions were stored by releases without digests in keys. Set once, when opening."""
@@ -189,6 +187,7 @@ class SessionState:
             expiry_interval=None if record.expiry_interval == NEVER else record.expiry_interval / 1e6,
             expires=None if record.expires == NEVER else wall(record.expires),
             will_due=None if record.will_due == NEVER else wall(record.will_due),
+            will_delay=None if record.will_delay == NEVER else record.will_delay / 1e6,
             subscriptions=tuple((one.topic_filter, one.periods[-1].options) for one in subscriptions),
             in_flight=len(self.in_flight(client_id)),
             awaiting_pubrel=len(self.incoming(client_id)),
@@ -281,11 +280,16 @@ class SessionState:
 
     # --- changing ---
 
-    def write(self, shard: int, writes: Iterable[StateWrite]) -> None:
+    def write(self, shard: int, writes: Sequence[StateWrite]) -> None:
         """Commit writes to a shard together."""
-        self._released(lambda: self.states[shard].write(writes))
+        for failure in self.commit({shard: writes}).values():
+            raise failure
 
-    def write_for(self, client_id: str, writes: Iterable[StateWrite]) -> None:
+    def commit(self, by_shard: Mapping[int, Sequence[StateWrite]]) -> Mapping[int, TopicstoreError]:
+        """Commit writes of several shards, each shard's together; return the errors by shard."""
+        return self._released(partial(commit_state, self._shards, by_shard))
+
+    def write_for(self, client_id: str, writes: Sequence[StateWrite]) -> None:
         """Commit writes to the shard of a client together."""
         self.write(self.shard_of(client_id), writes)
 

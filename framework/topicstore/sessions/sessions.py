@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import TypeVar
 
-from topicstore.contract.arguments import KEEP, Keep, Length, seconds
+from topicstore.contract.arguments import KEEP, Keep, Length, check_count, seconds
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.model import Message
@@ -33,6 +33,7 @@ from .model import (
     PubRel,
     SessionCounts,
     SessionInfo,
+    Skipped,
     Start,
     SubscribeOptions,
     SubscribeResult,
@@ -327,7 +328,7 @@ class Sessions:
         return self._locks.hold_all(lambda: self._leaving.end_rows(ending, Ended.LOST, send_will=True, partial=partial))
 
     def kick(self, client_id: str) -> bool:
-        """End the connection of a client's session as if it were lost, also if a crash left it open.
+        """End the connection of a client's session as if it were lost, even if a crash left it open.
 
         Return False if it has none. Raises `SessionNotFoundError`.
         """
@@ -535,6 +536,35 @@ class Sessions:
         """
         self._check_open()
         return self._lagging.longest(list(client_ids), limit)
+
+    def bound_backlogs(
+        self,
+        client_ids: Iterable[str],
+        *,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+    ) -> dict[str, Skipped]:
+        """Skip the oldest messages that wait for sessions above a limit; return what was skipped, by client id.
+
+        client_ids:   the sessions; those that don't exist are left out.
+        max_messages: the most messages that wait for a session; None: no limit.
+        max_bytes:    the most bytes of their payloads; None: no limit.
+
+        All subscriptions of a session count together, without shared ones. Messages in flight don't count. The places
+        of the session are moved forward, and are committed on return: skipped messages are not delivered to the
+        session, but stay stored for others. A session with a very long backlog is bounded by several calls. A session
+        that is opened at the same time is left to the next call. Messages that are stored meanwhile may exceed the
+        limits. Raises the errors of reading and writing.
+        """
+        self._check_open()
+        limits = [one for one in (max_messages, max_bytes) if one is not None]
+        for one in limits:
+            check_count("a limit of max_messages or max_bytes", one)
+        if not limits:
+            return {}
+        from .backlog import Backlogs  # few programs bound them
+
+        return Backlogs(self._registry, self._entered).bound(list(client_ids), max_messages, max_bytes)
 
     def _entered(self, work: Callable[[], T]) -> T:
         """Call ``work`` under the lock, after handling the pending events, and return its result."""

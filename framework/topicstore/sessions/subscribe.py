@@ -412,7 +412,7 @@ def _stored(
         sending = RetainedCursor(session.keys, cursor, registry.retained, replays=replays)
 
     def stored() -> None:
-        cursor.settled()
+        cursor.committed()
         if sending is not None:
             _send(session, sending)
         done()
@@ -512,7 +512,7 @@ def _load(
         cursor = _cursor(registry, session, number, topic_filter, record.periods)
         begun = marks if place is None or not cursor.needs_packet_id else place
         cursor.start(reached(begun, ends))
-        cursor.settled()
+        cursor.committed()
         session.cursors[text] = cursor
         session.merge_overlapping(cursor)
         if sent is not None:

@@ -241,7 +241,7 @@ class Generations:
         return self.slabs[self.current], sealed
 
     def replace_locked(self, record: GenerationRecord) -> None:
-        """Replace the in-memory record of a generation by the committed one."""
+        """Replace the in-memory record of a generation with the committed one."""
         self.records[record.number] = record
         self._list_live_locked()
 

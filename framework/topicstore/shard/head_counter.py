@@ -73,7 +73,7 @@ class HeadCounter:
         return self._held + sum(len(sums[0]) for sums in self._sums)
 
     def total(self) -> Tally:
-        """Return the tally of all messages that were counted."""
+        """Return the tally of all messages counted so far."""
         self._sum()
         if not self._sums:
             return Tally.empty()

@@ -119,7 +119,7 @@ class LastingEngine(Engine):
     def open_again(
         self, open_engine: Callable[[], Engine], open_reader: Callable[[], Engine], resume: Callable[[], object]
     ) -> None:
-        """Replace the engine, after a failed write, by one that takes writes; then call ``resume``.
+        """Replace the engine, after a failed write, with one that takes writes; then call ``resume``.
 
         If `Engine.recover` succeeds, the engine is kept. Otherwise it is closed, and ``open_engine`` opens another one.
         Reads of a closed engine wait until ``resume`` has returned. Raises the errors of all these calls. If no engine

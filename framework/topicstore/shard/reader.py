@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from topicstore.contract.batch import ALL_FIELDS
 from topicstore.contract.cursors import Cursor
 from topicstore.contract.errors import (
     CorruptionError,
@@ -66,12 +67,13 @@ class ShardReader:
     ) -> ShardPlan:
         """Return a plan that reads the matching messages with positions from ``first`` to ``bound``, inclusive.
 
-        It lists the generations in order, each with the streams that its layout chose as cheapest. If the bound lies
-        in the current epoch, which the layout hides, wait for the epoch's end, at most for the length of an epoch
-        after ``since`` (by `time.monotonic`). If ``since`` is None, lower the bound instead of waiting.
+        The plan lists the generations in order, each with the streams that its layout chose as cheapest to read. If
+        the bound lies in the current epoch, whose messages the layout still hides, this method waits until the epoch
+        has ended: at most one epoch's length after ``since`` (by `time.monotonic`). If ``since`` is None, it lowers
+        the bound instead of waiting.
 
-        With ``timestamps``, ranges that are known to have no message of these times are left out. The other ranges
-        are read completely, so the plan may return messages of other times.
+        ``timestamps`` is a range of the messages' own times. The plan skips ranges of positions that are known to
+        have no message in it. It reads the others completely, so it may also return messages of other times.
         """
         number, plans = self._writer.number, []
         for record, slab, begin, last in self._parts(first, bound, timestamps):
@@ -148,8 +150,11 @@ class ShardReader:
         bound: int | None = None,
         deadline: float | None = None,
         final: bool = False,
+        columns: frozenset[str] = ALL_FIELDS,
     ) -> ReadResult:
-        """Return the next batch of a cursor: see `ReadLimits` for ``rows``, ``size`` in bytes, and ``deadline``.
+        """Return the next batch of a cursor.
+
+        See `ReadLimits` for ``rows``, ``size`` in bytes, ``deadline`` and ``columns``.
 
         ``bound`` is the highest position to return, if it is below the watermark. ``final`` promises that the caller
         never reads beyond ``bound``; in a read-only view, the read then includes the current epoch. Raises
@@ -160,7 +165,7 @@ class ShardReader:
         while True:
             slab = self._generations.slab(generation)
             try:
-                return self._next(slab, cursor, rows, size, bound, deadline, final)
+                return self._next(slab, cursor, rows, size, bound, deadline, final, columns)
             except (EngineError, GenerationArchivedError):
                 record = self._generations.records.get(generation)
                 if self._generations.slab(generation) is slab or record is None or record.archive is not None:
@@ -176,13 +181,14 @@ class ShardReader:
         bound: int | None,
         deadline: float | None,
         final: bool,
+        columns: frozenset[str],
     ) -> ReadResult:
         writer, generation = self._writer, cursor.generation
         record = self._generations.records.get(generation)
         bound = writer.watermark if bound is None else min(bound, writer.watermark)
         if record is not None and record.sealed is None and not (final and writer.read_only):
             bound = self._visible(generation, cursor.stream, bound)
-        limits = ReadLimits(rows=rows, bytes=size, bound=bound, deadline=deadline)
+        limits = ReadLimits(rows=rows, bytes=size, bound=bound, deadline=deadline, columns=columns)
         started = time.perf_counter()
         try:
             step = slab.next(cursor.stream, cursor.filter, cursor.place, limits)

@@ -367,14 +367,14 @@ _ROWS = msgspec.msgpack.Decoder(_Rows)
 
 
 def load_index(reader: Reader, generation: int) -> TallyIndex:
-    """Return the index of a generation's tables."""
+    """Return the index of a generation's tally tables."""
     key = _INDEX + encode_generation(generation)
     data = reader.get(STATE, key)
     return TallyIndex() if data is None else _INDEXES.decode(key, data, f"state: tallies of generation {generation}")
 
 
 def put_index(write: WriteBatch, generation: int, index: TallyIndex) -> None:
-    """Add the index of a generation's tables to a write."""
+    """Add the index of a generation's tally tables to a write."""
     key = _INDEX + encode_generation(generation)
     write.put(STATE, key, _INDEXES.encode(key, index))
 

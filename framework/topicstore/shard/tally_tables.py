@@ -252,7 +252,7 @@ class Withdrawal:
         self._removed = False
 
     def join(self, write: WriteBatch) -> None:
-        """Add the removal of the tables to a write of the delete, unless an earlier write has already removed them."""
+        """Add the removal of the affected tally tables to a write of the delete, unless an earlier write did."""
         if self._removed or not self._reached:
             return
         gone = {counted for counted, _, _ in self._reached}

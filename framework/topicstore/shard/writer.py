@@ -399,20 +399,17 @@ class ShardWriter:
         self,
         prepare: Callable[[PendingWrite], object],
         messages: MessageBatch | None = None,
-        *,
-        drain: bool = True,
     ) -> PendingWrite | None:
         """Make one write to this shard alone: prepare, commit and finish it.
 
         ``prepare`` is called under the lock, and fills the write: it adds keys and values, and may change the tail
         and set `PendingWrite.install`. If it returns False, nothing is written and this method returns None.
-        ``messages`` must have positions. With ``drain``, all writes proposed to the log are applied first.
+        ``messages`` must have positions. All writes proposed to the log are applied first.
         """
         pending = PendingWrite(self)
         with self.lock:
             self.check_writable()
-            if drain:
-                self.drain_locked()
+            self.drain_locked()
             pending.tail = self.pending_tail
             if messages is not None:
                 pending.batch = messages
@@ -424,13 +421,17 @@ class ShardWriter:
 
     def write_state(self, writes: Sequence[StateWrite]) -> None:
         """Commit state writes without messages."""
+        self.finish_commit(self.submit_state(writes))
+
+    def submit_state(self, writes: Sequence[StateWrite]) -> PendingWrite:
+        """Commit state writes without messages, or propose them to the log. The caller must call `finish_commit`."""
         check_not_owned(self.lock)
-
-        def stage_all(pending: PendingWrite) -> None:
-            stage(writes, self._pending_state, pending.write)
+        pending = PendingWrite(self, state=writes)
+        with self.lock:
+            self.prepare_locked(pending)
             self.counters.state_writes += 1
-
-        self.commit(stage_all, drain=False)
+            self.submit_locked(pending)
+        return pending
 
     def store_again(self, batch: MessageBatch, end: Tail) -> None:
         """Store messages at their existing positions, in one engine write; later writes continue after ``end``."""

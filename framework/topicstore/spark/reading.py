@@ -22,7 +22,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
-from topicstore.contract.batch import MessageBatch
+from topicstore.contract.arrow import fields_of, selected
+from topicstore.contract.batch import ALL_FIELDS, MessageBatch
 from topicstore.contract.errors import GenerationDroppedError
 from topicstore.contract.replay_plan import Order, TimeRange
 from topicstore.contract.topics import TopicFilter
@@ -119,10 +120,12 @@ def read(
     *,
     timestamps: TimeRange | None = None,
     order: Order = "any",
+    columns: frozenset[str] = ALL_FIELDS,
 ) -> Iterator[MessageBatch]:
     """Yield the messages of a range that match one of ``filters``, which are disjoint, one filter after the other.
 
     ``timestamps``: only messages whose own time is within this range. ``order``: as for `Database.replay`.
+    ``columns``: the columns that are used, and no others need be read.
     Raises `GenerationDroppedError` if messages were dropped after the range was planned.
     """
     shard = storage.shards[read_range.shard]
@@ -133,7 +136,8 @@ def read(
             read_range.shard, parsed, read_range.first, read_range.last, since=began, timestamps=timestamps
         )
         chosen = [part for part in whole.generations if read_range.generation in (None, part.cursors[0].generation)]
-        yield from storage.run_shards([attrs.evolve(whole, generations=chosen)], _BATCH, order, timestamps)
+        plans = [attrs.evolve(whole, generations=chosen)]
+        yield from storage.run_shards(plans, _BATCH, order, timestamps, columns)
 
 
 def _check_there(shard: Shard, read_range: ReadRange) -> None:
@@ -160,11 +164,11 @@ class RangesPartition(InputPartition):
 def partitions_of(
     storage: Storage, ranges: Sequence[ReadRange], selection: Selection, tasks: int
 ) -> list[InputPartition]:
-    """Return the partitions of at most ``tasks`` tasks, of about equally many messages each.
+    """Return at most ``tasks`` partitions with about the same number of messages each.
 
     Neighbouring ranges share a partition, so that few tasks have to open the same shard. There is a single partition
     if only one process can have the database open. There is always at least one, because Spark can't plan a query
-    without any.
+    without partitions.
     """
     most = 1 if storage.mode == "owner" else tasks
     groups: defaultdict[int, list[ReadRange]] = defaultdict(list)
@@ -182,10 +186,12 @@ def rows_of(path: str, partition: InputPartition, shape: Shape) -> Iterator[pa.R
     assert isinstance(partition, RangesPartition)  # noqa: S101 - Spark passes the same object
     if not partition.ranges:
         return
+    times = partition.timestamps
+    columns = fields_of(selected(shape.names)) | ({"timestamps"} if times is not None else set())
     with open_to_read(path) as storage:
         for read_range in partition.ranges:
-            for batch in read(storage, read_range, partition.filters, timestamps=partition.timestamps):
-                yield shape.of(batch.to_arrow(ids=shape.ids))
+            for batch in read(storage, read_range, partition.filters, timestamps=times, columns=columns):
+                yield shape.of(batch.to_arrow(columns=shape.names))
 
 
 class TopicstoreReader(DataSourceReader):

@@ -68,11 +68,11 @@ class Shape:
                 named = there[field.name].simpleString()
                 raise InvalidArgumentError(f"column {field.name!r} is {named}, not {field.dataType.simpleString()}")
         self._schema = to_arrow_schema(wanted, timezone="UTC")
-        self.ids = bool({"shard", "position"} & set(wanted.fieldNames()))
-        """Whether `of` needs batches with ids."""
+        self.names = wanted.fieldNames() or ["topic"]
+        """The columns that `of` needs: those that are selected, or one, which says how many rows there are."""
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the selected columns of a batch of `topicstore.SCHEMA` or `topicstore.SCHEMA_WITH_IDS`."""
+        """Return the selected columns of a batch with columns of `topicstore.SCHEMA_WITH_IDS`."""
         arrays = [_as(batch.column(field.name), field.type) for field in self._schema]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 

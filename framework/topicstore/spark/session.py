@@ -61,7 +61,7 @@ def session(**conf: Any) -> SparkSession:
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
-    if SparkContext._gateway is not None:  # noqa: SLF001 - the only way to tell whether Java runs
+    if SparkContext._gateway is not None:  # noqa: SLF001 - the only way to find out whether Java runs
         spark = builder.getOrCreate()
     else:
         with _java(settings):

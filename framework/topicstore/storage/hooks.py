@@ -24,12 +24,15 @@ def topicstore_store(request: StoreRequest) -> StoreResult:
 
 @hookimpl
 def topicstore_read(request: ReadRequest) -> ReadResult:
-    """Fetch the batch that the request selects, as the plugins have left it."""
+    """Return the batch that the request selects.
+
+    Plugins that wrap this hook may have changed the request, and may change the result.
+    """
     return read_batch(request, cast("Storage", request.db).shards)
 
 
 @hookimpl
 def topicstore_replay(request: ReplayRequest) -> ReplayPlan:
-    """Plan the replay of the request, as the plugins have left it."""
+    """Plan the replay of the request. Plugins that wrap this hook may have changed it, and may change the plan."""
     storage = cast("Storage", request.db)
     return plan_replay(request, storage.shards, storage.id)

@@ -73,7 +73,7 @@ class _Views(Sequence[Shard]):
 
 
 class ReadOnlyShards(Sequence[Shard]):
-    """The shards of a database that is open read-only: snapshots, which `refresh` replaces by new ones."""
+    """The shards of a database that is open read-only: snapshots, which `refresh` replaces with new ones."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class ReadOnlyShards(Sequence[Shard]):
         return self._count
 
     def refresh(self) -> None:
-        """Replace the snapshots by current ones. The previous snapshots stay open while they are being read."""
+        """Replace the snapshots with current ones. The previous snapshots stay open while they are being read."""
         if self.mode == "read-only":
             self._views = self._view()
 

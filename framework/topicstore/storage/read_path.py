@@ -54,4 +54,5 @@ def read_batch(request: ReadRequest, shards: Sequence[Shard]) -> ReadResult:
         bound=bound,
         deadline=None if request.timeout is None else time.monotonic() + request.timeout,
         final=request.bound is not None,
+        columns=request.columns,
     )

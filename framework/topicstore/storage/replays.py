@@ -35,7 +35,7 @@ _LEAST = 64
 
 
 def run(plan: ReplayPlan, fetch: Fetch) -> Iterator[MessageBatch]:
-    """Yield the non-empty batches of a replay."""
+    """Yield the non-empty batches of a replay. If the plan has timestamps, ``fetch`` must read that column."""
     if plan.timestamps is not None:
         fetch = _only(plan.timestamps, fetch)
     if plan.order == "time":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from topicstore.contract.arguments import check_count
-from topicstore.contract.batch import MessageBatch
+from topicstore.contract.batch import ALL_FIELDS, MessageBatch
 from topicstore.contract.cursors import Cursor
 from topicstore.contract.errors import (
     DatabaseClosedError,
@@ -279,15 +279,18 @@ class Storage:
         until: int | None = None,
         bound: int | None = None,
         timeout: float | None = None,
+        columns: frozenset[str] = ALL_FIELDS,
     ) -> ReadResult:
         """Fetch the next batch of a cursor, before the time ``until`` and up to the position ``bound``.
 
-        Raises the errors of `Database.read` except `PlaceAheadError`, which `check_place` raises.
+        The columns of the batch that are not among ``columns`` may be unread. Raises the errors of `Database.read`
+        except `PlaceAheadError`, which `check_place` raises.
         """
         self._check_own(cursor)
         check_count("limit", limit)
         request = ReadRequest(db=self, cursor=cursor, limit=limit, until=until, bound=bound, timeout=timeout)
         if not self.plugins:
+            request.columns = columns
             return read_batch(request, self.shards)
         result: ReadResult = self.hooks.topicstore_read(request=request)
         return result
@@ -319,9 +322,9 @@ class Storage:
         if not 0 <= cursor.shard < len(self.shards):
             raise InvalidCursorError(f"there is no shard {cursor.shard}")
 
-    def fetch(self, cursor: Cursor, bound: int, limit: int) -> ReadResult:
+    def fetch(self, cursor: Cursor, bound: int, limit: int, columns: frozenset[str] = ALL_FIELDS) -> ReadResult:
         """Fetch the next batch of a cursor, up to a position. Replays read their streams with this method."""
-        return self.read(cursor, limit, bound=bound)
+        return self.read(cursor, limit, bound=bound, columns=columns)
 
     def plan(self, request: ReplayRequest) -> ReplayPlan:
         """Return the plan of a replay of messages stored before the call; `fetch` reads its streams."""
@@ -355,14 +358,20 @@ class Storage:
         return found.reader.plan(self.id, topic_filter, first, bound, since=since, timestamps=timestamps)
 
     def run_shards(
-        self, plans: Sequence[ShardPlan], rows: int, order: Order = "time", timestamps: TimeRange | None = None
+        self,
+        plans: Sequence[ShardPlan],
+        rows: int,
+        order: Order = "time",
+        timestamps: TimeRange | None = None,
+        columns: frozenset[str] = ALL_FIELDS,
     ) -> Iterator[MessageBatch]:
         """Yield the batches of plans from `plan_shard`, of about ``rows`` rows at most.
 
-        ``timestamps`` must be those with which the plans were created.
+        ``timestamps`` must be those with which the plans were created. Columns that are not among ``columns`` may be
+        unread.
         """
         plan = ReplayPlan(shards=list(plans), order=order, batch_size=rows, timestamps=timestamps)
-        return replays.run(plan, self.fetch)
+        return replays.run(plan, partial(self.fetch, columns=columns))
 
     # --- listening ---
 
@@ -415,7 +424,7 @@ class Storage:
 
     @property
     def closed(self) -> bool:
-        """Whether calls are refused: after the close, while it runs, and in a forked process."""
+        """Whether calls are refused: during and after the close, and in a forked child."""
         return self._refusal is not None
 
     def close(self) -> None:

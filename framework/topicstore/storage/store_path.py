@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.engine import STATE
-from topicstore.contract.errors import InvalidMessageError, PluginError
+from topicstore.contract.errors import InvalidMessageError, PluginError, TopicstoreError
 from topicstore.contract.requests import StoreRequest, StoreResult
+from topicstore.contract.state import StateWrite
 from topicstore.runtime.locks import holding
 from topicstore.shard.shard import Shard
 from topicstore.shard.writer import PendingWrite
@@ -19,7 +20,7 @@ from topicstore.shard.writer import PendingWrite
 from .keyed_message_records import encode_keyed
 from .shard_map import ShardMap
 
-__all__ = ["finish_commits", "store_batch", "submit_locked"]
+__all__ = ["commit_state", "finish_commits", "store_batch", "submit_locked"]
 
 _NO_ROWS = np.empty(0, dtype=np.intp)
 
@@ -124,6 +125,26 @@ def finish_commits(pending: Sequence[PendingWrite]) -> None:
                 failures.append(failed)
     if failures:
         raise failures[0]
+
+
+def commit_state(shards: Sequence[Shard], by_shard: Mapping[int, Sequence[StateWrite]]) -> dict[int, TopicstoreError]:
+    """Commit state of several shards, and return the errors by shard: the write of each shard is atomic by itself.
+
+    All writes precede the first wait for an fsync or for a log, so shards don't wait for each other.
+    """
+    pending: list[PendingWrite] = []
+    failures: dict[int, TopicstoreError] = {}
+    for number, writes in by_shard.items():
+        try:
+            pending.append(shards[number].writer.submit_state(writes))
+        except TopicstoreError as failed:
+            failures[number] = failed
+    for one in pending:
+        try:
+            one.writer.finish_commit(one)
+        except TopicstoreError as failed:
+            failures[one.writer.number] = failed
+    return failures
 
 
 def _rejoin(pending: Sequence[PendingWrite]) -> MessageBatch:

@@ -387,7 +387,10 @@ def test_a_frame_of_a_newer_version(merged: Merged) -> None:
 
 
 def test_missing_frames(merged: Merged) -> None:
-    """Readers and verification report missing frames, one or all of a segment, however they look them up."""
+    """Readers and verification report missing frames, whichever way they look frames up.
+
+    That holds whether one frame or all frames of a segment are missing.
+    """
     segment = merged.segments[1]
     merged.put(DATA, (1, segment.end, 4), None)
     assert (200 - segment.rows[4], named(segment, 4)) == merged.verified()

@@ -232,7 +232,7 @@ def test_small_blocks_are_joined_up_to_what_is_enough(stored: Stored) -> None:
 
 
 def test_readers_of_many_rows_get_large_batches(stored: Stored) -> None:
-    """A reader that accepts 8,192 rows gets as many from unmerged blocks; another limit ends a batch earlier."""
+    """A reader that accepts 8,192 rows gets as many from unmerged blocks; its other limits can end a batch earlier."""
     for _ in range(50):
         stored.put(numbered(["a", "b"], 400))
     assert [8_400, 8_400, 3_200] == calls(stored, limit=32_768)
@@ -327,7 +327,7 @@ def test_cover(stored: Stored) -> None:
 
 
 def test_info(stored: Stored) -> None:
-    """`info` and `backlog` count streams, names, trie nodes and merged messages, also after deletes."""
+    """`info` and `backlog` count streams, names, trie nodes and merged messages, even after deletes."""
     stored.put(numbered(["a/1/x", "a/1/y", "b"], 9))
     info = stored.slab.info()
     details = {"topics with numbers": 3, "client ids with numbers": 3, "trie nodes": 2 + 4, "merged messages": 0}

@@ -141,7 +141,7 @@ def test_each_name_has_its_stream(engine: MemoryEngine) -> None:
 
 
 def test_tables_keep_apart(engine: MemoryEngine) -> None:
-    """Dictionaries of different kinds and generations have independent numbers, also for names that look like keys."""
+    """Dictionaries of different kinds and generations have independent numbers, even for names that look like keys."""
     tables = [NameTable(engine, generation, kind, streams_of) for generation in (1, 7, 8) for kind in (0x10, 0x20)]
     for index, names in enumerate(tables):
         names.encode([f"{index}-{number}" for number in range(index + 1)] + ["\x10", "\xff"])
@@ -360,7 +360,7 @@ def test_growth_goes_on_after_reopening(engine: MemoryEngine, stored: int) -> No
 
 @pytest.mark.slow
 def test_names_beyond_the_memory() -> None:
-    """Of 500,000 names those that fit get numbers, and the memory doesn't grow further, also after loading."""
+    """Of 500,000 names those that fit get numbers, and the memory doesn't grow further, even after loading."""
     engine = MemoryEngine(KEYSPACES)
     learn = [f"fleet/bus-{number}" for number in range(500_000)]
     names = table(engine)
@@ -533,7 +533,7 @@ def test_every_flipped_bit_and_truncation_is_found(engine: MemoryEngine) -> None
 
 
 def test_readers_run_beside_the_writer(engine: MemoryEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Readers beside the writer get correct names, also while the dictionary becomes full."""
+    """Readers beside the writer get correct names, even while the dictionary becomes full."""
     learn = [f"n{number:03}" for number in range(400)]
     monkeypatch.setattr(name_table, "MOST_BYTES", 300 * (NAME_BYTES + sys.getsizeof("n000")))
     committed = 200

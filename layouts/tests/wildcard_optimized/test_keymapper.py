@@ -133,7 +133,7 @@ def test_ratchet_finds_the_next_key(case: tuple[KeyMapper, list[tuple[int, int]]
 
 @given(filtered(), st.binary(max_size=3))
 def test_mask_and_spans_say_the_same(case: tuple[KeyMapper, list[tuple[int, int]]], front: bytes) -> None:
-    """`select` accepts exactly the keys within the spans, also with additional bytes before each key."""
+    """`select` accepts exactly the keys within the spans, even with additional bytes before each key."""
     mapper, spans = case
     good, through = set(let_through(mapper, spans)), KeyFilter(mapper, spans)
     keys = list(all_keys(mapper))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from topicstore import MessageBatch
+from topicstore.contract.batch import unread
 from topicstore.contract.columns import Coded, Column, Constant, Indices, LazyColumn, Texts, concat, take
 from topicstore.contract.errors import CorruptionError
 
@@ -76,17 +77,21 @@ def _arrow(block: Block, rows: Rows) -> pa.Array:
     return array if rows is None else array.take(pa.array(rows))
 
 
-def gather(found: Sequence[tuple[Block, Rows]], shard: int) -> tuple[MessageBatch, Array]:
-    """Return rows of one or more frames in order of position, and the number of bytes of each row's payload."""
+def gather(found: Sequence[tuple[Block, Rows]], shard: int, columns: frozenset[str]) -> tuple[MessageBatch, Array]:
+    """Return rows of one or more frames in order of position, and the number of bytes of each row's payload.
+
+    Payloads and client ids are returned only if they are among ``columns``; without payloads, the bytes are 0.
+    """
     positions = [block.positions() for block, _ in found]
-    columns = [_picked(column, found) for column in zip(*map(_columns, found, positions), strict=True)]
+    picked = [_picked(column, found) for column in zip(*map(_columns, found, positions), strict=True)]
     at = _joined(_picked(positions, found))
     order = np.argsort(at)
-    topics, clients, qos, retain, timestamps, properties, sizes = columns
+    topics, clients, qos, retain, timestamps, properties, sizes = picked
+    payloads = "payloads" in columns
     batch = MessageBatch(
         topics=take(concat_names(topics), order),
-        payloads=_Payloads(_Parts(found), order),
-        client_ids=take(concat_names(clients), order),
+        payloads=_Payloads(_Parts(found), order) if payloads else unread("payloads", len(order)),
+        client_ids=take(concat_names(clients), order) if "client_ids" in columns else unread("client_ids", len(order)),
         qos=take(concat(qos), order),
         retain=take(concat(retain), order),
         timestamps=_joined(timestamps)[order],
@@ -94,7 +99,7 @@ def gather(found: Sequence[tuple[Block, Rows]], shard: int) -> tuple[MessageBatc
         positions=at[order],
         shards=Constant(shard, len(order)),
     )
-    return batch, _joined(sizes)[order]
+    return batch, _joined(sizes)[order] if payloads else np.zeros(len(order), dtype=np.int64)
 
 
 def _columns(found: tuple[Block, Rows], positions: Any) -> tuple[Column, ...]:

@@ -11,6 +11,7 @@ from itertools import chain
 import attrs
 import numpy as np
 from topicstore import MessageBatch, TopicFilter
+from topicstore.contract.batch import ALL_FIELDS, unread
 from topicstore.contract.columns import Coded, Column, Constant, Indices, concat, take, to_integers
 from topicstore.contract.engine import Engine, Reader
 from topicstore.contract.errors import CorruptionError, NewerFormatError
@@ -59,14 +60,19 @@ class Piece(ABC):
         """Return the rows, in order, and the position at which to continue: after the piece unless a limit cut it."""
 
 
+_Key = tuple[int, int, str, frozenset[str]]
+"""The end of a segment, and the stream, the filter and the columns of a read."""
+
+
 @attrs.frozen
 class _Ask:
-    """A read request: a stream, a filter, and the first and last position."""
+    """A read request: a stream, a filter, the first and last position, and the columns that the reader uses."""
 
     stream: int
     topic_filter: TopicFilter
     at: int
     bound: int
+    columns: frozenset[str]
 
 
 @attrs.frozen
@@ -134,7 +140,7 @@ class Reading:
         self._wanted = StreamRangesCache(trie)
         self.deletes = 0
         """A counter that changes whenever messages were deleted, which invalidates cached rows."""
-        self._kept: dict[tuple[int, int, str], _Kept] = {}
+        self._kept: dict[_Key, _Kept] = {}
         self._matchers = Matchers(self.topics)
 
     def pieces(
@@ -144,18 +150,18 @@ class Reading:
 
         If everything matches, blocks of batches are joined until a piece has ``joined`` rows or reaches another limit.
         """
-        bound = limits.bound
+        bound, columns = limits.bound, limits.columns
         if at > bound:
             return
         if at > self.segments.reach:
-            behind = self._batch_pieces(self.engine, _Ask(stream, topic_filter, at, bound), limits, joined)
+            behind = self._batch_pieces(self.engine, _Ask(stream, topic_filter, at, bound, columns), limits, joined)
             first = next(behind, None)  # this opens the scan
             if at > self.segments.reach:  # checked again: nothing from here on was merged before the scan was opened
                 if first is not None:
                     yield first
                     yield from behind
                 return
-        begun = self._begun_piece(_Ask(stream, topic_filter, at, bound))
+        begun = self._begun_piece(_Ask(stream, topic_filter, at, bound, columns))
         if begun is not None:
             yield begun
             at = begun.last + 1
@@ -163,13 +169,13 @@ class Reading:
         with self.engine.snapshot() as view:
             self.counters.seeks += 1
             for segment in self.segments.between(view, at, bound):
-                ask = _Ask(stream, topic_filter, at, bound)
+                ask = _Ask(stream, topic_filter, at, bound, columns)
                 find = partial(self._find, view, deletes, segment, ask)
                 yield SegmentPiece(self, ask, segment.end, segment.messages, find)
                 at = segment.end + 1
                 if at > bound:
                     return
-            yield from self._batch_pieces(view, _Ask(stream, topic_filter, at, bound), limits, joined)
+            yield from self._batch_pieces(view, _Ask(stream, topic_filter, at, bound, columns), limits, joined)
 
     def _batch_pieces(self, reader: Reader, ask: _Ask, limits: ReadLimits, joined: int) -> Iterator[Piece]:
         if ask.at > ask.bound:
@@ -204,8 +210,9 @@ class Reading:
 
     def _begun_piece(self, ask: _Ask) -> SegmentPiece | None:
         """Return the piece of a segment that a reader has read in part, or None if its rows aren't cached."""
-        for (end, stream, text), kept in self._kept.items():
-            same = (stream, text) == (ask.stream, ask.topic_filter.text) and kept.deletes == self.deletes
+        asked = ask.stream, ask.topic_filter.text, ask.columns
+        for (end, *read), kept in self._kept.items():
+            same = asked == tuple(read) and kept.deletes == self.deletes
             if same and kept.first <= ask.at <= end and min(ask.bound, end) <= kept.last:
                 return SegmentPiece(self, ask, end, len(kept.batch), lambda kept=kept: kept)  # type: ignore[misc]
         return None
@@ -221,7 +228,8 @@ class Reading:
                 raise CorruptionError(bad.reason, self.segments.place(segment.end, number)) from bad
             if not isinstance(rows, bool):
                 found.append((block, rows))
-        batch, sizes = gather(found, self.shard) if found else (MessageBatch.empty(), np.empty(0, dtype=np.int64))
+        nothing = MessageBatch.empty(), np.empty(0, dtype=np.int64)
+        batch, sizes = gather(found, self.shard, ask.columns) if found else nothing
         return _Kept(deletes, ask.at, min(segment.end, ask.bound), batch, np.cumsum(sizes))
 
     def find_in_segment(
@@ -235,12 +243,14 @@ class Reading:
         last: int,
     ) -> Positions:
         """Return the positions of the matching rows of a segment, and cache the rows for the next read."""
-        kept = self._find(view, deletes, segment, _Ask(stream, topic_filter, max(first, segment.base), last))
+        kept = self._find(
+            view, deletes, segment, _Ask(stream, topic_filter, max(first, segment.base), last, ALL_FIELDS)
+        )
         if len(kept.batch):
-            self.keep((segment.end, stream, topic_filter.text), kept)
+            self.keep((segment.end, stream, topic_filter.text, ALL_FIELDS), kept)
         return kept.batch.positions
 
-    def keep(self, key: tuple[int, int, str], kept: _Kept) -> None:
+    def keep(self, key: _Key, kept: _Kept) -> None:
         """Cache rows, and evict the least recently used ones if there are too many."""
         others = [(other, each) for other, each in self._kept.items() if other != key and each.deletes == self.deletes]
         room, held = _KEPT_BYTES - kept.memory, [(key, kept)]
@@ -251,7 +261,7 @@ class Reading:
             held.append((other, each))
         self._kept = dict(reversed(held))
 
-    def forget(self, key: tuple[int, int, str]) -> None:
+    def forget(self, key: _Key) -> None:
         """Drop the cached rows of a segment that a reader has read to its end."""
         if key in self._kept:
             self._kept = {other: kept for other, kept in self._kept.items() if other != key}
@@ -319,20 +329,31 @@ class Reading:
         except CorruptionError as bad:
             raise CorruptionError(bad.reason, f"{self.place}, learned topics") from bad
 
-    def batch(self, found: Sequence[tuple[Block, Rows]]) -> MessageBatch:
-        """Return rows of one or more blocks of batches, in order of position."""
+    def batch(self, found: Sequence[tuple[Block, Rows]], wanted: frozenset[str]) -> MessageBatch:
+        """Return rows of one or more blocks of batches, in order of position.
+
+        Payloads and client ids are read only if they are among the columns ``wanted``.
+        """
+        payloads: Column
         if len(found) == 1:
             ((block, rows),) = found
-            at, packed = block.positions(), block.payloads()
+            at = block.positions()
+            clients = block.client_ids() if "client_ids" in wanted else unread("client_ids", block.rows)
             columns: Sequence[Column] = (
-                *(block.topics(), block.client_ids()),
+                *(block.topics(), clients),
                 *(block.qos(), block.retain(), block.timestamps(at), block.properties()),
             )
             if rows is not None:
                 columns, at = [take(column, rows) for column in columns], at[rows]
+            if "payloads" not in wanted:
+                payloads = unread("payloads", len(at))
+            elif rows is None:
+                payloads = block.payloads()
+            else:
+                payloads = block.payloads().pick(rows)
             return MessageBatch(
                 self.texts(self.topics, columns[0]),
-                packed if rows is None else packed.pick(rows),
+                payloads,
                 self.texts(self.clients, columns[1]),
                 *columns[2:],
                 positions=at,
@@ -341,12 +362,15 @@ class Reading:
         parts: list[Sequence[Column]] = []
         for block, rows in found:
             at = block.positions()
-            names, rest = (block.topics(), block.client_ids()), (block.qos(), block.retain(), block.properties())
+            clients = block.client_ids() if "client_ids" in wanted else unread("client_ids", block.rows)
+            names, rest = (block.topics(), clients), (block.qos(), block.retain(), block.properties())
             columns = (*names, *rest, block.timestamps(at), at)
             parts.append(columns if rows is None else [take(column, rows) for column in columns])
         topics, client_ids, qos, retain, properties, timestamps, positions = zip(*parts, strict=True)
-        if all(rows is None for _, rows in found):
-            payloads: Column = PackedPayloads.joined([block.payloads() for block, _ in found])
+        if "payloads" not in wanted:
+            payloads = unread("payloads", sum(map(len, positions)))
+        elif all(rows is None for _, rows in found):
+            payloads = PackedPayloads.joined([block.payloads() for block, _ in found])
         else:  # copies, which keep no block in memory
             picked = (b.payloads().tolist() if rows is None else b.payloads().pick(rows) for b, rows in found)
             payloads = list(chain.from_iterable(picked))
@@ -405,7 +429,7 @@ class BatchPiece(Piece):
                 if not isinstance(rows, bool):
                     found.append((block, rows))
                     self.picked = self.picked or rows is not None
-            batch = reading.batch(found) if found else MessageBatch.empty()
+            batch = reading.batch(found, ask.columns) if found else MessageBatch.empty()
         except CorruptionError as bad:
             if len(blocks) == 1:
                 raise CorruptionError(bad.reason, reading.blocks.place(blocks[0].last)) from bad
@@ -416,7 +440,8 @@ class BatchPiece(Piece):
                 raise
             self._blocks = first  # the messages before the damage come first
             return self.read(limits)
-        self.bytes = batch.payload_bytes() if self.picked else sum([block.payload_bytes for block, _ in found])
+        whole = not self.picked and "payloads" in ask.columns
+        self.bytes = sum([block.payload_bytes for block, _ in found]) if whole else batch.payload_bytes()
         behind = min(blocks[-1].last, ask.bound) + 1
         if len(batch) > limits.rows:
             reading.blocks.cache.keep(blocks)
@@ -438,7 +463,8 @@ class SegmentPiece(Piece):
 
     def read(self, limits: ReadLimits) -> tuple[MessageBatch, int]:
         """Return as many matching rows as the limits allow, and cache the rows for the next read if some remain."""
-        ask, key = self._ask, (self.last, self._ask.stream, self._ask.topic_filter.text)
+        ask = self._ask
+        key = self.last, ask.stream, ask.topic_filter.text, ask.columns
         kept = self._find()
         start, stop = kept.rows(ask.at, ask.bound)
         cut = min(stop, start + limits.rows, start + kept.rows_within(start, limits.bytes))

@@ -94,7 +94,7 @@ class _Node:
 class _Memo:
     """A cache of the streams of topics, bounded in bytes. Its owner's lock guards it.
 
-    It has two halves. When the younger one is full, it replaces the older one; topics that are asked for move to the
+    It has two halves. When the younger one is full, it replaces the older one; topics that are looked up move to the
     younger one. If most topics of a full half came only once, both halves are dropped, and nothing is cached for a
     time, so that a flood of unique topics costs little.
     """
@@ -466,7 +466,7 @@ def _entries(reader: Reader, prefix: bytes) -> Iterator[tuple[int, str, int]]:
 
 
 def _in_order(numbered: dict[int, _Node], first: int, what: str) -> list[_Node]:
-    """Return nodes in order of their numbers. Raises `CorruptionError` if these have gaps."""
+    """Return nodes in order of their numbers. Raises `CorruptionError` if the numbers have gaps."""
     try:
         return [numbered[number] for number in range(first, first + len(numbered))]
     except KeyError as gap:

@@ -12,7 +12,7 @@ __all__ = ["TopicParts"]
 class TopicParts:
     """A cache of the key bytes of recently stored topics, for one writer.
 
-    ``make`` returns the bytes for a stream and a topic; the trie learns the streams of new topics. At most ``topics``
+    ``make`` returns the bytes for a stream and a topic. ``trie`` assigns new topics to streams. At most ``topics``
     topics with at most ``characters`` characters together are cached, unless one batch has more.
     """
 

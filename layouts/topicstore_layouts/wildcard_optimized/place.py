@@ -73,7 +73,7 @@ class Place:
 
     @classmethod
     def before(cls, epochs: Epochs, position: int) -> Place:
-        """Return the place of a reader that starts at a position."""
+        """Return the place, an offset in the stream, of a cursor whose first message may have ``position``."""
         epoch, low = position >> epochs.position_bits, position & epochs.last_position
         return cls(epochs, epoch, ((epochs.end, low - 1),) if low else ())
 

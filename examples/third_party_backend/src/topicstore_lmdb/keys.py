@@ -33,6 +33,6 @@ def pairs_of(entry, value):
 
 
 def value_of(pairs):
-    """Return the value of a bucket with these pairs, without keys whose value is None; None if no key is left."""
+    """Return the value of a bucket with key-value pairs, without keys whose value is None; None if no key is left."""
     left = [(packed[HEAD:], value) for packed, value in sorted(pairs.items()) if value is not None]
     return _encode(left) if left else None

@@ -230,7 +230,7 @@ def test_the_protocol_has_a_version_that_is_served(level: int, answer: int) -> N
 
 
 @statement("3.1.2-2", "3.1.1: 3.1.2-2")
-def test_mqtt_31_is_told_that_it_is_not_served() -> None:
+def test_mqtt_31_is_refused_as_not_served() -> None:
     packet = wire.frame("CONNECT", 0, b"\0\6MQIsdp\3\2\0\x3c", wire.binary("me"))
     found = refused(0, packet, ReasonCode.UNSUPPORTED_PROTOCOL_VERSION)
     assert encoding.connack(found.version, found.reason) == b"\x20\2\0\1"

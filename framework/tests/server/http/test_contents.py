@@ -14,6 +14,7 @@ import pytest
 import topicstore as ts
 from topicstore.contract.topics import TopicFilter
 from topicstore.shard import tally_tables
+from topicstore.storage.counting.contents import latest_of
 from topicstore.storage.counting.histogram import histogram
 
 
@@ -242,3 +243,28 @@ def test_a_page_of_large_messages_ends_where_it_would_be_too_large(
         query = None if page["next"] is None else {**query, "after": page["next"]}
     db.queues.drop("large")
     assert [one for one in sizes if one] == [[9], [9], [20], [1]]
+
+
+def test_the_last_messages_of_named_topics_are_looked_up(http: httpx.Client) -> None:
+    """The last message of each named topic comes, sorted by topic; a name without messages is left out."""
+    named = ["fleet/t2/0/speed", "fleet/t1/1/speed", "fleet/nowhere", "fleet/t1/1/speed"]
+    found = http.get("/latest", params={"topic": named}).json()
+    assert [(one["topic"], one["payload"]) for one in found["items"]] == [
+        ("fleet/t1/1/speed", "271"),
+        ("fleet/t2/0/speed", "272"),
+    ]
+    assert found["next"] is None
+
+
+def test_named_topics_come_as_one_by_one(db: ts.Database) -> None:
+    """Looking topics up together finds what looking up each alone finds, also for topics that begin with a dollar."""
+    named = ["fleet/t1", "$fleet/a", "nowhere", *(f"fleet/t{n}/{n % 2}/speed" for n in range(30))]
+    assert [message for name in sorted(named) for message in db.latest(name)] == latest_of(db.storage, named)
+
+
+def test_a_topic_that_is_named_is_no_filter_and_names_are_few(http: httpx.Client) -> None:
+    """Naming a filter, or more than 1,000 topics, is a client error with the reason."""
+    for named, reason in ((["fleet/+"], "is a filter"), ([f"t{n}" for n in range(1_001)], "at most 1,000")):
+        answer = http.get("/latest", params={"topic": named})
+        assert answer.status_code == 400
+        assert reason in answer.json()["detail"]

@@ -25,6 +25,21 @@ def test_the_document_names_tokens_and_problems(site: httpx.Client) -> None:
     assert len({one["operationId"] for one in operations}) == len(operations)
 
 
+def test_each_operation_has_a_sentence_and_each_parameter_a_text(site: httpx.Client) -> None:
+    """The summary of an operation is the first sentence of its description, and no parameter lacks a description."""
+    document = site.get("/schema/openapi.json").json()
+    operations = [(name, one) for name, path in document["paths"].items() for one in path.values()]
+    assert [] == [
+        f"{name}: {parameter['name']}"
+        for name, one in operations
+        for parameter in one.get("parameters", ())
+        if not parameter.get("description")
+    ]
+    for _, one in operations:
+        assert " " in one["summary"]
+        assert " ".join(one["description"].replace("`", "").split()).startswith(one["summary"])
+
+
 def test_the_document_names_all_that_is_taken_and_answered(site: httpx.Client) -> None:
     """The document names all media types and headers, including those that handlers parse and write themselves."""
     paths = site.get("/schema/openapi.json").json()["paths"]

@@ -112,7 +112,7 @@ def test_a_target_whose_name_is_too_long_makes_the_job_fail(http: httpx.Client, 
 def test_targets_elsewhere_are_refused(
     http: httpx.Client, own: tuple[ts.Database, Server], tmp_path: Path, target: str | None
 ) -> None:
-    """Targets outside the export directory are refused, also by way of symbolic links."""
+    """Targets outside the export directory are refused, even by way of symbolic links."""
     out = own[0].path.parent / "out"
     out.mkdir(exist_ok=True)
     (out / "link").unlink(missing_ok=True)

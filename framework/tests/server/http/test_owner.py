@@ -31,9 +31,6 @@ def test_only_the_owner_may_archive_elsewhere(http: httpx.Client, owner: dict[st
 
 
 def test_only_the_owner_may_run_sql_unless_settings_allow_it(http: httpx.Client, owner: dict[str, str]) -> None:
-    """Only the server's own token may run SQL unless settings allow it for others.
-
-    With that token the response is 409, because this database's backend has no SQL.
-    """
+    """Only the server's own token may run SQL unless settings allow it for others."""
     assert "sql" in told_why(http.post("/sql", json={"statement": "select 1"}))
-    assert 409 == http.post("/sql", json={"statement": "select 1"}, headers=owner).status_code
+    assert 200 == http.post("/sql", json={"statement": "select 1"}, headers=owner).status_code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ import attrs
 import pytest
 import topicstore as ts
 from topicstore.server import Server
-from topicstore_conformance.conditions.browser import MEASURES, SIZES, Open, need_browser, windows
+from topicstore_conformance.conditions.browser import MEASURES, SIZES, Open, need_browser
 from topicstore_conformance.mqtt.embedded import serving_http
+from topicstore_conformance.mqtt.raw_client import RawClient
+from topicstore_conformance.mqtt.wire import Will
 from topicstore_conformance.subjects import datasets
 
 need_browser()
@@ -21,6 +24,7 @@ pytest.importorskip("plotly", reason='needs plotly: pip install "topicstore[serv
 from playwright.sync_api import BrowserContext, Page, expect  # noqa: E402 - after the check that it is installed
 
 _VIEWS = ["now", "topics", "replay", "sessions"]
+_OTHER_VIEWS = ["retained", "storage", "publish"]
 _HOSTILE = "<img src=x onerror=document.title='owned'>"
 
 
@@ -43,6 +47,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
         db.store(
             [ts.Message("binary/blob", bytes(range(256)), "c"), ts.Message("huge/number", b'{"n": 9007199254740993}')]
         )
+        db.store(
+            [
+                ts.Message(f"rooms/{room}", b'{"ts": 1764400000, "humid": %d, "sensor_id": 7}' % n, "hub")
+                for n, room in enumerate(("attic", "cellar", "hall"))
+            ]
+        )
+        db.publish([ts.Message("retained/door", b'{"open": true}', "hub", 1, retain=True)])
+        db.retention.set(max_age=30 * 86_400, filters={"debug/#": 3_600})
         yield db
 
 
@@ -66,15 +78,11 @@ def server(store: ts.Database) -> Iterator[Server]:
     session = store.sessions.open("late <b>client</b>", expiry_interval=None)
     session.subscribe("capmetro/#", start=0)
     session.disconnect()
+    quiet = store.sessions.open("quiet/client", expiry_interval=86_400)
+    quiet.subscribe("rooms/#", start=None)
+    quiet.disconnect()
     with serving_http(store) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
-    """Open browser windows, each with a profile of its own."""
-    with windows(lambda: tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @attrs.frozen
@@ -103,6 +111,9 @@ class Opened:
             "topics": "#tree [role=treeitem] >> nth=0",
             "replay": "#rows li >> nth=0",
             "sessions": "#session-table tbody tr >> nth=0",
+            "retained": "#retained-table tbody tr >> nth=0",
+            "storage": "#all-generations tbody tr >> nth=0, #outlook tbody tr >> nth=0, #limits dd >> nth=0",
+            "publish": "#publish-form button:enabled",
         }
         for selector in ready[view.partition("?")[0]].split(", "):
             self.page.locator(selector).first.wait_for()
@@ -131,7 +142,7 @@ def opened(context: BrowserContext, server: Server) -> Iterator[Opened]:
     assert [] == opened.said
 
 
-@pytest.mark.parametrize("view", _VIEWS)
+@pytest.mark.parametrize("view", [*_VIEWS, *(pytest.param(view, marks=pytest.mark.slow) for view in _OTHER_VIEWS)])
 def test_nothing_is_cut_faint_or_overlaps(window: Opened, view: str) -> None:
     """No text is cut, overlapped or too faint; the contrast is at least 4.5, as WCAG 2.2 level AA requires."""
     page = window.see(view)
@@ -146,7 +157,7 @@ def test_nothing_is_cut_faint_or_overlaps(window: Opened, view: str) -> None:
 
 def test_a_click_through_all_views(opened: Opened) -> None:
     page = opened.see("now")
-    for name in ("Topics", "Replay", "Sessions", "Now"):
+    for name in ("Topics", "Replay", "Sessions", "Retained", "Storage", "Publish", "Now"):
         page.get_by_role("tab", name=name).click()
         expect(page.get_by_role("tabpanel", name=name)).to_be_visible()
         expect(page).to_have_title(f"{name} · topicstore")
@@ -261,7 +272,7 @@ def test_topics_open_level_by_level_and_lead_to_their_messages(opened: Opened) -
     expect(page).to_have_url(re.compile("#replay.*filter=capmetro%2Fvp%2F%23"))
 
 
-def test_what_became_plus_is_listed(opened: Opened) -> None:
+def test_patterns_that_were_learned_are_listed(opened: Opened) -> None:
     page = opened.see("topics")
 
     expect(page.locator("#learned tbody tr").first).to_contain_text("+")
@@ -273,6 +284,216 @@ def test_sessions_say_who_is_behind(opened: Opened) -> None:
 
     expect(row).to_contain_text("4,000")
     expect(row).to_contain_text("away")
+
+
+def test_all_sessions_are_shown_whether_they_are_behind_or_not(opened: Opened) -> None:
+    """The sessions that are behind come first, and the others follow."""
+    page = opened.see("sessions")
+    shown = page.locator("#session-table tbody th").all_inner_texts()
+
+    assert ["late <b>client</b>", "quiet/client"] == [name for name in shown if name in {*shown[:1], "quiet/client"}]
+    expect(page.locator("#session-figures")).to_contain_text("Sessions")
+
+
+def test_a_session_is_shown_in_detail_and_can_be_ended(opened: Opened, store: ts.Database) -> None:
+    """The details have the subscriptions and the end of a session; Expire removes it for good."""
+    session = store.sessions.open("ending/client", expiry_interval=7_200)
+    session.subscribe("rooms/+", qos=1)
+    session.disconnect()
+    page = opened.see("sessions?sort=client_id")
+    page.get_by_role("link", name="ending/client").click()
+    detail = page.locator("#session-detail")
+
+    expect(detail.locator("#session-subscriptions tbody")).to_contain_text("rooms/+")
+    expect(detail.locator("#session-facts")).to_contain_text("on disk")
+    detail.get_by_role("button", name="Expire ending/client").click()
+    page.get_by_role("button", name="Expire it").click()
+    expect(detail).to_be_hidden()
+    assert "ending/client" not in store.sessions
+
+
+def test_a_connected_client_shows_its_address(opened: Opened, server: Server) -> None:
+    with RawClient(int(server.addresses[0].rpartition(":")[2])) as client:
+        client.connect("here/now", will=Will(topic="rooms/gone"))
+        page = opened.see("sessions?client=here%2Fnow")
+        facts = page.locator("#session-facts")
+
+        expect(facts).to_contain_text("connected from 127.0.0.1:")
+        expect(facts).to_contain_text("at once when the connection is lost")
+
+
+def test_topics_show_their_last_value(opened: Opened) -> None:
+    """A search opens the branches down to the topics it finds, each with its last value; a click shows it whole."""
+    page = opened.see("topics?search=cellar")
+    topic = page.get_by_role("treeitem", name=re.compile("^cellar,"))
+
+    expect(topic.locator(".value")).to_have_text('{"ts": 1764400000, "humid": 1, "sensor_id": 7}')
+    expect(topic.locator(".age")).to_contain_text(re.compile("ago|just now"))
+    topic.locator("> div").click()
+    expect(page.locator("#topic-name")).to_have_text("rooms/cellar")
+    expect(page.locator("#topic-payload dt").nth(1)).to_have_text("humid")
+    page.locator("#topic-message .payload-form").select_option("raw")
+    expect(page.locator("#topic-payload pre")).to_have_text('{"ts": 1764400000, "humid": 1, "sensor_id": 7}')
+    page.locator("#topic-message .payload-form").select_option("pretty")
+
+
+def test_values_are_drawn_and_times_and_ids_are_not(opened: Opened) -> None:
+    """The chart begins with a value, a time isn't offered, and the summary says which messages are drawn."""
+    page = opened.see("replay?filter=rooms/%23")
+
+    expect(page.locator("#field")).to_have_value("humid")
+    assert ["humid", "sensor_id"] == page.locator("#field option").all_inner_texts()
+    expect(page.locator("#values-summary")).to_contain_text("all 3 messages, 20")
+    page = opened.see("replay?filter=capmetro/%23")
+    expect(page.locator("#values-summary")).to_contain_text("only the newest 1,000 messages, 20")
+    expect(page.locator("#values-summary")).to_contain_text("6 topics")
+    assert 6 == page.locator("#values-legend .key").count()
+
+
+def test_an_axis_begins_with_the_messages(opened: Opened) -> None:
+    """A range that begins in 2001 is drawn from the first message on, and a range without messages isn't drawn."""
+    page = opened.see("replay?filter=rooms/%23&start=978307200000000")
+    expect(page.locator("#histogram-summary")).to_contain_text(re.compile("3 messages, stored from 20"))
+    assert "2001-" not in page.locator("#view-replay").inner_text()
+    page.fill("#replay-form [name=filter]", "nothing/here")
+    page.keyboard.press("Enter")
+
+    expect(page.locator("#nothing")).to_be_visible()
+    assert 0 == page.locator("#view-replay .plot:visible").count()
+
+
+_TICKS = """async () => {
+  const { timeTicks } = await import('/page/time_axis.js');
+  const found = [];
+  for (const width of [290, 700]) {
+    for (let span = 50; span < 3e12; span *= 1.37) {
+      const [values, texts] = timeTicks(1764e9, 1764e9 + span, width);
+      const apart = values.slice(1).map((at, number) => (at - values[number]) / span * width);
+      const [after, before] = [values[0] - 1764e9, 1764e9 + span - values.at(-1)];
+      found.push([Math.min(...apart, width), values.length, after, before, texts[0]]);
+    }
+  }
+  return found;
+}"""
+
+
+def test_the_marks_of_an_axis_of_time_have_room(opened: Opened) -> None:
+    """For any span from milliseconds to decades, the marks are within it, at least one, and 70 pixels apart."""
+    for apart, number, after, before, text in opened.see("publish").evaluate(_TICKS):
+        assert apart >= 70
+        assert number >= 1
+        assert min(after, before) >= 0
+        assert text
+
+
+def test_times_are_shown_and_read_in_one_zone(chromium: Open, store: ts.Database, server: Server) -> None:
+    """All times are in the zone that the page names; a typed time is read in it, and UTC can be chosen instead."""
+    opened = Opened.of(chromium(1440, "light", timezone_id="Asia/Tokyo"), server.urls_of_http[0])
+    page = opened.see("replay?filter=rooms/hall")
+    stored = dt.datetime.fromtimestamp(store.latest("rooms/hall")[0].timestamp / 1e6, dt.UTC)
+    japan = stored.astimezone(dt.timezone(dt.timedelta(hours=9)))
+    when = page.locator("#rows .when").first
+
+    expect(page.locator("#zone option:checked")).to_have_text("Tokyo")
+    expect(page.locator("#replay-times")).to_contain_text("Asia/Tokyo")
+    expect(when).to_have_text(f"{japan:%Y-%m-%d %H:%M:%S}.{japan.microsecond // 1000:03d}")
+    typed = page.locator("#replay-form [name=start]")
+    typed.fill(f"{japan:%Y-%m-%d %H:%M}")
+    page.keyboard.press("Enter")
+    expect(page).to_have_url(re.compile(f"start={int(stored.replace(second=0, microsecond=0).timestamp())}000000"))
+    expect(page.locator("#rows li")).to_have_count(1)
+    page.select_option("#zone", "utc")
+    expect(when).to_have_text(f"{stored:%Y-%m-%d %H:%M:%S}.{stored.microsecond // 1000:03d}")
+    expect(typed).to_have_value(f"{stored:%Y-%m-%d %H:%M}:00")
+    assert [] == opened.said
+
+
+def test_now_says_what_clients_have_sent_and_received(tmp_path: Path, context: BrowserContext) -> None:
+    """The totals of publishes in and out are those that the clients count themselves, whatever is stored."""
+    with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db) as server:
+        port = int(server.addresses[0].rpartition(":")[2])
+        with RawClient(port) as publisher, RawClient(port) as first, RawClient(port) as second:
+            for name, client in (("p", publisher), ("a", first), ("b", second)):
+                client.connect(name)
+            first.subscribe("counted/#")
+            second.subscribe("counted/even/#")
+            for n in range(40):
+                publisher.publish(f"counted/{'odd' if n % 2 else 'even'}/{n}", b"x", qos=n % 3)
+            received = len(first.publishes(40)) + len(second.publishes(20))
+            opened = Opened.of(context, server.urls_of_http[0])
+            opened.page.goto(f"{opened.url}/#now")
+            figures = opened.page.locator("#figures")
+
+            assert 60 == received
+            expect(figures.locator(".in")).to_contain_text("40 in all")
+            expect(figures.locator(".out")).to_contain_text("60 in all")
+            expect(figures).to_contain_text(re.compile("counted .*(ago|just now)"))
+            opened.page.close()
+            assert [] == opened.said
+
+
+def test_an_empty_server_says_the_next_step(tmp_path: Path, context: BrowserContext) -> None:
+    """Each view of an empty server says what to do; the rule and the message that it asks for can be made there."""
+    with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db) as server:
+        opened = Opened.of(context, server.urls_of_http[0])
+        page = opened.page
+        page.goto(f"{opened.url}/#now")
+        expect(page.locator("#first-command")).to_contain_text(
+            f"mosquitto_pub -h 127.0.0.1 -p {server.addresses[0][10:]}"
+        )
+        page.get_by_role("link", name="Add a rule").click()
+        page.get_by_role("button", name="Add the rule").click()
+        expect(page.locator("#rules tbody")).to_contain_text("#")
+        for view, says in (("topics", "#no-topics"), ("replay", "#nothing"), ("sessions", "#no-sessions")):
+            page.get_by_role("tab", name=view.capitalize()).click()
+            expect(page.locator(says)).to_be_visible()
+        page.get_by_role("tab", name="Publish").click()
+        page.get_by_label("Topic", exact=True).fill("hello/world")
+        page.get_by_label("Payload", exact=True).fill("Hello")
+        page.get_by_role("button", name="Publish").click()
+        expect(page.locator("#published")).to_contain_text("hello/world: stored.")
+        page.get_by_role("link", name="See it").click()
+        expect(page.locator("#rows .payload")).to_have_text("Hello")
+        page.get_by_role("tab", name="Now").click()
+        expect(page.locator("#figures")).to_contain_text("Messages")
+        expect(page.locator("#beginning")).to_be_hidden()
+        page.close()
+        assert ["Hello"] == [message.payload.decode() for message in db.replay("#")]
+        assert [] == opened.said
+
+
+def test_retained_messages_are_shown_and_cleared(opened: Opened, store: ts.Database) -> None:
+    page = opened.see("retained?filter=retained/%23")
+    expect(page.locator("#retained-table tbody")).to_contain_text("open")
+    page.get_by_role("button", name="Clear retained/door").click()
+    page.get_by_role("button", name="Clear it").click()
+    expect(page.locator("#retained-nothing")).to_be_visible()
+
+    assert [] == store.retained("retained/#")
+    store.publish([ts.Message("retained/door", b'{"open": true}', "hub", 1, retain=True)])
+
+
+def test_storage_says_what_is_kept_for_how_long(opened: Opened, store: ts.Database) -> None:
+    page = opened.see("storage")
+
+    expect(page.locator("#limits")).to_contain_text("30 d")
+    expect(page.locator("#limits")).to_contain_text("debug/#")
+    assert len(store.retention.outlook()) == page.locator("#outlook tbody tr").count()
+    assert len(store.generations()) == page.locator("#all-generations tbody tr").count()
+
+
+@pytest.mark.slow
+def test_the_pages_of_the_interface_are_linked_and_dark(chromium: Open, server: Server) -> None:
+    """The page links the OpenAPI page, which has the same colour scheme."""
+    opened = Opened.of(chromium(1440, "dark"), server.urls_of_http[0])
+    page = opened.see("publish")
+    page.get_by_role("link", name="The HTTP interface").click()
+    page.locator(".opblock").first.wait_for()
+    ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor.match(/\\d+/g).map(Number)")
+
+    assert max(ground[:3]) < 80
+    expect(page.locator(".opblock-summary-description").first).to_contain_text(" ")
+    assert [] == [one for one in opened.said if "schema" in one]
 
 
 def test_a_client_can_be_kicked(opened: Opened, store: ts.Database) -> None:
@@ -371,6 +592,9 @@ def test_a_token_is_asked_for_once_and_kept(tmp_path: Path, context: BrowserCont
         page.reload()
         expect(page.locator("#generations tbody tr")).to_have_count(1)
 
+        page.get_by_role("tab", name="Publish").click()
+        expect(page.locator("#publish-scope")).to_be_visible()
+        expect(page.get_by_role("button", name="Publish")).to_be_disabled()
         assert not page.locator("#token").is_visible()
         assert "test" == page.evaluate("sessionStorage['topicstore-token']")
         page.close()

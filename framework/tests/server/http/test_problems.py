@@ -85,7 +85,7 @@ def test_a_fault_tells_nothing_of_itself(
 
 @pytest.mark.parametrize("path", ["/health/live", "/", "/api/v5/info", "/api/v5/messages", "/api/v5/messages/tail"])
 def test_head_is_answered_as_get_is_without_a_body(site: httpx.Client, path: str) -> None:
-    """HEAD is answered as GET without a body, also where a GET never ends (RFC 9110, section 9.3.2)."""
+    """HEAD is answered as GET without a body, even where a GET never ends (RFC 9110, section 9.3.2)."""
     with site.stream("GET", path) as got:
         head = site.head(path)
     assert (head.status_code, head.content) == (got.status_code, b"")

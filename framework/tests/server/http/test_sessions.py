@@ -11,6 +11,7 @@ import pytest
 import topicstore as ts
 from topicstore.server import Server
 from topicstore_conformance.mqtt.raw_client import RawClient
+from topicstore_conformance.mqtt.wire import Will
 
 WEEK = 604_800
 
@@ -52,6 +53,25 @@ def test_a_session_shows_subscriptions_window_and_lag(
     assert shown["in_flight"] == 1
     assert shown["connection"]["receive_maximum"] == 10
     assert shown["expiry_interval"] == WEEK
+
+
+def test_a_session_shows_where_its_client_is_and_its_will(
+    http: httpx.Client, db: ts.Database, served: tuple[ts.Database, Server]
+) -> None:
+    """A connected session shows its client's address, which a session of the server's own process has not."""
+    with RawClient(int(served[1].addresses[0].rpartition(":")[2])) as client:
+        client.connect(
+            "where", clean=False, session_expiry_interval=WEEK, will=Will(topic="where/will", payload=b"gone")
+        )
+        host, port = client.socket.getsockname()
+        shown = http.get("/sessions/where").json()
+    away(db, "where/else", "x/#")
+    db.sessions.open("where/here", expiry_interval=WEEK)
+    here = http.get("/sessions/where%2Fhere").json()
+    assert shown["connection"]["address"] == f"{host}:{port}"
+    assert shown["will_delay"] == 0
+    assert here["connection"]["address"] is None
+    assert http.get("/sessions/where%2Felse").json()["will_delay"] is None
 
 
 def test_a_kicked_client_is_told_so_and_keeps_its_session(

@@ -57,7 +57,7 @@ def test_names_that_a_line_cannot_hold_are_refused(tokens: Tokens, name: str) ->
 
 
 def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """A missing directory of the token file is named in the error, also when the first token is added."""
+    """A missing directory of the token file is named in the error, even when the first token is added."""
     tokens = Tokens(tmp_path / "nowhere" / "tokens")
     for use in (lambda: tokens.add("reader", "read"), lambda: tokens.revoke("reader")):
         with pytest.raises(TokenFileError, match=r"/nowhere, where the file of tokens belongs, is not there"):
@@ -156,3 +156,25 @@ def test_the_settings_name_the_file(tmp_path: Path) -> None:
     config.write_text('[http]\ntoken_file = "elsewhere"\n')
     assert 0 == run("add", "reader", "--config", str(config)).exit_code
     assert ["reader"] == [one.name for one in Tokens(tmp_path / "elsewhere").read()]
+
+
+def test_the_listeners_are_listed_with_their_addresses(tmp_path: Path) -> None:
+    """The listeners come with their schemes and the addresses that were bound."""
+    with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db) as server, client_of(server) as http:
+        found = http.get("/listeners").json()
+        assert found == {
+            "items": [{"name": "mqtt", "scheme": "mqtt", "addresses": server.addresses}],
+            "next": None,
+        }
+
+
+def test_a_request_can_ask_for_its_own_scope(tmp_path: Path) -> None:
+    """A request learns the scope of its token; a request without any right is refused."""
+    with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db, token_file=tmp_path / "tokens") as server:
+        tokens = Tokens(tmp_path / "tokens")
+        with client_of(server) as http:
+            assert http.get("/scope").json() == {"scope": "admin"}, "a request from this machine needs no token"
+            for scope in ("read", "write"):
+                token = tokens.add(scope, scope)
+                assert http.get("/scope", headers={"Authorization": f"Bearer {token}"}).json() == {"scope": scope}
+            assert http.get("/scope").status_code == 401

@@ -13,7 +13,7 @@ import msgspec
 from topicstore.cli.connecting import opened
 from topicstore.cli.terminal.display import console, count_of, make_table, print_json
 from topicstore.cli.terminal.options import PATH, json_option
-from topicstore.storage.reading.sql import rows
+from topicstore.sql.values import rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,16 +27,19 @@ __all__ = ["sql"]
 @json_option
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV instead, with the names of the columns first.")
 def sql(path: Path, statement: str, *, as_json: bool, as_csv: bool) -> None:
-    """Run an SQL STATEMENT that only reads over the messages in PATH, of all shards.
+    """Run an SQL STATEMENT that only reads over the messages in PATH, on any backend.
 
-    The database needs a layout that keeps messages as rows (table, on duckdb). The table `messages` has the
-    columns time, timestamp, topic, client_id, qos, retain, payload, payload_bytes, properties, and the row's
-    identity: shard, generation, stream, position. `time` is the time of the position; `timestamp` is the
-    message's own time. Times are in UTC; decode(payload) is the payload as text.
+    DuckDB runs it (topicstore[duckdb]). The table `messages` has the columns time, timestamp, topic, client_id,
+    qos, retain, payload, payload_bytes, properties, shard, position. `time` is the time of the position;
+    `timestamp` is the message's own time. The tables `topics` and `clients` have the counts that the commands of
+    these names print; `latest` has the last message of each topic. Times are in UTC; decode(payload) is the
+    payload as text.
+
+    Comparisons of topics, client ids and times with constants narrow what is read; LIKE doesn't.
 
     \b
     The topics with the most messages; the newest messages; messages by their own times; the columns and their types:
-      topicstore sql data 'select topic, count(*) from messages group by 1 order by 2 desc limit 10'
+      topicstore sql data 'select topic, messages from topics order by 2 desc limit 10'
       topicstore sql data 'select time, topic, decode(payload) from messages order by time desc limit 5'
       topicstore sql data "select * from messages where timestamp >= '2025-06-01 12:00:00+00' limit 5"
       topicstore sql data 'describe messages'
@@ -52,7 +55,7 @@ def sql(path: Path, statement: str, *, as_json: bool, as_csv: bool) -> None:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(found.column_names)
         writer.writerows(map(_flat, row) for row in rows(found))
-        click.echo(text.getvalue().encode(), nl=False)  # in UTF-8 everywhere, as other data
+        click.echo(text.getvalue().encode(), nl=False)  # in UTF-8 everywhere, like all other data
     else:
         columns = [f"{field.name}{'>' * _is_number(field.type)}" for field in found.schema]
         cells = ((value if isinstance(value, int) else _flat(value) for value in row) for row in rows(found))

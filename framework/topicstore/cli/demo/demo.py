@@ -192,7 +192,7 @@ def _read_source(file: Path, *, timed: bool = True) -> _Source:
             else:
                 return _Source(digests=digests, messages=messages, bytes=size, timed=timed)
         except BadRowError as bad:
-            raise ImportSourceError(bad.told_of(str(file))) from bad
+            raise ImportSourceError(bad.described_in(str(file))) from bad
     return _read_source(file, timed=False)
 
 

@@ -56,10 +56,10 @@ class _ExportSource(Source):
         self._read = 0
 
     def read(self, skip: int, size: int) -> Generator[Rows]:
-        """Yield the rows from ``skip`` on; after the last were stored, check that the database has all rows.
+        """Yield the rows from ``skip`` on. After the last row was stored, check that the database has all rows.
 
-        Raises `CorruptionError` for damaged files, and if the database lacks a row. The import is then unfinished, and
-        repeats the check when it is run again.
+        Raises `CorruptionError` if a file is damaged or the database lacks a row. The import then stays unfinished,
+        and running it again repeats the check.
         """
         self._read, oldest = 0, MAX_TIME
         for batch in slices(self._exported.rows(), size):

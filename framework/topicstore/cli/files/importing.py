@@ -171,7 +171,7 @@ class Importer:
 
     @staticmethod
     def _explain(source: Source, bad: BadRowError) -> str:
-        where = bad.told_of(source.name)
+        where = bad.described_in(source.name)
         if not bad.row:
             return where
         if source.corrected_goes_on and source.id is not None:

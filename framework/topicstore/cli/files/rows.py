@@ -37,7 +37,7 @@ class BadRowError(ImportSourceError):
         self.row = row
         self.reason = reason
 
-    def told_of(self, name: str) -> str:
+    def described_in(self, name: str) -> str:
         """Return a message with the source's name, the row's number from 1, and the reason."""
         return f"{name}, row {self.row + 1:,}: {self.reason}"
 

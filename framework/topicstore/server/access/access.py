@@ -180,8 +180,8 @@ class Access:
 
     async def _named(self, login: Login) -> str | Refusal | None:
         """Return the user's name, None for an anonymous client, or the refusal."""
-        peer = login.peer
-        if self._who is not None:
+        peer, via = login.peer, login.peer.via
+        if self._who is not None and "plugins" in via.sources:
             [answer] = await self._who.ask([_credentials(login)])
             if isinstance(answer, str):
                 return answer
@@ -189,11 +189,12 @@ class Access:
                 return Refusal(why="credentials", text="the user name or the password is wrong")
         if peer.certificate_name is not None:
             return peer.certificate_name
-        if login.user_name is not None and self._passwords is not None:
+        if login.user_name is not None and self._passwords is not None and "passwords" in via.sources:
             if await self._passwords.matches(login.user_name, login.password or b"", peer.site):
                 return login.user_name
             return Refusal(why="credentials", text="the user name or the password is wrong")
-        if self._anonymous == "always" or (self._anonymous == "loopback" and peer.loopback):
+        anonymous = via.anonymous or self._anonymous
+        if anonymous == "always" or (anonymous == "loopback" and peer.loopback):
             return None
         return Refusal(why="forbidden", text="a user name and a password are needed here")
 

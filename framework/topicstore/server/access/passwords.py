@@ -193,7 +193,7 @@ class PasswordCheck:
         return users, self._file.matches(users.get(name), password)
 
     def reread(self) -> None:
-        """Read the file again. Raises `PasswordFileError`; then its last valid content stays in force."""
+        """Read the file again. If it is invalid, raise `PasswordFileError`; its last valid content stays in force."""
         self._users.reread()
 
     def _mark(self, name: str, password: bytes) -> bytes:

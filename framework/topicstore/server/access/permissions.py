@@ -35,7 +35,7 @@ class TopicPattern:
     __slots__ = ("_levels", "_open_ended")
 
     def __init__(self, text: str, user: str | None, client_id: str) -> None:
-        """Replace ``%u`` and ``%c`` by names. ``text`` is a valid filter; without a user it has no ``%u``."""
+        """Replace ``%u`` and ``%c`` with names. ``text`` is a valid filter; without a user it has no ``%u``."""
         levels = text.split("/")
         self._open_ended = levels[-1] == "#"
         if self._open_ended:
@@ -222,22 +222,22 @@ class Permissions:
 
     __slots__ = (
         "_answered",
-        "_client_id",
         "_plugins",
         "_publish",
         "_received",
         "_rules",
         "_subscribe",
         "_unanswered",
-        "_user",
+        "client_id",
         "reads_everything",
         "unrestricted",
+        "user",
     )
 
     def __init__(
         self, user: str | None, client_id: str, rules: ClientRules, plugins: Batches[Question, bool | None] | None
     ) -> None:
-        self._user, self._client_id, self._rules, self._plugins = user, client_id, rules, plugins
+        self.user, self.client_id, self._rules, self._plugins = user, client_id, rules, plugins
         self._publish: BoundedCache[str, bool] = BoundedCache(_REMEMBERED, _BYTES)
         self._subscribe: BoundedCache[str, bool] = BoundedCache(_REMEMBERED, _BYTES)
         self._unanswered: set[str] = set()
@@ -278,15 +278,13 @@ class Permissions:
         asked = [topic for topic, decision in found.items() if decision is None]
         if asked and self._plugins is not None:
             questions = [
-                Question(user=self._user, client_id=self._client_id, action=action, topic=topic) for topic in asked
+                Question(user=self.user, client_id=self.client_id, action=action, topic=topic) for topic in asked
             ]
             known = self._publish if action == "publish" else self._subscribe
             try:
                 answers = await self._plugins.ask(questions)
             except Exception:  # noqa: BLE001 - a plugin may raise anything; it is logged, and nothing is allowed
-                _log.exception(
-                    "the client %r is refused because a plugin failed to say what it may do", self._client_id
-                )
+                _log.exception("the client %r is refused because a plugin failed to say what it may do", self.client_id)
                 if action == "publish":
                     self._unanswered = set(asked)
                 return [found[topic] for topic in topics]
@@ -320,7 +318,7 @@ class Permissions:
         """
         if self._plugins is not None:
             answers = await self._plugins.ask(
-                [Question(user=self._user, client_id=self._client_id, action="subscribe", topic=one) for one in topics]
+                [Question(user=self.user, client_id=self.client_id, action="subscribe", topic=one) for one in topics]
             )
             found = {
                 topic: self._received.keep(topic, self._rules.may_receive(topic) if answer is None else answer is True)

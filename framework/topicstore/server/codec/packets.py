@@ -12,6 +12,7 @@ from topicstore.contract.model import Properties
 
 __all__ = [
     "CONNACK",
+    "CONNECT",
     "DISCONNECT",
     "INVALID",
     "NAMES",
@@ -38,7 +39,7 @@ __all__ = [
 
 INVALID = 0
 """Not a type of the standard: invalid packets are counted under it."""
-CONNACK, PUBLISH = 2, 3
+CONNECT, CONNACK, PUBLISH = 1, 2, 3
 PUBACK, PUBREC, PUBREL, PUBCOMP = 4, 5, 6, 7
 SUBACK, UNSUBACK, PINGRESP, DISCONNECT = 9, 11, 13, 14
 NAMES = (

@@ -25,9 +25,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def check_installed() -> None:
-    """Raise `click.UsageError`, with the command that installs them, if libraries are missing.
+    """Raise `click.UsageError` if libraries are missing; the error names the command that installs them.
 
-    They are an optional extra, but the commands always exist.
+    The libraries are an optional extra, but the commands that need them are always listed.
     """
     missing = [name for name in _NEEDS if importlib.util.find_spec(name) is None]
     if missing:

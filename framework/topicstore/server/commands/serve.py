@@ -113,7 +113,8 @@ def serve(
 
         settings = read(empty_ok=True)
 
-        _run(settings, read, path or settings.messages.data_dir or _DIRECTORY, signals, print_ready=print_ready)
+        where = path or settings.messages.data_dir or _DIRECTORY
+        _run(settings, read, config, where, signals, print_ready=print_ready)
 
 
 @contextmanager
@@ -217,6 +218,7 @@ def _address(text: str, option: str) -> Address:
 def _run(
     settings: ServerSettings,
     read: Callable[[], ServerSettings],
+    config: Path | None,
     path: Path,
     signals: Signals,
     *,
@@ -274,7 +276,14 @@ def _run(
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(
                 running.serve(
-                    db, settings, ready=ready, read=read, storages=storages, reserved=reserved, signals=signals
+                    db,
+                    settings,
+                    ready=ready,
+                    read=read,
+                    file=config,
+                    storages=storages,
+                    reserved=reserved,
+                    signals=signals,
                 )
             )
 

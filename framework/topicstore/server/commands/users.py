@@ -24,9 +24,9 @@ _config = click.option(
 
 @click.group()
 def users() -> None:
-    """Add, remove and list the users of a server, who connect with a password.
+    """Add, remove and list the users who may connect to a server with a password.
 
-    Passwords are kept as hashes by argon2id. A server that runs uses the changed file from the next connection on.
+    Passwords are stored as argon2id hashes. A running server uses the changed file for all later connections.
     """
 
 
@@ -38,8 +38,8 @@ def users() -> None:
 def add(name: str, file: Path | None, config: Path | None, *, as_json: bool) -> None:
     """Add the user NAME, or give it another password.
 
-    The password is asked for on a terminal; else it is the first line of standard input. It is never an argument, which
-    other users of the machine could see.
+    On a terminal the command prompts for the password. Otherwise it reads the password from the first line of standard
+    input. The password is never an argument, which other users of the machine could see.
     """
     check_installed()
     from topicstore.server.access.passwords import PasswordFile

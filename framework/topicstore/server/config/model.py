@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,7 @@ __all__ = [
     "AuthenticationSettings",
     "AuthorizationSettings",
     "DurableSessionsSettings",
+    "FlappingSettings",
     "HttpSettings",
     "HttpTlsSettings",
     "Limits",
@@ -275,6 +277,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stored_sessions_per_user: Count | None = None
     """Most stored sessions of each user; clients without a user name count together. By default there is no limit. The
     client of one more session is refused as for ``stored_sessions``."""
+    max_queued: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] | None = None
+    """Most messages that wait for a session, besides those in flight; by default there is no limit. Above it the oldest
+    are dropped for this session: its place in the stored messages moves forward. They stay stored for others. Sessions
+    are checked in turn, so that for some seconds, or with very many sessions for minutes, more may wait. A message that
+    matches several filters of a session counts for each. Shared subscriptions have no such limit."""
+    max_queued_bytes: Size | None = None
+    """Most bytes of the payloads that wait for a session, as ``max_queued``; by default there is no limit."""
     publish_rate: Count | None = None
     """Most messages that a client may publish in a second; by default there is no limit. ``over_rate`` says what
     happens to a client that exceeds it."""
@@ -327,6 +336,10 @@ class TlsSettings(Section, frozen=True):
     """Certificates of the authorities that sign clients' certificates."""
     client_certificates: Literal["ignored", "optional", "required"] = "ignored"
     """Whether clients may, or must, present a certificate."""
+    crl_file: Path | None = None
+    """Lists of revoked certificates (CRL, in PEM), one of each authority that signs clients' certificates. A client
+    whose certificate is in a list is refused in the handshake, and so is one whose authority has no list, or only an
+    outdated one. Read again with the certificates; connections that are open stay."""
     user_from_certificate: bool = False
     """Whether the common name (CN) of a client's certificate is its user name; then the client needs no password."""
     minimum_version: Literal["1.2", "1.3"] = "1.2"
@@ -337,6 +350,12 @@ class TlsSettings(Section, frozen=True):
             raise ValueError(f"client_certificates = {self.client_certificates!r} needs client_authorities")
         if self.user_from_certificate and self.client_certificates == "ignored":
             raise ValueError("user_from_certificate needs client_certificates = 'optional' or 'required'")
+        if self.crl_file is not None and self.client_authorities is None:
+            raise ValueError("crl_file needs client_authorities")
+
+
+Anonymous = Literal["loopback", "never", "always"]
+"""Clients that may connect without a user name: those on this machine, none, or all."""
 
 
 class ListenerSettings(Section, frozen=True):
@@ -347,6 +366,11 @@ class ListenerSettings(Section, frozen=True):
     listeners may have both with the same port."""
     protocol: Literal["mqtt", "websocket"] = "mqtt"
     """Whether clients use MQTT over TCP or over WebSocket."""
+    anonymous: Anonymous | None = None
+    """Clients of this listener that may connect without a user name; by default as in ``[authentication]``."""
+    sources: tuple[Literal["plugins", "passwords"], ...] = ("plugins", "passwords")
+    """The sources that authenticate clients of this listener: the plugins of ``[authentication]``, its password file,
+    or both. With ``[]`` neither is used. Certificates count where ``user_from_certificate`` says so."""
     zone: str | None = None
     """The name of the ``[zones.NAME]`` whose settings apply to the listener's clients; by default none."""
     path: str = "/mqtt"
@@ -357,14 +381,27 @@ class ListenerSettings(Section, frozen=True):
     behind_proxy: bool = False
     """Whether clients connect through a proxy. Then no client counts as loopback, because the proxy may run on this
     machine while its clients don't."""
+    proxies: tuple[str, ...] = ()
+    """The addresses or networks of proxies that begin each connection with a header of the PROXY protocol, version 1 or
+    2, such as ``["10.0.0.7", "10.1.0.0/16"]``. Then the address that the header names is the client's: in rules,
+    limits, bans and logs. Connections from elsewhere, or without a valid header within ``connect_timeout``, are closed.
+    No client counts as loopback. Empty: there is no header."""
     tls: TlsSettings | None = None
+
+    def __post_init__(self) -> None:
+        for text in self.proxies:
+            try:
+                ipaddress.ip_network(text)
+            except ValueError as bad:
+                raise ValueError(f"proxies has addresses or networks, such as '10.1.0.0/16': {bad}") from bad
 
 
 class AuthenticationSettings(Section, frozen=True):
     """Section ``[authentication]``: which clients may connect."""
 
-    anonymous: Literal["loopback", "never", "always"] = "loopback"
-    """Clients that may connect without a user name: those on this machine, none, or all."""
+    anonymous: Anonymous = "loopback"
+    """Clients that may connect without a user name: those on this machine, none, or all. A listener may say otherwise.
+    """
     password_file: Path | None = None
     """The file that ``topicstore users`` writes."""
     client_id: Literal["any", "username"] | Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = "any"
@@ -382,6 +419,22 @@ class AuthenticationSettings(Section, frozen=True):
     def restricts(self) -> bool:
         """Whether there are a password file or plugins, or anonymous clients are refused."""
         return self.password_file is not None or bool(self.plugins) or self.anonymous == "never"
+
+
+class FlappingSettings(Section, frozen=True):
+    """Section ``[flapping_detect]``: bans of clients that connect too often, such as two devices with one client id.
+
+    Connections whose CONNECT was accepted count, by client id. Bans are kept in memory: they end with the server.
+    """
+
+    enable: bool = False
+    """Whether such clients are banned: then their CONNECT is refused with 0x8A, banned; in 3.1.1 with 5."""
+    max_count: Annotated[int, msgspec.Meta(ge=2)] = 15
+    """The number of ended connections within ``window_time`` that leads to a ban."""
+    window_time: Duration = Duration(60)
+    """The time in which connections are counted."""
+    ban_time: Duration = Duration(300)
+    """The time for which the client id is banned."""
 
 
 class Rule(Section, frozen=True):
@@ -495,10 +548,12 @@ class ProtocolSettings(Section, frozen=True):
 
 
 class LogSettings(Section, frozen=True):
-    """Section ``[log]``: a line of JSON for each event."""
+    """Section ``[log]``: a line for each event."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     """The lowest level that is logged."""
+    format: Literal["auto", "text", "json"] = "auto"
+    """The form of the lines: text for people, or JSON for programs. ``"auto"`` is text on a terminal, else JSON."""
     file: Path | None = None
     """The file to which lines are appended; by default standard error."""
 
@@ -517,6 +572,7 @@ class ServerSettings(Section, frozen=True):
     """The listeners for MQTT clients, by name."""
     authentication: AuthenticationSettings = AuthenticationSettings()
     authorization: AuthorizationSettings = AuthorizationSettings()
+    flapping_detect: FlappingSettings = FlappingSettings()
     protocol: ProtocolSettings = ProtocolSettings()
     limits: Limits = Limits()
     http: HttpSettings | None = None

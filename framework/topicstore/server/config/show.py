@@ -224,6 +224,8 @@ _OWN_EXAMPLES: dict[str, Any] = {
     "batch_size": 500,
     "client_id": "ID",
     "idle_poll_interval": "1s",
+    "max_queued": 100_000,
+    "proxies": ["10.1.0.0/16"],
     "publish_rate": 1_000,
     "renew_streams_interval": "1s",
     "response_information": "answers/%c",

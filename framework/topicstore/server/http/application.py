@@ -14,6 +14,7 @@ from .middleware import DecodedRequest, RequestChecks, decoding_names
 from .parameters import known_parameters
 from .problems import HANDLERS
 from .routes import (
+    access,
     config,
     ds,
     generations,
@@ -51,6 +52,7 @@ def application(context: Context) -> ASGIApp:
                     *info.ROUTES,
                     *metrics.ROUTES,
                     *config.ROUTES,
+                    *access.ROUTES,
                     *ds.ROUTES,
                     *replay.ROUTES,
                     *tail.ROUTES,

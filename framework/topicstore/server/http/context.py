@@ -11,12 +11,15 @@ import attrs
 from litestar.di import NamedDependency
 
 import topicstore as ts
-from topicstore.server.config.model import HttpSettings, ServerSettings
+from topicstore.server.access.bans import Bans
+from topicstore.server.config.model import HttpSettings, Rule, ServerSettings
+from topicstore.server.listeners.listener import Listener
 from topicstore.server.memory_budget import MemoryBudget
 from topicstore.server.metrics.metrics import Metrics
 from topicstore.server.mqtt.sys_topics import Traffic
 from topicstore.server.reload import Reloaded
 from topicstore.server.sites import Sites
+from topicstore.sessions import Session
 
 from .jobs import Jobs
 from .threads import FairThreads
@@ -26,7 +29,7 @@ __all__ = ["Context", "Mqtt", "TheContext"]
 
 
 class Mqtt(Protocol):
-    """The part of the MQTT server that request handlers use. Called in any thread."""
+    """The part of the MQTT server that request handlers use. Its methods may be called from any thread."""
 
     @property
     def settings(self) -> ServerSettings:
@@ -43,6 +46,13 @@ class Mqtt(Protocol):
     def reread_soon(self) -> Future[Reloaded]:
         """Begin to read the settings again; return a future of the changes."""
 
+    def change_rules_soon(self, rules: Sequence[Rule]) -> Future[Reloaded]:
+        """Begin to replace the access rules in the settings file; return a future of the changes."""
+
+    @property
+    def bans(self) -> Bans:
+        """The bans of clients, users and addresses."""
+
     @property
     def traffic(self) -> Traffic:
         """Counters of the server's packets and bytes."""
@@ -54,6 +64,13 @@ class Mqtt(Protocol):
     @property
     def addresses(self) -> Sequence[str]:
         """The addresses on which the server accepts clients."""
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        """The listeners, in the order of the settings."""
+
+    def address_of(self, session: Session) -> str | None:
+        """Return the address and port of a session's client; None if it isn't connected to this server."""
 
 
 @attrs.frozen(kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import re
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -60,7 +61,16 @@ _PAGE = b"""<!DOCTYPE html>
 <body><div id="document"></div></body>
 </html>
 """
-_BEGIN = b'SwaggerUIBundle({url: "/schema/openapi.json", dom_id: "#document", deepLinking: true});\n'
+_BEGIN = b"""const system = matchMedia("(prefers-color-scheme: dark)");
+const show = () => {
+  const dark = (localStorage.getItem("topicstore-theme") || (system.matches ? "dark" : "light")) === "dark";
+  document.documentElement.classList.toggle("dark-mode", dark);
+};
+system.addEventListener("change", show);
+show();
+SwaggerUIBundle({url: "/schema/openapi.json", dom_id: "#document", deepLinking: true});
+"""
+"""Colours are those that the web page of the server has: the system's, until its switch says otherwise."""
 
 
 class SchemaPage(OpenAPIRenderPlugin):
@@ -200,6 +210,7 @@ def _complete(application: Litestar) -> None:
             responses = operation.responses = operation.responses or {}
             responses.pop("400", None)  # Litestar's own format of parameter errors
             responses["default"] = _FAILURE
+            operation.summary = _first_sentence(operation.description or "")
     for route in application.routes:
         if isinstance(route, HTTPRoute):
             item = (document.paths or {}).get(route.path_format)
@@ -208,6 +219,12 @@ def _complete(application: Litestar) -> None:
                     described = getattr(item, method.lower(), None)
                     if isinstance(described, Operation):
                         _name_media_types(described, handler)
+
+
+def _first_sentence(text: str) -> str:
+    """Return the first sentence of a description on one line, without marks of code, which a summary would show."""
+    sentence = " ".join(text.split("\n\n")[0].split()).replace("`", "")
+    return re.split(r"(?<=[.:;]) ", sentence, maxsplit=1)[0].rstrip(".:;")
 
 
 def _name_media_types(operation: Operation, handler: HTTPRouteHandler) -> None:

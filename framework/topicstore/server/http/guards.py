@@ -17,7 +17,7 @@ from .parameters import check_query
 from .threads import asking
 from .tokens import SCOPES, Scope, TokenFileError
 
-__all__ = ["is_owner", "needs", "takes_way"]
+__all__ = ["granted", "is_owner", "needs", "takes_way"]
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 Guard = Callable[[Connection, BaseRouteHandler], None]
@@ -31,11 +31,11 @@ def needs(scope: Scope) -> Guard:
     """Return a guard that requires a scope, and refuses query parameters that the route doesn't have."""
 
     def guard(connection: Connection, _: BaseRouteHandler) -> None:
-        granted = _granted(connection)
-        if granted is None:
+        found = granted(connection)
+        if found is None:
             raise NotAuthorizedException("a token is needed", headers={"WWW-Authenticate": "Bearer"})
-        if SCOPES.index(granted) < SCOPES.index(scope):
-            raise PermissionDeniedException(f"the token may {granted}; this needs {scope}")
+        if SCOPES.index(found) < SCOPES.index(scope):
+            raise PermissionDeniedException(f"the token may {found}; this needs {scope}")
         check_query(connection)
 
     return guard
@@ -57,7 +57,11 @@ def is_owner(connection: Connection) -> bool:
     return context.tokens.is_own(_token(connection) or "")
 
 
-def _granted(connection: Connection) -> Scope | None:
+def granted(connection: Connection) -> Scope | None:
+    """Return the scope of a request, by its token or its origin; None if it has none.
+
+    Raises `ServiceUnavailableException` if the tokens can't be read.
+    """
     context: Context = connection.app.state.context
     token = _token(connection)
     try:

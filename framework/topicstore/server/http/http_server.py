@@ -79,20 +79,18 @@ class _Uvicorn(uvicorn.Server):
         loop.set_default_executor(self._threads)
         make: Any = config.http_protocol_class
 
-        def connect() -> asyncio.Protocol:
+        def connect(_: object) -> asyncio.Protocol:
             made: asyncio.Protocol = make(
                 config=config, server_state=self.server_state, app_state=self.lifespan.state, _loop=loop
             )
             return made
 
-        context = patience = None
-        if self._certificate is not None:
-            context, patience = self._certificate.context, make.keywords["period"]
+        context = None if self._certificate is None else self._certificate.context
         accepting: list[Any] = []
         self.servers = accepting
         for one in self._bound:
             one.listen(_BACKLOG)
-            accepting.append(Acceptor("http", one, connect, self._below, context, patience))
+            accepting.append(Acceptor("http", one, connect, self._below, make.keywords["period"], context))
         self.started = True
         self.serving.set_result(None)
 
@@ -239,7 +237,7 @@ class HttpServer:
     def stop(self, patience: float = _FAREWELL) -> None:
         """Give running requests ``patience`` seconds to end, and release all resources.
 
-        Idempotent; returns after the release, also in concurrent calls.
+        Idempotent; returns after the release, even in concurrent calls.
         """
         self._patience = patience
         try:

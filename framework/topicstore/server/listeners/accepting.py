@@ -1,4 +1,4 @@
-"""Accepts connections, and closes those at once that exceed the limit of file descriptors.
+"""Accepts connections, and immediately closes those that exceed the limit of file descriptors.
 
 An event loop's own server would accept until the last descriptor is used. Here a connection whose descriptor number is
 too high (`topicstore.server.descriptors`) is closed before any object is created for it. Failed TLS handshakes, which
@@ -13,47 +13,16 @@ import errno
 import logging
 import socket
 import ssl
-import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from topicstore.server.config.units import written_address
+from topicstore.server.config.units import site_of, written_address
+from topicstore.server.logs import RateLimitedLog
 
-__all__ = [
-    "Acceptor",
-    "FailedHandshakes",
-]
+if TYPE_CHECKING:
+    from .proxy_header import Network, Source
 
-_SECONDS, _LINES = 10.0, 10
-"""The limit of log lines in a period of seconds; the first line after the period reports the number of omitted ones."""
-
-_log = logging.getLogger("topicstore.server.connections")
-
-
-class FailedHandshakes:
-    """Logs failed handshakes of one listener, at a limited rate."""
-
-    __slots__ = ("_began", "_listener", "_omitted", "_written")
-
-    def __init__(self, listener: str) -> None:
-        self._listener = listener
-        self._began = float("-inf")
-        self._written = self._omitted = 0
-
-    def note(self, address: str, reason: str) -> None:
-        """Log a failed handshake, unless the rate limit is exceeded."""
-        now = time.monotonic()
-        if now - self._began >= _SECONDS:
-            self._began, self._written = now, 0
-        if self._written >= _LINES:
-            self._omitted += 1
-            return
-        self._written += 1
-        fields: dict[str, object] = {"listener": self._listener, "address": address, "reason": reason}
-        if self._omitted:
-            fields["omitted"], self._omitted = self._omitted, 0
-        _log.warning("TLS handshake failed", extra={"fields": fields})
-
+__all__ = ["Acceptor"]
 
 _AT_ONCE = 64
 """Most connections that are accepted in one round of the event loop."""
@@ -64,29 +33,35 @@ _LOG_INTERVAL = 60.0
 _SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
 _log = logging.getLogger("topicstore.server")
+_connections = logging.getLogger("topicstore.server.connections")
 
 
 class Acceptor:
     """Accepts connections of a listening socket in the running event loop, until `close`.
 
     name:    the listener's name, for the log.
-    make:    returns the protocol for a new connection.
+    make:    returns the protocol for a new connection; its argument is the client that a proxy has named, or None.
     below:   connections whose descriptor has this number or a higher one are closed.
-    context, handshake: the TLS context, and the handshake's time limit in seconds; None without TLS.
+    patience: the time limit in seconds for a proxy's header, and for the handshake of TLS.
+    context: the TLS context; None without TLS.
+    proxies: the networks of the proxies that begin each connection with a header; if there are any, connections from
+             elsewhere are closed.
     """
 
     def __init__(
         self,
         name: str,
         listening: socket.socket,
-        make: Callable[[], asyncio.Protocol],
+        make: Callable[[Source | None], asyncio.Protocol],
         below: int,
+        patience: float,
         context: ssl.SSLContext | None = None,
-        handshake: float | None = None,
+        proxies: Sequence[Network] = (),
     ) -> None:
         self._name, self._listening, self._make, self._below = name, listening, make, below
-        self._context, self._handshake = context, handshake
-        self._failed = FailedHandshakes(name)
+        self._patience, self._context, self._proxies = patience, context, proxies
+        self._without_header = RateLimitedLog("a connection without a proxy's header was refused", _connections)
+        self._failed = RateLimitedLog("TLS handshake failed", _connections)
         self._loop = asyncio.get_running_loop()
         self._beginning: set[asyncio.Task[None]] = set()
         self._resume: asyncio.TimerHandle | None = None
@@ -135,18 +110,43 @@ class Acceptor:
             task.add_done_callback(self._beginning.discard)
 
     async def _begin(self, accepted: socket.socket, peer: Any) -> None:
-        """Create the protocol of a connection, after the TLS handshake."""
+        """Create the protocol of a connection, after a proxy's header and the TLS handshake."""
+        source: Source | None = None
+        if self._proxies:
+            from .proxy_header import ProxyHeaderError  # few listeners are behind a proxy
+
+            try:
+                source = await self._read_header(accepted, str(peer[0]))
+            except BaseException as bad:
+                accepted.close()
+                if not isinstance(bad, (ProxyHeaderError, OSError)):
+                    raise
+                self._note(self._without_header, peer, str(bad) or "there was no header in time")
+                return
+        handshake = None if self._context is None else self._patience
         try:
             await self._loop.connect_accepted_socket(
-                self._make, accepted, ssl=self._context, ssl_handshake_timeout=self._handshake
+                lambda: self._make(source), accepted, ssl=self._context, ssl_handshake_timeout=handshake
             )
         except (OSError, EOFError) as bad:  # such as a failed handshake: `ssl.SSLError` is an OSError
             accepted.close()
             if self._context is not None:
-                self._failed.note(written_address(peer), str(bad) or "the client closed the connection")
+                self._note(self._failed, source or peer, str(bad) or "the client closed the connection")
         except BaseException:
             accepted.close()
             raise
+
+    async def _read_header(self, accepted: socket.socket, host: str) -> Source | None:
+        from .proxy_header import ProxyHeaderError, is_proxy, read_header
+
+        if not is_proxy(host, self._proxies):
+            raise ProxyHeaderError("it is not from one of the listener's proxies")
+        async with asyncio.timeout(self._patience):
+            return await read_header(accepted)
+
+    def _note(self, log: RateLimitedLog, peer: Any, reason: str) -> None:
+        fields = {"listener": self._name, "address": written_address(peer), "reason": reason}
+        log.note(site_of(str(peer[0])), fields)
 
     def _pause(self) -> None:
         self._loop.remove_reader(self._listening)

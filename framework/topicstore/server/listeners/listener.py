@@ -7,6 +7,10 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Sequence
+from ipaddress import ip_network
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from topicstore.server.config.model import Limits, ListenerSettings
 from topicstore.server.config.units import Address
@@ -15,6 +19,9 @@ from .accepting import Acceptor
 from .peer import ConnectionFactory, Scheme, Via
 from .reserving import ListenError, Place, bind, places_of, unusable
 from .tls import tls_context, unusable_files
+
+if TYPE_CHECKING:
+    from .proxy_header import Source
 
 __all__ = ["Listener", "listen", "read_tls"]
 
@@ -49,13 +56,18 @@ class Listener:
         self._stopped = False
         self._reloading = asyncio.Lock()
 
-    def _factory_for(self, connect: ConnectionFactory) -> Callable[[], asyncio.Protocol]:
-        via, settings, limits = self.via, self._settings, self._limits
+    def _factory_for(self, connect: ConnectionFactory) -> Callable[[Source | None], asyncio.Protocol]:
+        settings, limits = self._settings, self._limits
         if settings.protocol == "websocket":
             from .websocket import WebSocketEdge
 
-            return lambda: WebSocketEdge(connect, via, path=settings.path, origins=settings.origins, limits=limits)
-        return lambda: connect(via)
+            return lambda source: WebSocketEdge(
+                connect, self._via_of(source), path=settings.path, origins=settings.origins, limits=limits
+            )
+        return lambda source: connect(self._via_of(source))
+
+    def _via_of(self, source: Source | None) -> Via:
+        return self.via if source is None else msgspec.structs.replace(self.via, source=source)
 
     def same(self, settings: ListenerSettings, limits: Limits) -> bool:
         """Return whether settings are unchanged and name no certificate files, which may have changed."""
@@ -84,12 +96,12 @@ class Listener:
 
     def _serve(self, sockets: Sequence[socket.socket], context: ssl.SSLContext | None) -> list[Acceptor]:
         """Accept on bound sockets, which the acceptors then own. Raises `ListenError`; then the sockets are closed."""
-        handshake = None if context is None else max(self._limits.connect_timeout, 0.001)
+        handshake, proxies = max(self._limits.connect_timeout, 0.001), list(map(ip_network, self._settings.proxies))
         now: list[Acceptor] = []
         try:
             for one in sockets:
                 one.listen(_BACKLOG)
-                now.append(Acceptor(self.via.name, one, self._factory, self._below, context, handshake))
+                now.append(Acceptor(self.via.name, one, self._factory, self._below, handshake, context, proxies))
         except BaseException as bad:  # closes all sockets if one fails
             _close(now)
             for one in sockets:
@@ -170,7 +182,9 @@ def _via(name: str, settings: ListenerSettings) -> Via:
         zone=settings.zone,
         scheme=schemes[settings.tls is not None],
         certificate_users=settings.tls is not None and settings.tls.user_from_certificate,
-        behind_proxy=settings.behind_proxy,
+        behind_proxy=settings.behind_proxy or bool(settings.proxies),
+        anonymous=settings.anonymous,
+        sources=settings.sources,
     )
 
 

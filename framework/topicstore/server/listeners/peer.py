@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from topicstore.server.config.model import Anonymous
 from topicstore.server.config.units import is_loopback, site_of, written_address
+
+if TYPE_CHECKING:
+    from .proxy_header import Source
 
 __all__ = ["FROM_ELSEWHERE", "ConnectionFactory", "Peer", "Scheme", "Via", "peer_of"]
 
@@ -20,7 +24,7 @@ Scheme = Literal["mqtt", "mqtts", "ws", "wss"]
 
 
 class Via(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties that all connections of a listener share."""
+    """The properties that all connections of a listener share; and the address that a proxy names for one of them."""
 
     name: str
     """The listener's name in logs."""
@@ -32,6 +36,12 @@ class Via(msgspec.Struct, frozen=True, kw_only=True):
     """The zone whose settings apply to the listener's clients; None if there is none."""
     behind_proxy: bool = False
     """Whether clients connect through a proxy, so that a socket's peer address is not the client's."""
+    anonymous: Anonymous | None = None
+    """The clients of this listener that may connect without a user name; None: those of `[authentication]`."""
+    sources: tuple[str, ...] = ("plugins", "passwords")
+    """The sources that authenticate the clients of this listener: plugins, the password file, both, or neither."""
+    source: Source | None = None
+    """The client's address that the proxy of this connection has named; None if there is no such proxy."""
 
 
 ConnectionFactory = Callable[[Via], asyncio.Protocol]
@@ -50,14 +60,19 @@ class Peer(msgspec.Struct, frozen=True, kw_only=True):
     """The common name of the peer's certificate, if the listener uses certificates' names as user names; else None."""
 
     @property
+    def host(self) -> str:
+        """The peer's address without the port."""
+        return self.address.rpartition(":")[0].strip("[]")
+
+    @property
     def site(self) -> str:
         """The IPv4 address or the IPv6 /64 network, by which clients of one site are counted together."""
-        return site_of(self.address.rpartition(":")[0].strip("[]"))
+        return site_of(self.host)
 
 
 def peer_of(transport: asyncio.BaseTransport, via: Via) -> Peer:
     """Return the peer of a connection. Must be called when the connection is made, before the peer may disconnect."""
-    address = transport.get_extra_info("peername")
+    address = via.source or transport.get_extra_info("peername")
     host = address[0] if isinstance(address, (tuple, list)) else ""
     elsewhere = via.behind_proxy or transport.get_extra_info(FROM_ELSEWHERE, False)
     return Peer(

@@ -31,13 +31,26 @@ def tls_context(settings: TlsSettings, *, protocol: str) -> ssl.SSLContext:
     context.verify_mode = _VERIFY[settings.client_certificates]
     if settings.client_authorities is not None:
         context.load_verify_locations(settings.client_authorities)
+    if settings.crl_file is not None:
+        _load_revoked(context, settings.crl_file)
     context.set_alpn_protocols([protocol])
     return context
 
 
+def _load_revoked(context: ssl.SSLContext, file: Path) -> None:
+    """Read lists of revoked certificates. A certificate in the file is an error, because it would be trusted."""
+    before = context.cert_store_stats()
+    context.load_verify_locations(file)
+    after = context.cert_store_stats()
+    if after["crl"] == before["crl"] or after["x509"] != before["x509"]:
+        raise ssl.SSLError(f"{file} has no list of revoked certificates, or has certificates, too")
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+
+
 def unusable_files(settings: TlsSettings, bad: Exception) -> str:
     """Return an error text after reading TLS files failed; OpenSSL doesn't report which file caused the error."""
-    files = [path for path in (settings.certificate, settings.key, settings.client_authorities) if path is not None]
+    named = (settings.certificate, settings.key, settings.client_authorities, settings.crl_file)
+    files = [path for path in named if path is not None]
     missing = [str(path) for path in files if _is_missing(path)]
     if missing:
         return f"there is no TLS file {' and no '.join(missing)}"

@@ -332,6 +332,12 @@ class SessionsCollector(Collector):
             (),
             [((), counts.missed)],
         )
+        yield counter(
+            "topicstore_dropped_queued_messages",
+            "Messages that were dropped for one session because too many waited for it.",
+            (),
+            [((), counts.skipped.messages)],
+        )
         yield from self._lags()
         yield from self._depths()
         yield gauge(

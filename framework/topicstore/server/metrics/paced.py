@@ -76,6 +76,12 @@ _LAG_SHARE = 0.005
 """Largest share of the time that the computation may take."""
 _PIECE = 0.005
 """Seconds of one step of the computation, which may take longer by the time of one session."""
+_WATCHED_SHARE = 0.05
+"""The same share while a person watches the value."""
+_WATCHED_PIECE = 0.05
+"""The same seconds while a person watches the value."""
+_WATCHED = 10.0
+"""Seconds after `SessionLag.watch` for which a person counts as watching."""
 
 _log = logging.getLogger("topicstore.server.metrics")
 
@@ -126,10 +132,16 @@ class SessionLag:
         """The totals of the last complete round."""
         self._since = self._began = time.monotonic()
         """The times at which the last complete round and the current round began."""
-        self._due = self._took = 0.0
-        """The time of the next step, and the duration of the last step in seconds."""
+        self._began_step = self._took = 0.0
+        """The time at which the last step began, and its duration in seconds."""
         self._step = 1
         """Number of sessions whose lag is computed in one call."""
+        self._watched = 0.0
+        """The time until which a person watches the value. Written without a lock."""
+
+    def watch(self) -> None:
+        """Compute more often for the next ten seconds, because a person looks at the value."""
+        self._watched = time.monotonic() + _WATCHED
 
     def totals(self) -> tuple[LagTotals, float]:
         """Return the totals of the last complete round, and the seconds since the round began.
@@ -145,21 +157,22 @@ class SessionLag:
         """Do a step of the computation if it is due. Raises `DatabaseClosedError`."""
         with self._lock:
             began = time.monotonic()
-            if began >= self._due:
-                self._go_on_locked(began)
-                self._took = time.monotonic() - began
-                self._due = began + self._took / _LAG_SHARE
+            watched = began < self._watched
+            share, piece = (_WATCHED_SHARE, _WATCHED_PIECE) if watched else (_LAG_SHARE, _PIECE)
+            if began >= self._began_step + self._took / share:
+                self._go_on_locked(began, piece)
+                self._began_step, self._took = began, time.monotonic() - began
 
-    def _go_on_locked(self, began: float) -> None:
+    def _go_on_locked(self, began: float, piece: float) -> None:
         if not self._left:
             self._left = self._db.sessions.clients()[::-1]
             self._counted, self._began = LagTotals(), began
-        while self._left and time.monotonic() - began < _PIECE:
+        while self._left and time.monotonic() - began < piece:
             looked = time.monotonic()
             some, self._left = self._left[-self._step :], self._left[: -self._step]
             self._count_locked(some)
             took = time.monotonic() - looked
-            self._step = max(1, self._step // 2) if took > _PIECE / 2 else min(self._step * 2, 1_024)
+            self._step = max(1, self._step // 2) if took > piece / 2 else min(self._step * 2, 1_024)
         if not self._left:
             with self._result_lock:
                 self._whole, self._since = self._counted, self._began

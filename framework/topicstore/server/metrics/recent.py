@@ -168,7 +168,11 @@ class Recent:
         )
 
     def figures(self) -> Figures:
-        """Return the current totals, and the series of samples. Raises `DatabaseClosedError`."""
+        """Return the current totals, and the series of samples. Raises `DatabaseClosedError`.
+
+        A person looks at them, so that the lag is computed more often for the next ten seconds.
+        """
+        self._lag.watch()
         totals = self.totals()
         with self._lock:
             samples = list(self._samples)

@@ -1,6 +1,6 @@
 """Acknowledgements in both directions.
 
-For a client's publishes these are PUBACK and PUBREC, with reason codes where the protocol version has them.
+A client's publishes are acknowledged with PUBACK and PUBREC, with reason codes where the protocol version has them.
 The acknowledgements that a client sends are gathered over consecutive packets, and passed on together.
 """
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import topicstore as ts
 from topicstore.server.access.access import Access
+from topicstore.server.access.bans import BanIndex, Bans
 from topicstore.server.codec.reason import ReasonCode
 from topicstore.server.config.model import ServerSettings
 from topicstore.server.listeners.peer import Via
@@ -46,12 +47,14 @@ _log = logging.getLogger("topicstore.server")
 class Broker:
     """The MQTT connections of one event loop, served by one database. Created and used in the event loop only."""
 
-    def __init__(self, db: ts.Database, settings: ServerSettings, access: Access, clients: int) -> None:
+    def __init__(self, db: ts.Database, settings: ServerSettings, access: Access, bans: Bans, clients: int) -> None:
         """``clients``: the number of clients for which there are file descriptors."""
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._sessions = db.sessions
-        self.serving = Serving(loop, settings, access, clients, version=ts.__version__, counts=self._sessions.counts)
+        self.serving = Serving(
+            loop, settings, access, bans, clients, version=ts.__version__, counts=self._sessions.counts
+        )
         self.serving.schedule = self._schedule
         self._store = StoreThread(db, self._on_end)
         self._thread = ThreadPoolExecutor(1, "topicstore-server")
@@ -73,6 +76,10 @@ class Broker:
         self._waiter.__enter__()
         self._sweeping = loop.call_later(_SWEEP, self._sweep)
         self._set(settings)
+        self._enforced = BanIndex()
+        """The bans of the file that apply to all connected clients."""
+        self._enforcing: asyncio.Task[None] | None = None
+        """The task that ends connections of banned clients."""
         self._renewing: asyncio.Task[None] | None = None
         """The task that applies new rights to connected clients."""
         self.ended: asyncio.Future[None] = loop.create_future()
@@ -287,12 +294,25 @@ class Broker:
         for connection, unsent in list(serving.held.items()):
             serving.held[connection] = connection.still_there(unsent)
         serving.end_slow()
+        if self._enforcing is None or self._enforcing.done():
+            self._enforcing = self._loop.create_task(self._enforce())
         if self._sys and self._figures_due <= now:
             self._figures_due = now + self._sys
             figures = serving.figures.changed(self._sessions.counts())
             if figures:
                 serving.requests.figures += figures
                 self._schedule()
+
+    async def _enforce(self) -> None:
+        """End the connections of banned clients if the bans have changed, `_RENEWED` in each round of the loop."""
+        bans = await self.serving.bans.current()
+        if bans is self._enforced:
+            return
+        self._enforced = bans
+        for number, connection in enumerate(list(self.serving.connections)):
+            if number and number % _RENEWED == 0:
+                await asyncio.sleep(0)
+            self._call_client(connection, connection.end_if_banned, bans)
 
     # --- the end ---
 
@@ -329,8 +349,9 @@ class Broker:
         self._stopped = True
         self._signal_batch_end()
         self._sweeping.cancel()
-        if self._renewing is not None:
-            self._renewing.cancel()
+        for task in (self._renewing, self._enforcing):
+            if task is not None:
+                task.cancel()
         if self._due is not None:
             self._due.cancel()
         await self.serving.cancel_tasks()

@@ -27,7 +27,19 @@ _LINGER = 5.0
 class Channel:
     """The server's side of a connection's socket, with its counters. Used in the event loop only."""
 
-    __slots__ = ("_beneath", "_serving", "_since", "_timer", "_transport", "gone", "held", "over", "peer", "record")
+    __slots__ = (
+        "_beneath",
+        "_serving",
+        "_since",
+        "_timer",
+        "_transport",
+        "gone",
+        "held",
+        "over",
+        "peer",
+        "record",
+        "refused",
+    )
 
     def __init__(self, serving: Serving, transport: asyncio.Transport, via: Via) -> None:
         self._serving, self._transport = serving, transport
@@ -38,6 +50,8 @@ class Channel:
         self._beneath = cast("WebSocketTransport", transport) if via.scheme in ("ws", "wss") else None
         self.peer: Peer = peer_of(transport, via)
         self.record = ConnectionRecord(listener=via.name, address=self.peer.address)
+        self.refused = False
+        """Whether the client's CONNECT was refused."""
         self.gone = False
         """Whether the socket is closed."""
         self.over = False
@@ -156,10 +170,15 @@ class Channel:
             self._transport.abort()
 
     def lost(self, error: Exception | None) -> None:
-        """Record that the socket is closed, and log the connection."""
+        """Record that the socket is closed, and log the connection; refused logins are logged at a limited rate."""
         self.never()
         self.gone = True
         if error is not None and not self.over:
             self.record.reason = f"the connection broke: {error}"
-        self.record.seconds = round(self._serving.loop.time() - self._since, 3)
-        log_connection(self.record)
+        record = self.record
+        record.seconds = round(self._serving.loop.time() - self._since, 3)
+        if self.refused:
+            fields = {**record.who(), "reason": record.reason, "code": record.code}
+            self._serving.refused_logins.note(self.peer.site, fields)
+        else:
+            log_connection(record)

@@ -15,6 +15,7 @@ from topicstore.contract.errors import InvalidTopicError
 from topicstore.contract.model import Message
 from topicstore.contract.topics import check_topic
 from topicstore.server.access.access import Access, Identity, Login, Refusal
+from topicstore.server.access.bans import Ban
 from topicstore.server.access.permissions import Permissions
 from topicstore.server.codec import encode as encoding
 from topicstore.server.codec.error_codes import sendable
@@ -214,6 +215,9 @@ _WHY = {
 }
 
 
+_BANNED = {"client": "client id", "user": "user", "address": "client's address"}
+
+
 @attrs.frozen
 class Refused:
     """The refusal of a client's CONNECT."""
@@ -248,17 +252,9 @@ async def admit(serving: Serving, terms: Terms, peer: Peer) -> Admission | Refus
 
 async def _find_out(serving: Serving, terms: Terms, peer: Peer) -> Admission | Refused:
     packet, access = terms.packet, serving.access
-    identity = await access.authenticate(
-        Login(
-            client_id=terms.client_id,
-            assigned=terms.assigned,
-            user_name=packet.user_name,
-            password=packet.password,
-            peer=peer,
-        )
-    )
-    if isinstance(identity, Refusal):
-        return Refused(_WHY[identity.why], identity.text)
+    identity = await _identified(serving, access, terms, peer)
+    if isinstance(identity, Refused):
+        return identity
     permissions = access.permissions(identity)
     if permissions.unrestricted:
         return Admission(access, identity, permissions, [])
@@ -278,6 +274,33 @@ async def _find_out(serving: Serving, terms: Terms, peer: Peer) -> Admission | R
             return _UNDECIDED  # removing a filter from the session would also drop its queued messages
         forbidden = [text for text, good in zip(filters, decided, strict=True) if not good]
     return Admission(access, identity, permissions, forbidden)
+
+
+async def _identified(serving: Serving, access: Access, terms: Terms, peer: Peer) -> Identity | Refused:
+    """Authenticate a client that is not banned, neither by the name that it gives nor by the one that it gets."""
+    packet = terms.packet
+    names = [packet.user_name, peer.certificate_name]
+    ban = await serving.bans.find(terms.client_id, names, peer.host)
+    if ban is not None:
+        return _banned(ban)
+    identity = await access.authenticate(
+        Login(
+            client_id=terms.client_id,
+            assigned=terms.assigned,
+            user_name=packet.user_name,
+            password=packet.password,
+            peer=peer,
+        )
+    )
+    if isinstance(identity, Refusal):
+        return Refused(_WHY[identity.why], identity.text)
+    if identity.user is not None and identity.user not in names:  # a plugin has said who the client is
+        ban = await serving.bans.find(terms.client_id, [identity.user], peer.host)
+    return identity if ban is None else _banned(ban)
+
+
+def _banned(ban: Ban) -> Refused:
+    return Refused(ReasonCode.BANNED, f"the {_BANNED[ban.kind]} is banned")
 
 
 def _plain(filters: Sequence[str]) -> list[str]:

@@ -13,11 +13,13 @@ import asyncio
 import contextlib
 import enum
 import logging
+import time
 from collections.abc import Sequence
 from typing import NoReturn, cast
 
 from topicstore.contract.arguments import KEEP
 from topicstore.contract.errors import SessionEndedError, TopicstoreError
+from topicstore.server.access.bans import BanIndex
 from topicstore.server.codec import encode as encoding
 from topicstore.server.codec.decode import decode
 from topicstore.server.codec.error_codes import reason_of, reason_of_end, sendable, text_of
@@ -39,6 +41,7 @@ from topicstore.server.codec.packets import (
 )
 from topicstore.server.codec.reason import PacketError, ReasonCode
 from topicstore.server.listeners.peer import Via
+from topicstore.server.logs import log_connected
 from topicstore.sessions import DeliveryBatch, Ended, Publish, PubRel, Session, SubscribeResult
 
 from .acknowledgements import ReceivedAcks, answer_publishes, answer_pubrels, complete
@@ -170,7 +173,7 @@ class MqttConnection(asyncio.Protocol):
         else:  # a client that sends part of a packet is alive
             self._heard()
         self._unfinished.count()
-        if self._barrier is not None:  # pause reading an incomplete packet until the barrier is served
+        if self._barrier is not None:  # pause reading an incomplete packet until the barrier is reached
             self.flow()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -361,6 +364,7 @@ class MqttConnection(asyncio.Protocol):
         self._reader.version = record.version = packet.version
         self._terms = terms = Terms.of(packet, serving.settings, self._via.zone)
         record.client_id = terms.client_id[: serving.limits.client_id_length]  # a longer one is refused
+        record.user = packet.user_name and packet.user_name[: serving.limits.user_name_length]
         self._state, self._barrier = State.OPENING, packet
         self._channel.never()
         refusal = terms.refusal(serving.limits)
@@ -383,6 +387,7 @@ class MqttConnection(asyncio.Protocol):
             self.end(ReasonCode.PACKET_TOO_LARGE, "the CONNACK is too large for the client [MQTT-3.1.2-24]")
         elif self._state == State.OPENING:
             self._rights = rights = Rights(self._serving, self, admission, most)
+            self._channel.record.user = rights.user
             how = terms.connect(rights.allow, admission.identity.user)
             self._serving.requests.connects.append((self, how, admission.forbidden))
             self._serving.schedule()
@@ -432,6 +437,7 @@ class MqttConnection(asyncio.Protocol):
         self._channel.write(terms.connack(serving.settings, rights.user, session.present, reason_string), CONNACK)
         self._terms = terms.without_secrets()
         self._state = State.OPEN
+        log_connected(self._channel.record)
         self._unfinished.admit()
         rights.begin(session)
         self.renew_rights()  # the rules may have changed meanwhile
@@ -443,6 +449,13 @@ class MqttConnection(asyncio.Protocol):
         if self._rights is not None and self._rights.renew():
             self._inbound.judge_by(self._rights.publishes)
             self._subscriptions.permissions = self._rights.permissions
+
+    def end_if_banned(self, bans: BanIndex) -> None:
+        """End the connection if the client is banned."""
+        record, now = self._channel.record, time.time()
+        reason = {State.OPENING: ReasonCode.BANNED, State.OPEN: ReasonCode.ADMINISTRATIVE_ACTION}.get(self._state)
+        if reason and bans.find(record.client_id, [record.user], self._channel.peer.host, now):
+            self.end(reason, "the client is banned")
 
     # --- what it publishes ---
 
@@ -571,6 +584,7 @@ class MqttConnection(asyncio.Protocol):
             self.end(bad.reason, bad.text)
             return
         self._channel.ends(bad.text, bad.reason)
+        self._channel.refused = True
         if bad.version:
             known = bad.reason != ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
             reason_string = sendable(bad.text) if known else None  # an unknown version may have no reason strings
@@ -592,6 +606,7 @@ class MqttConnection(asyncio.Protocol):
             self._terms.reason_string(text if shown is None else shown) if self._state != State.NEW else None
         )
         if self._state == State.OPENING:
+            self._channel.refused = True
             if reason == ReasonCode.SERVER_SHUTTING_DOWN:  # not a reason code of CONNACK (MQTT 5, section 3.2.2.2)
                 reason = ReasonCode.SERVER_UNAVAILABLE
             connack = encoding.connack(self._terms.packet.version, reason, reason_string=reason_string)
@@ -610,6 +625,11 @@ class MqttConnection(asyncio.Protocol):
         self._unfinished.drop()
         self._channel.shut()
         self._serving.shut(self)
+
+    @property
+    def address(self) -> str:
+        """The client's address and port."""
+        return self._channel.peer.address
 
     @property
     def unsent(self) -> int:

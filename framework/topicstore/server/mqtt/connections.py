@@ -8,10 +8,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
+from topicstore.contract.access import Action
 from topicstore.server.access.access import Access
+from topicstore.server.access.bans import Bans
+from topicstore.server.access.permissions import Permissions
 from topicstore.server.codec.frames import LARGEST_CONNECT
 from topicstore.server.codec.reason import ReasonCode
 from topicstore.server.config.model import ServerSettings
+from topicstore.server.logs import RateLimitedLog
 from topicstore.server.memory_budget import MemoryBudget
 from topicstore.sessions import Publish, Session, SessionCounts
 
@@ -27,7 +31,12 @@ _MOST_BYTES = 8 << 20
 _SHARE = 8
 """Clients whose CONNECT was not accepted yet share one eighth of the memory for incomplete packets."""
 
+_SHOWN, _LONG = 5, 200
+"""Most denied topics of a packet that the log shows, and most characters of each."""
+
 _log = logging.getLogger("topicstore.server")
+_connections = logging.getLogger("topicstore.server.connections")
+_access = logging.getLogger("topicstore.server.access")
 
 
 class Serving:
@@ -38,16 +47,21 @@ class Serving:
         loop: asyncio.AbstractEventLoop,
         settings: ServerSettings,
         access: Access,
+        bans: Bans,
         clients: int,
         *,
         version: str,
         counts: Callable[[], SessionCounts],
     ) -> None:
         """``counts`` returns the counts of the connected sessions, without blocking."""
-        self.loop, self.access = loop, access
+        self.loop, self.access, self.bans = loop, access, bans
         self.unfinished, self.unadmitted = MemoryBudget(0), MemoryBudget(0)
         """The memory of incomplete packets, of clients whose CONNECT was accepted, and of others."""
         self.use(settings, clients)
+        self.refused_logins = RateLimitedLog("login refused", _connections)
+        self.banned = RateLimitedLog("client banned", _connections)
+        self.denied = RateLimitedLog("access denied", _access)
+        """The log of publishes and subscriptions that access rules or plugins have denied."""
         self.traffic = Traffic()
         self.figures = Figures(self.traffic, version)
         self.requests = RequestBatch()
@@ -57,7 +71,7 @@ class Serving:
         self.sessions: dict[Session, Client] = {}
         """The connections of all connected sessions."""
         self.connections: dict[Client, None] = {}
-        """All connections, also those without a session."""
+        """All connections, including those without a session."""
         self.opening: dict[Client, asyncio.Task[None]] = {}
         """The connections whose CONNECT is being served, with the tasks that authenticate them."""
         self.held: dict[Client, int] = {}
@@ -103,6 +117,11 @@ class Serving:
         """Whether no further client may connect, because the limit of connections is reached."""
         return self.traffic.connected + len(self.opening) >= self.most
 
+    def address_of(self, session: Session) -> str | None:
+        """Return the address and port of a session's client; None if it isn't connected here. Thread-safe."""
+        connection = self.sessions.get(session)
+        return None if connection is None else connection.address
+
     def add(self, connection: Client) -> None:
         """Register a new connection."""
         self.connections[connection] = None
@@ -125,6 +144,12 @@ class Serving:
         if self.sessions.get(session) is connection:
             del self.sessions[session]
             self.traffic.connected -= 1
+            flapping = self.settings.flapping_detect
+            if flapping.enable and not self.draining:
+                ban = self.bans.counted(session.client_id, flapping)
+                if ban is not None:
+                    fields = {"client_id": ban.value, "reason": ban.reason, "until": ban.until}
+                    self.banned.note(ban.value, fields)
 
     def hold(self, connection: Client, held: bool) -> None:
         """Record whether reading from a connection is paused."""
@@ -209,6 +234,14 @@ class Serving:
         self.requests.lookups.append((found, client_id))
         self.schedule()
         return await found
+
+    def deny(self, permissions: Permissions, action: Action, topics: Sequence[str]) -> None:
+        """Log that a client was denied an action on topics or filters, at a limited rate."""
+        if topics:
+            fields: dict[str, object] = {"client_id": permissions.client_id, "user": permissions.user, "action": action}
+            shown = [topic[:_LONG] for topic in topics[:_SHOWN]]
+            fields |= {"topics": shown, "count": len(topics)}
+            self.denied.note(permissions.client_id, fields)
 
     def figures_for(self, filters: Sequence[str]) -> list[Publish]:
         """Return the ``$SYS`` messages for a client that has just subscribed to filters."""

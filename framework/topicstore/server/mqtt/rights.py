@@ -117,8 +117,13 @@ class Rights:
         return self._identity.user
 
     def publishes(self, topic: str) -> bool | None:
-        """Return whether the client may publish to a topic; None if plugins must be asked."""
-        return True if self.permissions is None else self.permissions.decided("publish", topic)
+        """Return whether the client may publish to a topic; None if plugins must be asked. A denial is logged."""
+        if self.permissions is None:
+            return True
+        allowed = self.permissions.decided("publish", topic)
+        if allowed is False:
+            self._serving.deny(self.permissions, "publish", [topic])
+        return allowed
 
     @property
     def allow(self) -> Callable[[Sequence[Message]], list[bool | None]] | None:

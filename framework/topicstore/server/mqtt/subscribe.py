@@ -62,12 +62,13 @@ class Subscribing:
         """The filters that are not refused, without ``$share/<group>/``."""
         return [line.shown for line in self._lines if line.reason is None]
 
-    def decide(self, allowed: Sequence[bool | None]) -> None:
-        """Refuse the filters of `open` that are not allowed."""
+    def decide(self, allowed: Sequence[bool | None]) -> list[str]:
+        """Refuse the filters of `open` that are not allowed, and return them."""
         lines = [line for line in self._lines if line.reason is None]
-        for line, good in zip(lines, allowed, strict=True):
-            if not good:
-                line.reason = ReasonCode.NOT_AUTHORIZED
+        denied = [line for line, good in zip(lines, allowed, strict=True) if not good]
+        for line in denied:
+            line.reason = ReasonCode.NOT_AUTHORIZED
+        return [line.shown for line in denied]
 
     def limit(self, excess: Callable[[list[str]], Collection[str]]) -> None:
         """Refuse filters above the limit; ``excess`` returns the filters for which the session has no room."""
@@ -256,7 +257,7 @@ class Subscriptions:
             if None in decided:
                 self._serving.spawn(self._client, self._decide(subscribing, permissions))
                 return
-            subscribing.decide(decided)
+            self._serving.deny(permissions, "subscribe", subscribing.decide(decided))
         self._begin(subscribing)
 
     def _check_answer(self, filters: int) -> None:
@@ -267,7 +268,8 @@ class Subscriptions:
             raise PacketError(ReasonCode.PACKET_TOO_LARGE, text)
 
     async def _decide(self, subscribing: Subscribing, permissions: Permissions) -> None:
-        subscribing.decide(await permissions.decide("subscribe", subscribing.open))
+        denied = subscribing.decide(await permissions.decide("subscribe", subscribing.open))
+        self._serving.deny(permissions, "subscribe", denied)
         self._begin(subscribing)
 
     def _begin(self, subscribing: Subscribing) -> None:

@@ -7,6 +7,7 @@ Packets are counted in each direction, by type and reason code.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,12 +15,13 @@ import attrs
 
 from topicstore.contract.model import Message
 from topicstore.contract.topics import TopicFilter
-from topicstore.server.codec.packets import NAMES, PUBLISH
+from topicstore.server.codec.packets import CONNECT, NAMES, PUBLISH
 from topicstore.sessions import Publish, SessionCounts
 
 __all__ = [
     "SYS",
     "Figures",
+    "LoadAverages",
     "PacketCounts",
     "Traffic",
     "is_sys_filter",
@@ -89,6 +91,36 @@ class Traffic:
         self.most_connected = max(self.most_connected, self.connected)
 
 
+_MINUTES = (1, 5, 15)
+"""The times, in minutes, over which load averages are taken."""
+
+
+class LoadAverages:
+    """Exponentially weighted averages of counters, in events a minute, as mosquitto computes and names them.
+
+    An event counts by a factor of e less after each minute of ``1min``, after every five of ``5min``, and so on.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        """The time of the last update (`time.monotonic`)."""
+        self._totals: dict[str, int] = {}
+        self.averages: dict[str, float] = {}
+        """The averages by the end of their topics, such as ``bytes/sent/5min``."""
+
+    def update(self, totals: Mapping[str, int], now: float) -> None:
+        """Include the events since the last update. ``totals`` are counters that begin with 0, by name."""
+        passed = now - self._since
+        if passed <= 0:
+            return
+        for name, total in totals.items():
+            rate = (total - self._totals.get(name, 0)) * 60 / passed
+            for minutes in _MINUTES:
+                key = f"{name}/{minutes}min"
+                self.averages[key] = rate + (self.averages.get(key, 0.0) - rate) * math.exp(-passed / (60 * minutes))
+        self._totals, self._since = dict(totals), now
+
+
 class Figures:
     """The ``$SYS`` messages of one server."""
 
@@ -96,13 +128,27 @@ class Figures:
         self._traffic = traffic
         self._version = f"topicstore {version}"
         self._started = time.monotonic()
+        self._load = LoadAverages(self._started)
         self._published: dict[str, str] = {}
 
     def _now(self, counts: SessionCounts) -> Mapping[str, str]:
-        traffic = self._traffic
+        traffic, now = self._traffic, time.monotonic()
+        dropped = counts.missed + counts.skipped.messages
+        totals = {
+            "messages/received": traffic.received.total,
+            "messages/sent": traffic.sent.total,
+            "publish/received": traffic.received.good[PUBLISH],
+            "publish/sent": traffic.sent.good[PUBLISH],
+            "publish/dropped": dropped,
+            "bytes/received": traffic.bytes_received,
+            "bytes/sent": traffic.bytes_sent,
+            "sockets": traffic.connections,
+            "connections": traffic.received.good[CONNECT],
+        }
+        self._load.update(totals, now)
         figures: dict[str, object] = {
             "version": self._version,
-            "uptime": f"{int(time.monotonic() - self._started)} seconds",
+            "uptime": f"{int(now - self._started)} seconds",
             "clients/connected": traffic.connected,
             "clients/maximum": traffic.most_connected,
             "connections/total": traffic.connections,
@@ -110,13 +156,15 @@ class Figures:
             "messages/inflight": counts.in_flight,
             "messages/awaiting_pubrel": counts.awaiting_pubrel,
             "clients/paused": counts.paused,
-            "messages/received": traffic.received.total,
-            "messages/sent": traffic.sent.total,
-            "publish/messages/received": traffic.received.good[PUBLISH],
-            "publish/messages/sent": traffic.sent.good[PUBLISH],
+            "messages/received": totals["messages/received"],
+            "messages/sent": totals["messages/sent"],
+            "publish/messages/received": totals["publish/received"],
+            "publish/messages/sent": totals["publish/sent"],
             "publish/messages/refused": traffic.publishes_refused,
+            "publish/messages/dropped": dropped,
             "bytes/received": traffic.bytes_received,
             "bytes/sent": traffic.bytes_sent,
+            **{f"load/{name}": f"{average:.2f}" for name, average in self._load.averages.items()},
         }
         return {f"{SYS}broker/{name}": str(value) for name, value in figures.items()}
 

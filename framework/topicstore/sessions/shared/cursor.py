@@ -41,7 +41,7 @@ class SharedCursor(SessionCursor):
         "_ready",
         "_refused",
         "assignments",
-        "drafting",
+        "delivering",
         "group",
         "mine",
         "needs_packet_id",
@@ -71,8 +71,8 @@ class SharedCursor(SessionCursor):
         """The returned messages that this member delivers. Changed by the group."""
         self.slow = False
         """Whether the window has been full for long, so that other members get the partitions."""
-        self.drafting = False
-        """Whether there is an uncommitted draft, so that no partition can be revoked."""
+        self.delivering = False
+        """Whether there is an uncommitted delivery, so that no partition can be revoked."""
         self._behind: dict[int, None] = {}
         """The shards that may have messages to read."""
         self._failing: dict[int, None] = {}
@@ -149,7 +149,7 @@ class SharedCursor(SessionCursor):
         else:
             group.rest(self, shard)
         selected = selected_at(read_slice.whole, rows, self.topic_filter.text, shard, self.options, now)
-        self.drafting |= len(selected) > 0
+        self.delivering |= len(selected) > 0
         return selected
 
     def _rows(self, read_slice: ReadSlice, shard: int, places: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
@@ -183,9 +183,9 @@ class SharedCursor(SessionCursor):
                 kept.append(position)
                 messages.append(message)
                 expiry.append(left)
-        self.drafting |= bool(kept)
-        if not kept and assignment.settled == before:
-            assignment.settled = assignment.place  # no message was handed out in between
+        self.delivering |= bool(kept)
+        if not kept and assignment.committed == before:
+            assignment.committed = assignment.place  # no message was handed out in between
         options = self.options
         return SelectedMessages(
             self.topic_filter.text,
@@ -241,18 +241,18 @@ class SharedCursor(SessionCursor):
         ]
         return [put(self._keys.leases(self.number), LeaseRecord(VERSION, places, read_to)), *revoked]
 
-    def settled(self) -> None:
+    def committed(self) -> None:
         """Make the places final: the messages read since are handed out, and the places are stored."""
         if self._moved:
-            self._moved = self.drafting = False
+            self._moved = self.delivering = False
             refused, self._refused = self._refused, []
             self.group.note_refused(self, refused)
-            self.group.settle(self)
+            self.group.apply(self)
 
     def rewind(self) -> None:
-        """Return to the places of the last `settled`, so that the messages read since are read again."""
+        """Return to the places of the last `committed`, so that the messages read since are read again."""
         if self._moved:
-            self._moved = self.drafting = False
+            self._moved = self.delivering = False
             self._refused = []
             self.group.rewind(self)
             for shard in np.flatnonzero(self.mine.any(axis=1)).tolist():

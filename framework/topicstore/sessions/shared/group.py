@@ -153,8 +153,8 @@ class Member(Protocol):
     """The returned messages that it delivers. Changed by the group."""
     slow: bool
     """Whether its window has been full for long; then other members get its partitions. Changed by the group."""
-    drafting: bool
-    """Whether it has an uncommitted draft, so that no partition can be revoked."""
+    delivering: bool
+    """Whether it has an uncommitted delivery, so that no partition can be revoked."""
 
     def wake(self, shard: int) -> None:
         """Handle the event that a shard may have messages to read."""
@@ -174,7 +174,7 @@ class Assignment:
     positions: Positions
     place: int = 0
     """The position up to which they were read."""
-    settled: int = 0
+    committed: int = 0
     """The position up to which they were delivered."""
     owner: Member | None = None
     refused_by: frozenset[Member] = frozenset()
@@ -237,7 +237,7 @@ class Group:
         self.connected: dict[Member, None] = {}
         self.places: Places = np.zeros((len(states), PARTITIONS), np.uint64)
         """By shard and partition, the position up to which all messages were read."""
-        self.settled: Places = self.places.copy()
+        self.committed: Places = self.places.copy()
         """By shard and partition, the position up to which all was delivered, after which a new owner begins."""
         self.assignments: list[Assignment] = []
         self.dropped: tuple[int, ...] = ()
@@ -304,7 +304,7 @@ class Group:
             membership.since, membership.revoked = self._listeners.steady(), False
             membership.reported = len(self.dropped)
         self.rewind(member)
-        member.drafting = False
+        member.delivering = False
         for shard, number in np.argwhere(member.mine).tolist():
             self._take(shard, number)
         for assignment in member.assignments:
@@ -330,7 +330,7 @@ class Group:
         quick = [member for member in self.connected if not member.slow]
         members = quick or list(self.connected)
         planned = self._planned(members) if members else []
-        if not quick or any(member.drafting for member in self.connected):  # then only free partitions are assigned
+        if not quick or any(member.delivering for member in self.connected):  # then only free partitions are assigned
             planned = [move for move in planned if self._owners[move.shard][move.number] is None]
         else:
             self._take_from_slow()
@@ -397,7 +397,7 @@ class Group:
         for assignment in self.assignments:
             if assignment.owner is not None and assignment.owner.slow:
                 assignment.owner.assignments.remove(assignment)
-                assignment.owner, assignment.place = None, assignment.settled
+                assignment.owner, assignment.place = None, assignment.committed
                 self.unsaved = True
 
     def _take(self, shard: int, number: int) -> None:
@@ -408,7 +408,7 @@ class Group:
         self._owners[shard][number] = None
         owner.mine[shard, number] = False
         self._heads[shard, number] = False
-        self.settled[shard, number] = self.places[shard, number]  # equal, or no message was handed out in between
+        self.committed[shard, number] = self.places[shard, number]  # equal, or no message was handed out in between
         self.unsaved = True
         if not owner.mine[shard].any():
             self._resting[shard].pop(owner, None)
@@ -427,21 +427,21 @@ class Group:
         row = self.places[shard]
         row[which] = np.maximum(row[which], np.uint64(place))
 
-    def settle(self, member: Member) -> None:
+    def apply(self, member: Member) -> None:
         """Make a member's places final: its messages are handed out, and its places are stored."""
-        self.settled[member.mine] = self.places[member.mine]
+        self.committed[member.mine] = self.places[member.mine]
         for assignment in member.assignments:
-            assignment.settled = assignment.place
-        over = any(assignment.settled == assignment.last for assignment in member.assignments)
+            assignment.committed = assignment.place
+        over = any(assignment.committed == assignment.last for assignment in member.assignments)
         self.unsaved |= over
         if over or self.revoked or self._parted:
             self._changed(self)
 
     def rewind(self, member: Member) -> None:
         """Move the places of a member back, because the messages that it read were not handed out."""
-        self.places[member.mine] = self.settled[member.mine]
+        self.places[member.mine] = self.committed[member.mine]
         for assignment in member.assignments:
-            assignment.place = assignment.settled
+            assignment.place = assignment.committed
         for shard, resting in enumerate(self._resting):
             if member in resting:
                 self._rouse(shard, member)
@@ -463,7 +463,7 @@ class Group:
             self._listener.wait_locked(self, shard)
 
     def wake(self, shard: int) -> None:
-        """Wake the resting members that own new messages of a shard, and move the places of the others past these."""
+        """Wake the resting members that own new messages of a shard; move the places of the others past them."""
         resting = self._resting[shard]
         while resting:
             try:
@@ -502,9 +502,9 @@ class Group:
 
     def _pass_by(self, shard: int, place: int) -> None:
         """Move the places of resting members to a position before which they have no messages."""
-        places, settled = self.places[shard], self.settled[shard]
-        heads = self._heads[shard] & (places == settled)
-        places[heads] = settled[heads] = np.maximum(places[heads], np.uint64(place))
+        places, committed = self.places[shard], self.committed[shard]
+        heads = self._heads[shard] & (places == committed)
+        places[heads] = committed[heads] = np.maximum(places[heads], np.uint64(place))
         self.ahead = True
 
     def _rouse(self, shard: int, member: Member) -> None:
@@ -515,18 +515,18 @@ class Group:
     # --- storing ---
 
     def _record(self) -> StateWrite:
-        places = pack_places(self.settled, np.ones_like(self._heads))
+        places = pack_places(self.committed, np.ones_like(self._heads))
         return put(self.keys.group, GroupRecord(VERSION, places))
 
     def save(self) -> None:
         """Commit all places, the removal of members, and the returned messages that are left."""
         writes = [self._record(), *(FrameworkWrite(self.keys.member(client_id), None) for client_id in self._gone)]
         cut = [
-            (assignment, assignment.behind(assignment.settled))
+            (assignment, assignment.behind(assignment.committed))
             for assignment in self.assignments
-            if assignment.settled >= assignment.first
-            and not (assignment.owner is not None and assignment.owner.drafting)
-        ]  # not of a drafting member: its draft stores the assignment's place under the assignment's first position
+            if assignment.committed >= assignment.first
+            and not (assignment.owner is not None and assignment.owner.delivering)
+        ]  # not of a delivering member: its delivery stores the place under the assignment's first position
         writes += [
             FrameworkWrite(self.keys.returned_at(assignment.shard, assignment.first), None) for assignment, _ in cut
         ]

@@ -86,7 +86,7 @@ class Groups:
                 group.dismiss(client_id)
         ends = np.array(self._listeners.hub.last_positions(), np.uint64)
         reached(group.places.max(axis=1).tolist(), ends.tolist())
-        group.places[:] = group.settled[:] = np.minimum(group.places, ends[:, None])
+        group.places[:] = group.committed[:] = np.minimum(group.places, ends[:, None])
         if not group.members:
             group.remove()
             return None
@@ -142,7 +142,7 @@ class Groups:
                 self._stale.pop(group, None)
             group = self._new(text)
             for shard, place in enumerate(start):
-                group.places[shard] = group.settled[shard] = place
+                group.places[shard] = group.committed[shard] = place
         group.enlist(keys.client_id, number)
         self._loaded[text] = group
         return SharedCursor(group, keys, number, options, ready)
@@ -163,7 +163,7 @@ class Groups:
                 self._loaded.pop(group.filter.text, None)
         except TopicstoreError:
             self._stale[group] = None
-        if any(member.drafting for member in group.connected):
+        if any(member.delivering for member in group.connected):
             self._stale[group] = None
 
     # --- sessions that end, or stay disconnected ---
@@ -270,7 +270,7 @@ class Groups:
             name=group.filter.name,
             topic_filter=group.filter.topic_filter.text,
             members=tuple(_member_info(client_id, connected.get(client_id)) for client_id in sorted(group.members)),
-            returned=sum(len(assignment.behind(assignment.settled)) for assignment in group.assignments),
+            returned=sum(len(assignment.behind(assignment.committed)) for assignment in group.assignments),
             dropped=group.dropped,
         )
 

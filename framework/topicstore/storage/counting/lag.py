@@ -150,7 +150,7 @@ class LagCounter:
         self.marks = [shard.writer.watermark for shard in storage.shards]
         """By shard, the highest readable position when the counter was created."""
         self._counted: dict[tuple[str, int], tuple[int, _Unread]] = {}
-        """By filter and shard, a place and all messages after it, if they were counted to the end."""
+        """By filter and shard, a reader's last position and all messages after it, if they were counted to the end."""
         self._remembered = 0
         self._histories: dict[int, History] = {}
         self._spreads: dict[tuple[str, int], _TopicSpread] = {}
@@ -170,16 +170,16 @@ class LagCounter:
         )
 
     def most_seconds(self, places: Sequence[int]) -> float:
-        """Return an upper bound of the lag in seconds of a reader with these places. Reads nothing."""
+        """Return an upper bound of the lag in seconds of a reader; ``places``: see `lag`. Reads nothing."""
         behind = [place for place, mark in zip(places, self.marks, strict=True) if place < mark]
         return max(map(self.seconds_from, behind), default=0.0)
 
     def batches(self, topic_filter: TopicFilter, shard: int, place: int) -> Iterator[MessageBatch]:
-        """Yield the matching messages of a shard after a place, in order of positions."""
+        """Yield the matching messages of a shard after a reader's last position, in order of positions."""
         return self._batches(topic_filter, shard, place + 1, self.marks[shard], _ROWS)
 
     def note(self, topic_filter: TopicFilter, shard: int, place: int, positions: Positions) -> None:
-        """Cache the positions of all matching messages after a place, so that they aren't read again."""
+        """Cache the positions of all matching messages after a reader's last position: they aren't read again."""
         unread = _Unread(positions, 0, exact=True, reached=self.marks[shard])
         self._remember((topic_filter.text, shard), place, unread)
 
@@ -199,7 +199,7 @@ class LagCounter:
             return np.sort(np.concatenate([np.empty(0, np.uint64), *found]))
 
     def caught_up(self, places: Sequence[int], unread: Iterable[bool]) -> list[int]:
-        """Return the places, with those after which nothing is unread advanced to the end.
+        """Return the places; a place after which nothing is unread is advanced to the end of its shard.
 
         ``unread`` says for each shard whether messages are unread.
         """

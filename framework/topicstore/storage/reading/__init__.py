@@ -1,1 +1,1 @@
-"""Variants of replays: orders, pages, ranges of message times, following, explanations, and SQL."""
+"""Variants of replays: orders, pages, ranges of message times, following, and explanations."""

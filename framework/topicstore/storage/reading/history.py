@@ -24,7 +24,10 @@ Numbers = npt.NDArray[np.float64]
 
 @attrs.frozen(eq=False)
 class History:
-    """The ranks of some positions of a shard, in order."""
+    """The ranks of some positions of a shard, in ascending order.
+
+    The rank of a position is the number of the shard's messages at or before it.
+    """
 
     positions: Positions
     ranks: Numbers

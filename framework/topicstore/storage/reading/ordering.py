@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Literal
 
 import attrs
@@ -188,7 +189,7 @@ def ordered(
         raise InvalidArgumentError("a replay that goes back is in order of time or of timestamps: leave out order")
     if reverse and order == "time":
         return newest_first(storage, request, limit)
-    batches = replays.run(storage.plan(request), storage.fetch)
+    batches = replays.run(storage.plan(request), partial(storage.fetch, columns=request.columns))
     if order == "timestamp":
         return sorted_by_timestamp(batches, limit, request.batch_size, reverse=reverse)
     return batches if limit is None else replays.limited(batches, limit)

@@ -66,7 +66,7 @@ def _single(kind: pa.DataType) -> bool:
 
 
 def expanded_size(batch: pa.RecordBatch) -> int:
-    """Return the size of a record batch in bytes, with dictionaries replaced by their values."""
+    """Return the size of a record batch in bytes, with dictionaries expanded to their values."""
     rows: int = batch.num_rows
     return rows * ROW + sum(map(_size, batch.columns))
 

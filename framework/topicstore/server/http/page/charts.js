@@ -3,6 +3,8 @@
 
 import { make } from './elements.js';
 import { colour, onTheme } from './theme.js';
+import { instantOf, wallOf } from './time.js';
+import { timeTicks } from './time_axis.js';
 
 const shown = new Map();
 let loading = null;
@@ -36,6 +38,23 @@ const SMALL = 10;
 const scale = (series, { fromZero }) => (fromZero && !series.some(({ y }) => y.some((value) => value >= SMALL))
   ? { range: [0, SMALL] } : { rangemode: fromZero ? 'tozero' : 'normal' });
 
+const MARGIN = { t: 8, r: 16, b: 40, l: 44 };
+
+const timesOf = (series) => series.flatMap(({ x }) => (x.length ? [Math.min(...x), Math.max(...x)] : []));
+
+/* The range of the time axis: the requested one, otherwise that of the series; never empty. */
+const rangeOf = (series, { range }) => {
+  const times = timesOf(series);
+  const [from, until] = range ?? (times.length ? [Math.min(...times), Math.max(...times)] : [Date.now() - 1000, Date.now()]);
+  const room = range ? 0 : Math.max((until - from) * 0.02, 500);
+  return [wallOf(from - room), wallOf(Math.max(until + room, from + 1))];
+};
+
+const timeAxis = (place, range) => {
+  const [tickvals, ticktext] = timeTicks(...range, place.clientWidth - MARGIN.l - MARGIN.r);
+  return { type: 'date', showgrid: false, range, tickmode: 'array', tickvals, ticktext, hoverformat: '%-d %b %Y, %H:%M:%S' };
+};
+
 /* Exponents are texts: as raised figures they would need inline styles. */
 const layout = (place, series, options) => {
   const [ink, line, soft] = ['--ink', '--line', '--soft'].map(colour);
@@ -51,24 +70,21 @@ const layout = (place, series, options) => {
     font: { family: getComputedStyle(place).fontFamily, size: 12, color: ink },
     hovermode: 'x unified',
     hoverlabel: { bgcolor: colour('--panel'), bordercolor: colour('--control'), font: { color: ink, size: 12 } },
-    margin: { t: 8, r: 16, b: 28, l: 36 },
+    margin: MARGIN,
     paper_bgcolor: 'rgba(0,0,0,0)',
     plot_bgcolor: 'rgba(0,0,0,0)',
     showlegend: false,
-    xaxis: { ...axis, type: 'date', showgrid: false, nticks: place.clientWidth < 480 ? 4 : 8, range: options.range?.map(asDate) },
+    xaxis: { ...axis, ...timeAxis(place, rangeOf(series, options)) },
     yaxis: { ...axis, ...scale(series, options), exponentformat: options.fromZero ? 'SI' : 'e', nticks: 5, showline: false },
   };
 };
-
-/* Numbers would be shown in UTC, dates are shown in the time of this place. */
-const asDate = (milliseconds) => new Date(milliseconds);
 
 /* The library reads a few tags in names; a topic is text. */
 const asText = (name) => name.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;');
 
 const trace = ({ name, x, y, colour: kind, bars, dots, widths }) => ({
   name: asText(name),
-  x: x.map(asDate),
+  x: x.map(wallOf),
   y,
   width: widths,
   type: bars ? 'bar' : 'scatter',
@@ -96,7 +112,7 @@ export const chart = async (place, series, options = {}) => {
     if (first) {
       place.on('plotly_selected', (marked) => {
         const { onrange } = shown.get(place).options;
-        if (marked?.range && onrange) onrange(...marked.range.x.map((text) => new Date(text.replace(' ', 'T')).getTime()));
+        if (marked?.range && onrange) onrange(...marked.range.x.map((text) => instantOf(Date.parse(`${text.slice(0, 23).replace(' ', 'T')}Z`))));
       });
     }
   } catch (failed) {
@@ -104,8 +120,11 @@ export const chart = async (place, series, options = {}) => {
   }
 };
 
-onTheme(async () => {
+const redraw = async () => {
   if (!loading) return;
   const library = await loading.catch(() => null);
   if (library) shown.forEach((_, place) => place.checkVisibility() && draw(library, place));
-});
+};
+
+onTheme(redraw);
+addEventListener('resize', redraw);

@@ -21,10 +21,10 @@ export const fillTable = (table, columns, rows) => {
   table.replaceChildren(make('thead', {}, head), make('tbody', {}, body));
 };
 
-/** Replace what a list of large figures shows: `[title, value, unit, class]` each. */
+/** Replace what a list of large figures shows: `[title, value, unit, class, note]` each. */
 export const fillFigures = (list, figures) => {
-  list.replaceChildren(...figures.map(([title, value, unit, kind]) => make('div', { class: kind || null },
-    make('dt', {}, title), make('dd', {}, value, unit ? make('small', {}, unit) : null))));
+  list.replaceChildren(...figures.map(([title, value, unit, kind, note]) => make('div', { class: kind || null },
+    make('dt', {}, title), make('dd', {}, value, unit ? make('small', {}, unit) : null), note ? make('dd', { class: 'note' }, note) : null)));
 };
 
 /** Replace what a list of facts shows: `[title, value]` each. */

@@ -1,10 +1,13 @@
-/* How figures and times are written. */
+/* How figures are written. */
 
 const whole = new Intl.NumberFormat('en');
 const UNITS = ['bytes', 'kB', 'MB', 'GB', 'TB', 'PB'];
 
 /** A whole number, with separators. */
 export const count = (number) => whole.format(number);
+
+/** A number of things, with their name in the singular or plural. */
+export const counted = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
 
 /** A large number in few characters. */
 export const short = (number) => (number < 1e5 ? count(Math.round(number))
@@ -23,22 +26,6 @@ export const size = (bytes) => {
 /** Bytes as one text. */
 export const sizeText = (bytes) => size(bytes).join(' ');
 
-/** Microseconds since the epoch as a date and a time of this place, to the millisecond. */
-export const moment = (microseconds) => {
-  const date = new Date(microseconds / 1000);
-  const two = (number, width = 2) => String(number).padStart(width, '0');
-  return Number.isNaN(date.getTime()) ? `${microseconds} µs`
-    : `${date.getFullYear()}-${two(date.getMonth() + 1)}-${two(date.getDate())} `
-      + `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}.${two(date.getMilliseconds(), 3)}`;
-};
-
-/** Such a time in few characters: the day and the minute, or the day and the year if that is not this one. */
-export const stamp = (microseconds) => {
-  const date = new Date(microseconds / 1000);
-  const day = date.toLocaleDateString('en', { day: 'numeric', month: 'short' });
-  return date.getFullYear() === new Date().getFullYear() ? `${day}, ${moment(microseconds).slice(11, 16)}` : `${day} ${date.getFullYear()}`;
-};
-
 /** Seconds as `[number, unit]`. */
 export const duration = (seconds) => {
   if (seconds < 1) return [String(Math.round(seconds * 1000)), 'ms'];
@@ -50,3 +37,6 @@ export const duration = (seconds) => {
 
 /** Seconds as one text. */
 export const durationText = (seconds) => duration(seconds).join(' ');
+
+/** How long ago something was, in seconds, in words. */
+export const agoText = (seconds) => (seconds < 1 ? 'just now' : `${durationText(seconds)} ago`);

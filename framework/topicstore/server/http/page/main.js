@@ -2,14 +2,19 @@
 
 import { addressOf, readAddress } from './address.js';
 import { find } from './elements.js';
+import { startPayloadForms } from './payloads/form.js';
 import { startTheme } from './theme.js';
+import { startZone } from './time.js';
 import { now } from './views/now.js';
+import { publish } from './views/publish.js';
 import { replay } from './views/replay.js';
+import { retained } from './views/retained.js';
 import { sessions } from './views/sessions.js';
+import { storage } from './views/storage.js';
 import { topics } from './views/topics.js';
 
 /* Each view is a function of the values in the address, and of a signal that ends what it has begun. */
-const VIEWS = { now, topics, replay, sessions };
+const VIEWS = { now, topics, replay, sessions, retained, storage, publish };
 const tabs = [...document.querySelectorAll('[role="tab"]')];
 /* The views' elements have other ids than the address names, or a browser would scroll to them and begin with Tab there. */
 const nameOf = (tab) => tab.id.slice('tab-'.length);
@@ -61,5 +66,7 @@ document.querySelector('.skip').addEventListener('click', (event) => {
 });
 
 startTheme();
+startZone(show);
+startPayloadForms();
 addEventListener('hashchange', show);
 show();

@@ -46,27 +46,32 @@ const problem = async (response) => {
   }
 };
 
-/** The address of a path below the interface for programs. What is empty in `query` is left out. */
+/** The address of a path below the interface for programs. What is empty in `query` is left out, lists are repeated. */
 export const address = (path, query = {}) => {
   const url = new URL(BASE + path);
   for (const [name, value] of Object.entries(query)) {
-    if (value !== null && value !== undefined && value !== '') url.searchParams.set(name, value);
+    for (const one of [value].flat()) if (one !== null && one !== undefined && one !== '') url.searchParams.append(name, one);
   }
   return url;
 };
 
-/** Return the response to a request. Throws `Problem`, also where the server can't be reached. */
-export const request = async (path, { query, method = 'GET', accept = 'application/json', signal, more = {} } = {}) => {
+/** Return the response to a request, whose body is `json` if that is there. Throws `Problem`, also where the server can't be reached. */
+export const request = async (path, { query, method = 'GET', accept = 'application/json', signal, more = {}, json } = {}) => {
   const before = sessionStorage.getItem(KEPT);
   let response;
   try {
-    response = await fetch(address(path, query), { method, signal, headers: headers({ Accept: accept, ...more }) });
+    response = await fetch(address(path, query), {
+      method,
+      signal,
+      headers: headers({ Accept: accept, ...(json === undefined ? {} : { 'Content-Type': 'application/json' }), ...more }),
+      body: json === undefined ? undefined : JSON.stringify(json),
+    });
   } catch (failed) {
     if (failed.name === 'AbortError') throw failed;
     throw new Problem(0, 'The server does not answer.');
   }
   if (response.status === 401 && (before !== sessionStorage.getItem(KEPT) || await askForToken())) {
-    return request(path, { query, method, accept, signal, more });
+    return request(path, { query, method, accept, signal, more, json });
   }
   if (!response.ok) throw await problem(response);
   return response;
@@ -86,3 +91,11 @@ export async function* parts(response, separator) {
   }
   if (rest) yield rest;
 }
+
+const SCOPES = ['read', 'write', 'admin'];
+
+/** Return a function that says whether the token, or the absence of one, has a scope: `may('write')`. */
+export const rights = async (signal) => {
+  const { scope } = await ask('/scope', {}, { signal });
+  return (wanted) => SCOPES.indexOf(scope) >= SCOPES.indexOf(wanted);
+};

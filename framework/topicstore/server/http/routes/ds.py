@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from litestar import delete, get, put
-from litestar.params import FromPath, JSONBody
+from litestar.params import JSONBody, PathParameter
 
 from topicstore.server.http.context import TheContext
 from topicstore.server.http.guards import needs
 from topicstore.server.sites import SiteInfo, StorageReplicas
 
 __all__ = ["ROUTES"]
+
+_Site = Annotated[str, PathParameter(description="The id of a site.")]
+_Storage = Annotated[str, PathParameter(description="The name of a storage, such as `messages`.")]
 
 _TAGS = ["Durable storage"]
 
@@ -21,13 +26,13 @@ def sites(context: TheContext) -> list[str]:
 
 
 @get("/ds/sites/{site:str}", guards=[needs("read")], tags=_TAGS, sync_to_thread=False)
-def site(context: TheContext, site: FromPath[str]) -> SiteInfo:
+def site(context: TheContext, site: _Site) -> SiteInfo:
     """Return a site: the name of its node, whether it is up, and its shards."""
     return context.sites.site(site)
 
 
 @put("/ds/sites/{site:str}/forget", guards=[needs("admin")], tags=_TAGS, status_code=204, sync_to_thread=False)
-def forget(context: TheContext, site: FromPath[str]) -> None:
+def forget(context: TheContext, site: _Site) -> None:
     """Remove a site that is permanently lost."""
     context.sites.forget(site)
 
@@ -39,32 +44,32 @@ def storages(context: TheContext) -> list[str]:
 
 
 @get("/ds/storages/{ds:str}", guards=[needs("read")], tags=_TAGS, sync_to_thread=False)
-def storage(context: TheContext, ds: FromPath[str]) -> StorageReplicas:
+def storage(context: TheContext, ds: _Storage) -> StorageReplicas:
     """Return a storage: its shards, and the replicas of each."""
     return context.sites.storage(ds)
 
 
 @get("/ds/storages/{ds:str}/replicas", guards=[needs("read")], tags=_TAGS, sync_to_thread=False)
-def replicas(context: TheContext, ds: FromPath[str]) -> list[str]:
+def replicas(context: TheContext, ds: _Storage) -> list[str]:
     """Return the ids of the sites that keep replicas of a storage."""
     return context.sites.replicas(ds)
 
 
 @put("/ds/storages/{ds:str}/replicas", guards=[needs("admin")], tags=_TAGS, status_code=202, sync_to_thread=False)
-def set_replicas(context: TheContext, ds: FromPath[str], data: JSONBody[list[str]]) -> list[str]:
+def set_replicas(context: TheContext, ds: _Storage, data: JSONBody[list[str]]) -> list[str]:
     """Set the sites that keep the replicas of a storage. The change is made in the background."""
     return context.sites.set_replicas(ds, data)
 
 
 @put("/ds/storages/{ds:str}/replicas/{site:str}", guards=[needs("admin")], tags=_TAGS, status_code=202)
-async def join(context: TheContext, ds: FromPath[str], site: FromPath[str]) -> str:
+async def join(context: TheContext, ds: _Storage, site: _Site) -> str:
     """Add a site to the replicas of a storage. The change is made in the background."""
     context.sites.join(ds, site)
     return "OK"
 
 
 @delete("/ds/storages/{ds:str}/replicas/{site:str}", guards=[needs("admin")], tags=_TAGS, status_code=202)
-async def leave(context: TheContext, ds: FromPath[str], site: FromPath[str]) -> str:
+async def leave(context: TheContext, ds: _Storage, site: _Site) -> str:
     """Remove a site from the replicas of a storage. The change is made in the background."""
     context.sites.leave(ds, site)
     return "OK"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from litestar import delete, get, post
-from litestar.params import FromPath, JSONBody
+from litestar.params import JSONBody, PathParameter
 
 import topicstore as ts
 from topicstore.server.http.context import TheContext
@@ -14,6 +14,8 @@ from topicstore.server.http.guards import needs
 from topicstore.server.http.parameters import Page
 
 __all__ = ["ROUTES"]
+
+_Number = Annotated[int, PathParameter(description="The generation's number.")]
 
 
 class Generation(msgspec.Struct, kw_only=True):
@@ -63,7 +65,7 @@ def add_generation(context: TheContext, data: JSONBody[NewGeneration]) -> Genera
 @delete(
     "/generations/{number:int}", guards=[needs("admin")], tags=["generations"], status_code=200, sync_to_thread=True
 )
-def drop_generation(context: TheContext, number: FromPath[int]) -> Dropped:
+def drop_generation(context: TheContext, number: _Number) -> Dropped:
     """Permanently drop a sealed generation with all its messages. The files of an archived generation are kept."""
     return Dropped(number, context.db.drop_generation(number))
 

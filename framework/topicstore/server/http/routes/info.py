@@ -1,14 +1,36 @@
-"""``/info``: sizes and counts of the database."""
+"""``/info``, ``/listeners`` and ``/scope``: the database, the addresses for MQTT clients, and a request's scope."""
 
 from __future__ import annotations
 
-from litestar import get
+from typing import Any
+
+import msgspec
+from litestar import Request, get
 
 from topicstore.database import DatabaseInfo
 from topicstore.server.http.context import TheContext
-from topicstore.server.http.guards import needs
+from topicstore.server.http.guards import granted, needs
+from topicstore.server.http.parameters import Page
+from topicstore.server.http.tokens import Scope
+from topicstore.server.listeners.peer import Scheme
 
 __all__ = ["ROUTES"]
+
+
+class ListenerEntry(msgspec.Struct, kw_only=True):
+    """A listener for MQTT clients."""
+
+    name: str
+    scheme: Scheme
+    """The scheme of its URLs: plain or TLS, and with or without WebSocket."""
+    addresses: list[str]
+    """The bound addresses, with their ports."""
+
+
+class GrantedScope(msgspec.Struct):
+    """The scope that a request has."""
+
+    scope: Scope
 
 
 @get("/info", guards=[needs("read")], tags=["database"], sync_to_thread=True)
@@ -17,4 +39,23 @@ def info(context: TheContext) -> DatabaseInfo:
     return context.db.info()
 
 
-ROUTES = [info]
+@get("/listeners", guards=[needs("read")], tags=["configuration"], sync_to_thread=True)
+def listeners(context: TheContext) -> Page[ListenerEntry]:
+    """Return the listeners that accept MQTT clients, in the order of the settings, with their bound addresses."""
+    return Page(
+        items=[
+            ListenerEntry(name=one.via.name, scheme=one.via.scheme, addresses=one.addresses)
+            for one in context.mqtt.listeners
+        ]
+    )
+
+
+@get("/scope", guards=[needs("read")], tags=["configuration"], sync_to_thread=True)
+def scope(request: Request[Any, Any, Any]) -> GrantedScope:
+    """Return the scope of the request's token, or of a request without a token: `read`, `write` or `admin`."""
+    found = granted(request)
+    assert found is not None  # noqa: S101 - the guard has refused other requests
+    return GrantedScope(found)
+
+
+ROUTES = [info, listeners, scope]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
 import msgspec
 from litestar import Request, delete, get, post
 from litestar.exceptions import ClientException, NotFoundException
-from litestar.params import FromPath, JSONBody, MsgPackBody
+from litestar.params import JSONBody, MsgPackBody, PathParameter
 
 from topicstore.contract.columns import to_iterable
 from topicstore.contract.errors import InvalidArgumentError, NotADatabaseError
@@ -33,6 +33,7 @@ __all__ = [
     "ROUTES",
 ]
 
+_Number = Annotated[int, PathParameter(description="The job's id.")]
 _KEYS = b"import/"
 """The prefix of the state keys of imports; the routes access no other keys."""
 
@@ -125,13 +126,13 @@ def start_job(context: TheContext, request: Request[Any, Any, Any], data: JSONBo
 
 
 @get("/jobs/{number:int}", guards=[needs("read")], tags=["jobs"], sync_to_thread=True)
-def job(context: TheContext, number: FromPath[int]) -> Job:
+def job(context: TheContext, number: _Number) -> Job:
     """Return a job: its progress, and its result or error."""
     return _known(number, context.jobs.find(number))
 
 
 @delete("/jobs/{number:int}", guards=[needs("admin")], tags=["jobs"], status_code=200, sync_to_thread=True)
-def cancel_job(context: TheContext, number: FromPath[int]) -> Job:
+def cancel_job(context: TheContext, number: _Number) -> Job:
     """Cancel a job at its next step. Checkpoints and retention runs can't be cancelled: the response is 409.
 
     The work that a compaction or an export has completed is kept, and the next job continues from there.

@@ -19,7 +19,12 @@ _KINDS = ("text/plain", "application/openmetrics-text")
 @get(
     "/metrics", guards=[needs("read")], tags=["metrics"], opt={"produces": _KINDS, "way": "health"}, sync_to_thread=True
 )
-def metrics(context: TheContext, accept: Annotated[str, HeaderParameter(name="Accept")] = "") -> Response[bytes]:
+def metrics(
+    context: TheContext,
+    accept: Annotated[
+        str, HeaderParameter(name="Accept", description="The media types of the text formats, the preferred one first.")
+    ] = "",
+) -> Response[bytes]:
     """Return metrics for Prometheus, as OpenMetrics if the request accepts it, else in Prometheus' text format."""
     text, kind = context.metrics.text(accept)
     return Response(text, media_type=kind)

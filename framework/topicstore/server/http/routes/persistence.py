@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 from litestar import delete, get, post
 from litestar.exceptions import NotFoundException
-from litestar.params import FromQuery, JSONBody
+from litestar.params import JSONBody, QueryParameter
 
 from topicstore.pubsub.persistence_rules import PersistenceRule
 from topicstore.server.http.context import TheContext
@@ -38,9 +40,9 @@ def add_rule(context: TheContext, data: JSONBody[NewRule]) -> PersistenceRule:
 @delete("/persistence", guards=[needs("admin")], tags=["persistence"], status_code=200, sync_to_thread=True)
 def remove_rule(
     context: TheContext,
-    topic_filter: FromQuery[str],
-    client_id: FromQuery[str | None] = None,
-    least_qos: FromQuery[int] = 0,
+    topic_filter: Annotated[str, QueryParameter(description="The rule's topic filter.")],
+    client_id: Annotated[str | None, QueryParameter(description="The rule's client id, if it has one.")] = None,
+    least_qos: Annotated[int, QueryParameter(description="The least QoS of the rule's messages.")] = 0,
 ) -> PersistenceRule:
     """Remove a rule. Messages that the rule has stored are kept."""
     rule = PersistenceRule(topic_filter, client_id=client_id, least_qos=least_qos)

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from litestar import delete, get, post, put
 from litestar.exceptions import NotFoundException
-from litestar.params import FromPath, JSONBody, QueryParameter
+from litestar.params import JSONBody, PathParameter, QueryParameter
 from msgspec import UNSET, UnsetType
 
 import topicstore as ts
@@ -21,6 +21,8 @@ from topicstore.server.http.guards import needs
 from topicstore.server.http.parameters import Limit, Page
 
 __all__ = ["ROUTES"]
+
+_Name = Annotated[str, PathParameter(description="The queue's name, percent-encoded.")]
 
 
 class Bounds(msgspec.Struct, forbid_unknown_fields=True):
@@ -74,20 +76,20 @@ def queues(context: TheContext) -> Page[QueueInfo]:
 
 
 @get("/queues/{name:str}", guards=[needs("read")], tags=["queues"], sync_to_thread=True)
-def queue(context: TheContext, name: FromPath[str]) -> QueueInfo:
+def queue(context: TheContext, name: _Name) -> QueueInfo:
     """Return the sizes and bounds of a queue."""
     return _queue(context.db, name).info()
 
 
 @put("/queues/{name:str}", guards=[needs("write")], tags=["queues"], sync_to_thread=True)
-def bound_queue(context: TheContext, name: FromPath[str], data: JSONBody[Bounds]) -> QueueInfo:
+def bound_queue(context: TheContext, name: _Name, data: JSONBody[Bounds]) -> QueueInfo:
     """Set the bounds of a queue; create the queue if it doesn't exist."""
     given = {key: KEEP if value is UNSET else value for key, value in msgspec.structs.asdict(data).items()}
     return context.db.queues.open(name, **given).info()
 
 
 @delete("/queues/{name:str}", guards=[needs("write")], tags=["queues"], status_code=200, sync_to_thread=True)
-def drop_queue(context: TheContext, name: FromPath[str]) -> DroppedQueue:
+def drop_queue(context: TheContext, name: _Name) -> DroppedQueue:
     """Permanently remove a queue with all its messages."""
     waiting = len(_queue(context.db, name))
     context.db.queues.drop(name)
@@ -95,7 +97,7 @@ def drop_queue(context: TheContext, name: FromPath[str]) -> DroppedQueue:
 
 
 @post("/queues/{name:str}/messages", guards=[needs("write")], tags=["queues"], sync_to_thread=True)
-def append(context: TheContext, name: FromPath[str], data: JSONBody[list[GivenMessage]]) -> Appended:
+def append(context: TheContext, name: _Name, data: JSONBody[list[GivenMessage]]) -> Appended:
     """Append messages to a queue, all in one commit.
 
     If the queue is full, its `overflow` decides; with `refuse` the response is 507, and no message is appended.
@@ -106,7 +108,7 @@ def append(context: TheContext, name: FromPath[str], data: JSONBody[list[GivenMe
 @get("/queues/{name:str}/messages", guards=[needs("read")], tags=["queues"], sync_to_thread=True)
 def read(
     context: TheContext,
-    name: FromPath[str],
+    name: _Name,
     after: Annotated[int, QueryParameter(description="The id of the last message read.")] = 0,
     limit: Limit = 100,
 ) -> Page[Waiting]:
@@ -121,7 +123,7 @@ def read(
 
 
 @post("/queues/{name:str}/commit", guards=[needs("write")], tags=["queues"], status_code=200, sync_to_thread=True)
-def commit(context: TheContext, name: FromPath[str], data: JSONBody[Upto]) -> Committed:
+def commit(context: TheContext, name: _Name, data: JSONBody[Upto]) -> Committed:
     """Permanently remove the messages up to and including an id. Idempotent."""
     return Committed(_queue(context.db, name).commit(int(data.upto)))
 

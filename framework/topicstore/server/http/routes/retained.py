@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from litestar import delete, get, put
 from litestar.exceptions import ClientException, NotFoundException
-from litestar.params import FromQuery, JSONBody, QueryParameter
+from litestar.params import JSONBody, QueryParameter
 
 import topicstore as ts
 from topicstore.files.formats import JsonMessage, json_message
@@ -57,7 +57,9 @@ def set_retained(context: TheContext, data: JSONBody[GivenMessage]) -> JsonMessa
 
 
 @delete("/retained", guards=[needs("write")], tags=["retained"], status_code=200, sync_to_thread=True)
-def clear_retained(context: TheContext, topic: FromQuery[str]) -> Cleared:
+def clear_retained(
+    context: TheContext, topic: Annotated[str, QueryParameter(description="The topic, without wildcards.")]
+) -> Cleared:
     """Clear the retained message of a topic by publishing an empty message, which subscribers receive."""
     if not _there(context.db, topic):
         raise NotFoundException(f"topic {topic!r} has no retained message")

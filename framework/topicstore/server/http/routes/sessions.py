@@ -10,7 +10,7 @@ import attrs
 import msgspec
 from litestar import delete, get, post
 from litestar.exceptions import ClientException
-from litestar.params import FromPath, FromQuery, QueryParameter
+from litestar.params import PathParameter, QueryParameter
 
 from topicstore.server.http.context import TheContext
 from topicstore.server.http.guards import needs
@@ -20,6 +20,10 @@ from topicstore.storage.counting.lag import Lag
 
 __all__ = ["ROUTES"]
 
+_ClientId = Annotated[str, PathParameter(description="The session's client id, percent-encoded.")]
+_ClientIds = Annotated[
+    list[str] | None, QueryParameter(description="Only these client ids; may be given several times.")
+]
 _Connected = Annotated[bool | None, QueryParameter(description="Only those that are connected, or that are not.")]
 _Search = Annotated[str | None, QueryParameter(description="Only those whose client ids have this text in them.")]
 _Prefix = Annotated[str | None, QueryParameter(description="Only those whose client ids begin with this text.")]
@@ -48,6 +52,8 @@ class ConnectionStatus(msgspec.Struct, kw_only=True):
     stuck_since: int | None
     missed: int
     refused: int
+    address: str | None = None
+    """The client's address and port; null for a session of the server's own process."""
 
 
 class SessionEntry(msgspec.Struct, kw_only=True):
@@ -59,6 +65,7 @@ class SessionEntry(msgspec.Struct, kw_only=True):
     expiry_interval: float | None
     expires: int | None
     will_due: int | None
+    will_delay: float | None = None
     subscriptions: list[SubscriptionEntry]
     in_flight: int
     awaiting_pubrel: int
@@ -103,8 +110,10 @@ def sessions(
     prefix: _Prefix = None,
     search: _Search = None,
     connected: _Connected = None,
-    lag: FromQuery[bool] = False,
-    sort: FromQuery[Literal["client_id", "lag"]] = "client_id",
+    lag: Annotated[bool, QueryParameter(description="Whether the lag of each session is found out.")] = False,
+    sort: Annotated[
+        Literal["client_id", "lag"], QueryParameter(description="By client id, or by lag, of which the longest first.")
+    ] = "client_id",
 ) -> Page[SessionEntry]:
     """Return a page of the sessions, sorted by client id; with `lag=true` including the lag of each.
 
@@ -127,19 +136,22 @@ def sessions(
 
 
 @get("/sessions/{client_id:str}", guards=[needs("read")], tags=["sessions"], sync_to_thread=True)
-def session(context: TheContext, client_id: FromPath[str]) -> SessionEntry:
+def session(context: TheContext, client_id: _ClientId) -> SessionEntry:
     """Return a session: its subscriptions with their lag, and its messages in flight."""
     held = context.db.sessions
     entry = _entry(held[client_id], held.lag(client_id)[client_id])
     live = held.connected(client_id)
     if live is not None:
         status = attrs.asdict(live.status(), recurse=False)
-        entry.connection = ConnectionStatus(**{name: status[name] for name in ConnectionStatus.__struct_fields__})
+        entry.connection = ConnectionStatus(
+            **{name: status[name] for name in ConnectionStatus.__struct_fields__ if name in status},
+            address=context.mqtt.address_of(live),
+        )
     return entry
 
 
 @delete("/sessions/{client_id:str}", guards=[needs("write")], tags=["sessions"], status_code=200, sync_to_thread=True)
-def expire(context: TheContext, client_id: FromPath[str]) -> Expired:
+def expire(context: TheContext, client_id: _ClientId) -> Expired:
     """Permanently end a session with its subscriptions and unacknowledged messages, and its connection (0x98)."""
     context.db.sessions.expire(client_id)
     return Expired(client_id, expired=True)
@@ -148,7 +160,7 @@ def expire(context: TheContext, client_id: FromPath[str]) -> Expired:
 @post(
     "/sessions/{client_id:str}/kick", guards=[needs("write")], tags=["sessions"], status_code=200, sync_to_thread=True
 )
-def kick(context: TheContext, client_id: FromPath[str]) -> Kicked:
+def kick(context: TheContext, client_id: _ClientId) -> Kicked:
     """End the connection of a session's client with reason code 0x98 (administrative action).
 
     As after any lost connection, the will is published, and the session lasts until its session expiry.
@@ -172,7 +184,7 @@ def groups(context: TheContext) -> Page[GroupEntry]:
 
 
 @get("/lag", guards=[needs("read")], tags=["sessions"], opt={"way": "heavy"}, sync_to_thread=True)
-def lag(context: TheContext, client_id: FromQuery[list[str] | None] = None) -> dict[str, dict[str, Lag]]:
+def lag(context: TheContext, client_id: _ClientIds = None) -> dict[str, dict[str, Lag]]:
     """Return the lag of sessions by client id and filter; of all sessions if none is named.
 
     For each filter and shard, up to 10,000 waiting messages are counted, if at most 65,536 messages of any topic follow

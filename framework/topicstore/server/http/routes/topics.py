@@ -26,10 +26,24 @@ from topicstore.server.http.context import TheContext
 from topicstore.server.http.guards import needs
 from topicstore.server.http.parameters import After, Limit, Page, TheFilter, TheStart, fitting, time_asked
 from topicstore.shard.tally_records import Tally
-from topicstore.storage.counting.contents import ClientTally, Levels, TopicTally, counted_topics, topic_tallies
+from topicstore.storage.counting.contents import (
+    ClientTally,
+    Levels,
+    TopicTally,
+    counted_topics,
+    latest_of,
+    topic_tallies,
+)
 
 __all__ = [
     "ROUTES",
+]
+
+
+_NAMED = 1_000
+"""Most topics that a request can name."""
+_Topics = Annotated[
+    list[str] | None, QueryParameter(name="topic", description="Only these topics; may be given several times.")
 ]
 
 
@@ -43,13 +57,30 @@ def clients(
 
 @get("/latest", guards=[needs("read")], tags=["messages"], opt={"way": "heavy"}, sync_to_thread=True)
 def latest(
-    context: TheContext, topic_filter: TheFilter = "#", limit: Limit = 100, after: After = None
+    context: TheContext, topic_filter: TheFilter = "#", topic: _Topics = None, limit: Limit = 100, after: After = None
 ) -> Page[JsonMessage]:
-    """Return the last message of each matching topic, sorted by topic."""
-    page = _page(context.db.latest(topic_filter), lambda message: message.topic, limit, after)
+    """Return the last message of each matching topic, sorted by topic.
+
+    With ``topic`` only these topics are looked up, however many others there are; at most 1,000. Topics without
+    messages are left out.
+    """
+    if topic is None:
+        page = _page(context.db.latest(topic_filter), lambda message: message.topic, limit, after)
+    else:
+        page = _page(_latest_of(context.db, topic), lambda message: message.topic, limit, after)
     shown = page.items[: fitting(message.payload for message in page.items)]
     following = page.next if len(shown) == len(page.items) else shown[-1].topic
     return Page(items=list(map(json_message, shown)), next=following)
+
+
+def _latest_of(db: ts.Database, topics: Sequence[str]) -> list[ts.Message]:
+    """Return the last message of each of these topics that has one, sorted by topic."""
+    names = sorted(set(topics))
+    if len(names) > _NAMED:
+        raise ClientException(f"at most {_NAMED:,} topics can be named")
+    if wrong := [name for name in names if not TopicFilter(name).literal]:
+        raise ts.InvalidTopicError(f"{wrong[0]!r} is a filter; name topics")
+    return latest_of(db.storage, names)
 
 
 @get("/streams", guards=[needs("read")], tags=["topics"], opt={"way": "heavy"}, sync_to_thread=True)

@@ -1,8 +1,10 @@
 /* The list of messages: a page at a time, never more than a browser shows with ease. */
 
 import { find, make } from '../elements.js';
-import { count, moment } from '../format.js';
-import { jsonOf, shownPayload } from './payloads.js';
+import { count } from '../format.js';
+import { onPayloadForm } from '../payloads/form.js';
+import { jsonOf, shownPayload } from '../payloads/payloads.js';
+import { clock, moment } from '../time.js';
 import { showValues } from './values.js';
 
 /* How many are shown at once, and the most that are kept. */
@@ -29,10 +31,11 @@ export const clearRows = () => {
   find('rows-summary').textContent = '';
 };
 
-/** Take more messages, to be shown by `showNext`. Returns whether there is room for more after these. */
-export const takeRows = (found) => {
+/** Take more messages, to be shown by `showNext`; `which` names those that were taken, as "newest". Returns whether
+ * there is room for more after these. */
+export const takeRows = (found, which) => {
   rows.push(...read(found));
-  showValues(rows);
+  showValues(rows, which);
   return rows.length < MOST;
 };
 
@@ -53,6 +56,8 @@ export const putRows = (found) => {
   rows.unshift(...added);
   rows.length = Math.min(rows.length, MOST);
   while (find('rows').childElementCount > STEP) find('rows').lastChild.remove();
-  find('rows-summary').textContent = `${count(rows.length)} since ${moment(rows.at(-1).row.timestamp).slice(11, 19)}`;
-  showValues(rows);
+  find('rows-summary').textContent = `${count(rows.length)} since ${clock(rows.at(-1).row.timestamp)}`;
+  showValues(rows, 'newest');
 };
+
+onPayloadForm(() => find('rows').replaceChildren(...rows.slice(0, find('rows').childElementCount).map(item)));

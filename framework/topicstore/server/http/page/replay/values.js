@@ -3,19 +3,28 @@
 import { readAddress, addressOf } from '../address.js';
 import { chart } from '../charts.js';
 import { find, make } from '../elements.js';
-import { count } from '../format.js';
-import { leaves, numberOf } from './payloads.js';
+import { count, counted } from '../format.js';
+import { leaves, numberOf } from '../payloads/payloads.js';
+import { span } from '../time.js';
 
-const LINES = 8;
+/* The largest number of lines that a reader can distinguish. */
+const LINES = 6;
 const WHOLE = '(the payload)';
-const UNLIKELY = /(time|stamp|id|_at)$/i;
+/* Last words of names: of times, which are not values, and of numbers that name something. */
+const TIMES = new Set(['ts', 'time', 'timestamp', 'stamp', 'datetime', 'date', 'epoch', 'at', 'now', 'utc', 'uptime']);
+const NAMES = new Set(['id', 'ids', 'uid', 'uuid', 'guid', 'seq', 'sequence', 'no', 'nr', 'version', 'port']);
 
-/* How often each field has a number. */
+/* The last word of a path, as "at" of `reading.createdAt` and "id" of `vehicle_id`; "humid" is one word. */
+const lastWord = (path) => path.replace(/([a-z0-9])([A-Z])/g, '$1 $2').split(/[^A-Za-z0-9]+/).filter(Boolean).at(-1)?.toLowerCase() ?? '';
+
+/* How often each field has a number that is no time. */
 const numberFields = (rows) => {
   const found = new Map();
   for (const { json } of rows) {
     if (json === undefined) continue;
-    for (const [path, value] of leaves(json)) if (numberOf(value) !== undefined) found.set(path, (found.get(path) ?? 0) + 1);
+    for (const [path, value] of leaves(json)) {
+      if (numberOf(value) !== undefined && !TIMES.has(lastWord(path))) found.set(path, (found.get(path) ?? 0) + 1);
+    }
   }
   return found;
 };
@@ -26,7 +35,11 @@ const valueAt = (json, field) => {
   return undefined;
 };
 
-const likely = (fields) => [...fields.keys()].find((path) => !UNLIKELY.test(path)) ?? fields.keys().next().value;
+/* The field that most messages have, but rather a value than a number that names something. */
+const likely = (fields) => {
+  const all = [...fields].sort(([, a], [, b]) => b - a).map(([path]) => path);
+  return all.find((path) => !NAMES.has(lastWord(path))) ?? all[0];
+};
 
 const linesOf = (rows, field) => {
   const lines = new Map();
@@ -40,6 +53,14 @@ const linesOf = (rows, field) => {
 };
 
 let drawn = [];
+let part = 'newest';
+
+/* Which messages are drawn: how many, which ones, and from when to when. */
+const partOf = () => {
+  const times = drawn.map(({ row }) => row.timestamp);
+  const [from, until] = [times.reduce((a, b) => Math.min(a, b)), times.reduce((a, b) => Math.max(a, b))];
+  return `${part === 'all' ? 'all' : `only the ${part}`} ${counted(drawn.length, 'message')}, ${span(from, until)}`;
+};
 
 const draw = (field) => {
   const all = linesOf(drawn, field);
@@ -49,16 +70,17 @@ const draw = (field) => {
     key.style.setProperty('--key', `var(${colour})`);
     return key;
   }));
-  find('values-summary').textContent = `of the ${count(drawn.length)} messages that were read`
-    + (all.length > LINES ? `; the ${LINES} of ${count(all.length)} topics that have most of them` : '');
+  find('values-summary').textContent = partOf()
+    + (all.length > LINES ? `; a line for each of the ${LINES} topics with most messages, of ${count(all.length)}` : '');
   chart(find('values'), lines.map(([topic, points, colour]) => ({
     name: topic, x: points.map(([time]) => time), y: points.map(([, value]) => value), colour, dots: points.length < 100,
   })));
 };
 
-/** Show what numbers the rows have: a choice of fields, and the chosen one as lines. */
-export const showValues = (rows) => {
+/** Show what numbers the rows have: a choice of fields, and the chosen one as lines; `which` names the rows: newest, oldest, all. */
+export const showValues = (rows, which) => {
   drawn = rows;
+  part = which;
   const fields = numberFields(rows);
   const { field: linked } = readAddress()[1];
   const chosen = fields.has(linked) ? linked : likely(fields);

@@ -1,10 +1,12 @@
 /* The view "Now": what comes in and goes out, and what is there. */
 
 import { chart } from '../charts.js';
+import { terminal } from '../clients.js';
 import { fillFigures, fillTable, find, make } from '../elements.js';
-import { count, durationText, rate, short, size, sizeText, stamp } from '../format.js';
+import { agoText, count, counted, durationText, rate, short, size, sizeText } from '../format.js';
 import { poll } from '../polling.js';
 import { ask } from '../server.js';
+import { stamp } from '../time.js';
 
 const EVERY = 2;
 const SLOWLY = 10;
@@ -76,13 +78,14 @@ const showInfo = (info) => {
 
 const showFigures = ({ totals, series }, { messages }) => {
   fillFigures(find('figures'), [
-    ['In', rate(recent(series.stored_messages)), '/ s', 'in'],
-    ['Out', rate(recent(series.read_messages)), '/ s', 'out'],
-    ['Behind', short(totals.lag_messages), totals.lag_messages ? durationText(totals.lag_seconds) : '', totals.lag_messages ? 'late' : ''],
-    ['Clients', short(totals.clients), `of ${short(totals.sessions)} sessions`],
+    ['In: published', rate(recent(series.publishes_received)), '/ s', 'in', `${count(totals.publishes_received)} in all`],
+    ['Out: delivered', rate(recent(series.publishes_sent)), '/ s', 'out', `${count(totals.publishes_sent)} in all`],
+    ['Stored', rate(recent(series.stored_messages)), '/ s', '', `${count(totals.stored_messages)} in all`],
+    ['Read', rate(recent(series.read_messages)), '/ s', '', `${count(totals.read_messages)} in all`],
+    ['Behind', short(totals.lag_messages), totals.lag_messages ? durationText(totals.lag_seconds) : '', totals.lag_messages ? 'late' : '', `counted ${agoText(totals.lag_age)}`],
+    ['Clients', short(totals.clients), `of ${counted(totals.sessions, 'session')}`],
     ['Messages', short(messages)],
-    ['On disk', ...size(totals.disk_bytes)],
-    ['Free', ...size(totals.disk_free)],
+    ['On disk', ...size(totals.disk_bytes), '', totals.disk_free === null ? '' : `${sizeText(totals.disk_free)} free`],
   ]);
 };
 
@@ -91,10 +94,23 @@ const showCharts = ({ series }) => {
   const last = x.at(-1) ?? Date.now();
   const options = { fromZero: true, range: [last - SHOWN, last] };
   chart(find('rates'), [
-    { name: 'stored', x, y: series.stored_messages, colour: '--in' },
-    { name: 'read', x, y: series.read_messages, colour: '--out' },
+    { name: 'stored', x, y: series.stored_messages, colour: '--series-4' },
+    { name: 'read', x, y: series.read_messages, colour: '--series-3' },
+    { name: 'published', x, y: series.publishes_received, colour: '--in' },
+    { name: 'delivered', x, y: series.publishes_sent, colour: '--out' },
   ], options);
   chart(find('lag'), [{ name: 'behind', x, y: series.lag_messages, colour: '--series-3' }], options);
+};
+
+/* How to publish the first message, as long as there is none. */
+const showBeginning = async ({ messages }, signal) => {
+  find('beginning').hidden = messages > 0;
+  if (messages > 0) return;
+  const [line, { items: rules }] = await Promise.all([terminal(signal), ask('/persistence', {}, { signal })]);
+  const command = line('mosquitto_pub', "-q 1 -t hello/world -m 'Hello'");
+  find('first-command').textContent = command ?? '';
+  find('first-command').hidden = command === null;
+  find('first-rule').hidden = rules.length > 0;
 };
 
 /** Show the view until the signal ends it. */
@@ -106,6 +122,7 @@ export const now = async (_, signal, trouble) => {
       info = await ask('/info', {}, { signal });
       asked = performance.now();
       showInfo(info);
+      await showBeginning(info, signal);
     }
     const figures = await ask('/figures', {}, { signal });
     showFigures(figures, info);

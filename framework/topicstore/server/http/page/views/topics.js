@@ -2,13 +2,18 @@
 
 import { addressOf, go } from '../address.js';
 import { fillTable, find } from '../elements.js';
-import { count, short } from '../format.js';
+import { count, counted, short } from '../format.js';
+import { poll } from '../polling.js';
 import { ask } from '../server.js';
+import { chooseTopic, forgetTopics, refreshTopics, shownTopic } from '../topics/latest.js';
 import { fillTree } from '../topics/tree.js';
 
+const EVERY = 5;
 const MOST = 200;
+/* The items that a search opens. */
+const OPEN = 40;
 const LEARNED = 2000;
-const SHOWN = 40;
+const SHOWN = 20;
 const form = find('topic-search');
 
 const nodeOf = (level, plus) => ({
@@ -16,18 +21,26 @@ const nodeOf = (level, plus) => ({
   path: level.path,
   inner: level.below,
   plus: plus && !level.own,
-  note: level.topics === 1 ? short(level.messages) : `${short(level.messages)} in ${count(level.topics)} topics`,
+  shown: shownTopic(level),
+  ends: level.ends,
+  note: level.topics === 1 ? short(level.messages) : `${short(level.messages)} in ${counted(level.topics, 'topic')}`,
   link: addressOf('replay', { filter: level.below ? `${level.path}/#` : level.path }),
 });
 
 const showTree = async ({ search, sort }, signal, trouble) => {
   const summary = find('topic-summary');
   summary.textContent = '';
+  forgetTopics();
   await fillTree(find('tree'), async (node) => {
     const { items, next, plus } = await ask('/topics/tree', { prefix: node?.path, search, sort, limit: MOST }, { signal });
-    if (!node) summary.textContent = items.length === 0 ? 'none' : 'messages by level';
+    if (!node) {
+      summary.textContent = items.length === 0 ? 'none' : 'messages by level';
+      find('no-topics').hidden = items.length > 0;
+      find('no-topics-found').hidden = !search;
+      find('no-topics-yet').hidden = Boolean(search);
+    }
     return { nodes: items.map((level) => nodeOf(level, plus)), rest: next ? `There are more: search, or sort by messages. The first ${MOST} are shown.` : '' };
-  }, trouble);
+  }, trouble, { open: search ? OPEN : 0, choose: (node) => node.ends && chooseTopic(node.path, signal).catch(trouble) });
 };
 
 /* Nodes with wildcards, the broadest first, each path once though many shards and generations have learned it. */
@@ -48,14 +61,14 @@ const showLearned = async (signal) => {
   const { items, next } = await ask('/learned-topics', { limit: LEARNED }, { signal });
   const found = wildcards(items);
   fillTable(find('learned'), [
-    ['Learned', ({ path }) => path, 'topic'],
+    ['Pattern', ({ path }) => path, 'topic'],
     ['Generations', ({ generations }) => [...generations].sort((a, b) => a - b).join(', ')],
     ['Shards', ({ shards }) => count(shards.size), 'number'],
   ], found.slice(0, SHOWN));
   find('learned-note').textContent = [
-    found.length === 0 && 'Nothing yet: every level has few values, or the layout learns nothing.',
+    found.length === 0 && 'None yet: no level has many values, or the layout learns no patterns.',
     found.length > SHOWN && `The first ${SHOWN} of ${count(found.length)} are shown.`,
-    next && `Of the first ${count(LEARNED)} nodes that were learned.`,
+    next && `Of the first ${count(LEARNED)} levels that were learned.`,
   ].filter(Boolean).join(' ');
 };
 
@@ -64,6 +77,7 @@ export const topics = async (values, signal, trouble) => {
   for (const field of form.elements) if (field.name) field.value = values[field.name] ?? field.dataset.default ?? '';
   const { search, sort } = Object.fromEntries(new FormData(form));
   await Promise.all([showTree({ search: search.trim(), sort }, signal, trouble), showLearned(signal)]);
+  await poll(EVERY, () => refreshTopics(signal), signal, trouble);
 };
 
 form.addEventListener('submit', (event) => {

@@ -1,0 +1,33 @@
+"""The suite of a database's parts on three pairs: in memory, in memory with epochs, and on disk."""
+
+from __future__ import annotations
+
+import pytest
+from topicstore_conformance import DatabasePartsSuite, Pair, pair_of
+from topicstore_conformance.conditions.capabilities import declaring
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.subjects.pairs import known
+
+CAPABILITIES = {str(pair): pair.capabilities for pair in known()}
+
+
+@declaring(CAPABILITIES["memory-block"])
+class TestMemoryBlock(DatabasePartsSuite):
+    @pytest.fixture
+    def pair(self) -> Pair:
+        return pair_of("memory", "block")
+
+
+@declaring(CAPABILITIES["memory-wildcard_optimized"])
+class TestMemoryWildcardOptimized(DatabasePartsSuite):
+    @pytest.fixture
+    def pair(self) -> Pair:
+        return pair_of("memory", "wildcard_optimized")
+
+
+@declaring(CAPABILITIES["rocksdb-block"])
+class TestRocksdbBlock(DatabasePartsSuite):
+    @pytest.fixture
+    def pair(self) -> Pair:
+        need("rocksdb")
+        return pair_of("rocksdb", "block")

@@ -1,0 +1,194 @@
+"""The table of mutations of a database's parts, each with the test that must find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import msgspec
+import topicstore as ts
+from changes import also, argument, late, lie, result, stale
+from database import forget_position
+from running import M, suites_of
+from topicstore.lifecycle import retention
+from topicstore.lifecycle.retention import Retention
+from topicstore.lifecycle.retention_policy import RetentionSettings
+from topicstore.pubsub import publish as publishing
+from topicstore.pubsub import retained_lookup
+from topicstore.pubsub.subscription import Subscription
+from topicstore.queues.queue import Queue
+from topicstore.queues.queues import Queues
+from topicstore.sessions import Publish, Session, Sessions, Will
+from topicstore.shard.generations import Generations
+from topicstore.shard.state import FrameworkWrite
+from topicstore.shard.writer import WritePolicy
+from topicstore.storage.generations import drop_generation
+from topicstore.storage.opening import ShardOpener
+from topicstore_backends.rocksdb import RocksdbEngine
+from topicstore_conformance.parts.suite import DatabasePartsSuite
+from topicstore_conformance.subjects.pairs import Pair, pair_of
+
+Call = Callable[..., Any]
+Given = dict[str, Any]
+DAY = 86_400_000_000
+
+# the classes and modules that the rows name
+DATABASE, SESSIONS, SESSION, QUEUE, QUEUES, POLICY = ts.Database, Sessions, Session, Queue, Queues, WritePolicy
+PUBLISHING, LOOKUP, SUBSCRIPTION, RETENTION = publishing, retained_lookup, Subscription, Retention
+GENERATIONS, ENGINE, OPENER = Generations, RocksdbEngine, ShardOpener
+
+
+def subject_of(row: M) -> Pair:
+    return pair_of(*row.on.split("-"))
+
+
+# --- changes -----------------------------------------------------------------------------------
+
+
+def state_apart(call: Call, me: Any, given: Given) -> Any:
+    """Write the state after the messages, in a write of its own."""
+    found = call(state={})
+    for shard, writes in given["state"].items():
+        given["storage"].state(shard).write(writes)
+    return found
+
+
+def clear_retained(me: Any, given: Given) -> None:
+    me.publish([ts.Message(message.topic, b"", retain=True) for message in me.retained("#")])
+
+
+def acknowledged(call: Call, me: Any, given: Given) -> Any:
+    """Acknowledge what is delivered before the client does."""
+    found = call()
+    me.puback(*(item.packet_id for item in found if isinstance(item, Publish)))
+    me.checkpoint()
+    return found
+
+
+def without_first(found: Any) -> Any:
+    return attrs.evolve(found, messages=found.messages[1:], read_slice=None)
+
+
+def from_the_beginning(start: Any) -> Any:
+    return 0 if start is not None and not isinstance(start, int) else start
+
+
+def in_two(call: Call, me: Any, given: Given) -> Any:
+    rows = list(given["messages"])
+    return call(messages=rows[:2]) + call(messages=rows[2:])
+
+
+def committed_in_two(call: Call, me: Any, given: Given) -> Any:
+    return call(upto=me.peek(1).ids[0]) + call()
+
+
+def days_later(days: float) -> Any:
+    """Run retention with a later time."""
+    return lambda call, me, given: call(now=me._storage().clock() + int(days * DAY))
+
+
+def drop_oldest(me: Any, given: Given) -> None:
+    storage = me._storage()
+    oldest = storage.shards[0].generations.listed()[0].number
+    if oldest < storage.shards[0].generations.current:
+        drop_generation(storage, oldest)
+
+
+def store_defaults(me: Any, given: Given) -> None:
+    me._storage().state(0).write([FrameworkWrite(retention._KEY, retention._encode(RetentionSettings()))])
+
+
+def if_archived(changed: Callable[[Any], Any]) -> Any:
+    return lambda call, me, given: changed(call()) if len(me.archives) else call()
+
+
+LOST = {"DATABASE.replay": if_archived(lambda messages: iter(list(messages)[1:]))}
+CLEAN = {"SESSIONS.open": argument(clean_start=True)}
+STAYS = {"GENERATIONS.drop": lie(True), "DATABASE.drop_generation": lie(True)}
+TICK = {"SESSIONS.tick": lie(0.0)}
+DELIVERED = {"SESSION.deliver": result(lambda items: items[1:])}
+AGAIN = {"DATABASE.subscribe": argument(start=from_the_beginning)}
+FETCHED = {"SUBSCRIPTION.fetch": result(without_first)}
+CLEARED = {"PUBLISHING.retained_rows": result(lambda found: (found[0], {}))}
+UNASKED = {"PUBLISHING._asked": lie(False)}
+MEMORY, DISK = "memory-block", "rocksdb-block"
+ERRORS = (ts.TopicstoreError, OverflowError, ValueError, KeyError)
+# fmt: off
+ROWS = [
+    *(M("nothing", "", {}, on) for on in (MEMORY, DISK)),
+    # publishing and retained messages
+    M("empty payloads clear nothing", "test_the_last_retained_message_counts", CLEARED, MEMORY),
+    M("retained messages are in reverse", "test_retained_messages_are_found_by_filter", {"LOOKUP.retained": result(lambda found: found[::-1])}, MEMORY, brief=True),
+    M("publishers can't ask for persistence", "test_what_is_stored_is_chosen", UNASKED, MEMORY),
+    M("empty payloads clear nothing", "test_retained_messages_outlast_reopening", CLEARED, DISK),
+    M("retained messages go with a generation", "test_retained_messages_outlive_generations", {"DATABASE.drop_generation": also(clear_retained)}, MEMORY),
+    M("retained messages last a microsecond more", "test_retained_messages_expire", {"LOOKUP.retained": argument(now=lambda now: now - 1)}, MEMORY),
+    M("state is written after the messages", "test_a_killed_publish", {"PUBLISHING._store": state_apart}, DISK, raises=ERRORS),
+    M("writes wait for the next", "test_a_killed_publisher", {"ENGINE.write": late}, DISK, raises=ERRORS),
+    # sessions
+    M("deliveries lack their first message", "test_each_message_once", DELIVERED, MEMORY),
+    M("every start is clean", "test_sessions_outlast_reopening", CLEAN, DISK, raises=ERRORS),
+    M("dropped generations stay", "test_dropped_generations_reach_no_session", STAYS, MEMORY, raises=ERRORS),
+    M("sessions don't expire", "test_sessions_expire", TICK, MEMORY),
+    M("intervals are sent whole", "test_expired_messages_are_not_sent", {"SESSION.deliver": result(lambda items: [msgspec.structs.replace(item, expiry=None) for item in items])}, MEMORY),
+    M("wills have no delay", "test_wills_outlast_reopening", {"SESSIONS.open": argument(will=lambda will: will and Will(will.message))}, DISK),
+    M("deliveries are acknowledged at once", "test_a_killed_delivery", {"SESSION.deliver": acknowledged}, DISK),
+    M("PUBRECs are forgotten", "test_exactly_once", {"SESSION.pubrec": lie(0)}, DISK),
+    # shared subscriptions
+    M("shared subscriptions aren't shared", "test_each_message_to_one_member", {"SESSION.subscribe": argument(topic_filter=lambda text: text.removeprefix("$share/group/"))}, MEMORY),
+    M("every start is clean", "test_groups_outlast_reopening", CLEAN, DISK),
+    M("dropped generations stay", "test_groups_outlive_generations", STAYS, MEMORY, raises=ERRORS),
+    M("members don't expire", "test_an_expired_member_leaves_its_messages", TICK, MEMORY),
+    M("every start is clean", "test_a_killed_group", CLEAN, DISK, raises=ERRORS),
+    # subscriptions
+    M("fetches lack their first message", "test_stored_then_new", FETCHED, MEMORY, brief=True),
+    M("places are the beginning", "test_places_outlast_reopening", AGAIN, DISK),
+    M("dropped generations aren't told", "test_followers_pass_dropped_generations", {"SUBSCRIPTION.fetch": result(lambda found: attrs.evolve(found, dropped=()))}, MEMORY),
+    M("retention does nothing", "test_followers_pass_expired_messages", {"RETENTION.run": lie()}, MEMORY, brief=True),
+    M("places are the beginning", "test_a_killed_follower", AGAIN, DISK),
+    # queues
+    M("queues are in reverse", "test_first_in_first_out", {"QUEUE.peek": result(lambda found: attrs.evolve(found, messages=found.messages[::-1]))}, MEMORY),
+    M("every policy drops the newest", "test_bounds", {"QUEUES.open": argument(overflow="drop_newest")}, MEMORY),
+    M("commits do nothing", "test_queues_outlast_reopening", {"QUEUE.commit": lie(0)}, DISK),
+    M("queues go with a generation", "test_queues_outlive_generations", {"DATABASE.drop_generation": also(lambda me, given: me.queues.open("q").commit((1 << 64) - 1))}, MEMORY),
+    M("appends are made in two", "test_a_killed_append", {"QUEUE.append": in_two}, DISK),
+    M("commits are made in two", "test_a_killed_commit", {"QUEUE.commit": committed_in_two}, DISK),
+    # retention
+    M("a run drops the oldest generation", "test_nothing_goes_without_a_limit", {"RETENTION.run": also(drop_oldest)}, MEMORY),
+    M("a run is days ahead", "test_young_messages_stay", {"RETENTION.run": days_later(1.5)}, MEMORY),
+    M("filters are ignored", "test_filters_have_ages_of_their_own", {"RETENTION.set": argument(filters={})}, MEMORY),
+    M("half of the bytes go", "test_the_oldest_go_first", {"RETENTION.set": argument(max_bytes=lambda most: most // 2 if isinstance(most, int) else most)}, MEMORY),
+    M("settings aren't stored", "test_settings_outlast_reopening", {"RETENTION.set": also(store_defaults)}, DISK),
+    M("the wall clock is trusted", "test_a_clock_that_jumps_ahead_removes_nothing", {"RETENTION.run": days_later(0)}, MEMORY),
+    M("a run is days ahead", "test_a_killed_run", {"RETENTION.run": days_later(2)}, DISK),
+    M("topics lack the first", "test_removed_messages_are_counted_nowhere", {"DATABASE.topics": result(lambda tallies: tallies[1:])}, MEMORY),
+    # archives
+    M("archives lack messages", "test_archived_messages_read_as_before", LOST, MEMORY),
+    M("topics of archives are missing", "test_archived_messages_are_counted", {"DATABASE.topics": if_archived(lambda tallies: tallies[1:])}, MEMORY),
+    M("archives lack messages", "test_archives_outlast_reopening", LOST, DISK),
+    M("dropped generations stay", "test_a_dropped_archive_is_gone", STAYS, MEMORY),
+    M("fetches lack their first message", "test_followers_read_archives", FETCHED, MEMORY, brief=True),
+    M("nothing is archived", "test_expired_generations_are_archived", {"RETENTION.set": argument(archive_to=None)}, MEMORY),
+    M("archives lack messages", "test_a_killed_archiving", LOST, DISK),
+    # whole databases
+    M("clocks aren't bounded", "test_any_clock", {"POLICY.now": lambda call, me, given: me.clock()}, MEMORY, raises=ERRORS),
+    M("positions begin anew", "test_clocks_that_jump", {"OPENER.open": forget_position}, DISK, raises=ts.DataLossError),
+    M("replays are in reverse", "test_clocks_that_jump", {"DATABASE.replay": result(lambda messages: iter(list(messages)[::-1]))}, DISK),
+    M("only the first shard's state is checked", "test_conditions_on_several_shards", {"DATABASE.store": argument(state=lambda state: {0: state[0]} if state and 0 in state else state)}, MEMORY),
+    M("counts of topics are stale", "test_nothing_is_left_of_a_dropped_generation", {"DATABASE.topics": stale(lambda given: 0)}, MEMORY),
+    M("keys of dropped generations stay", "test_nothing_is_left_of_a_dropped_generation", {"GENERATIONS._remove": lie()}, MEMORY, raises=ERRORS),
+    M("state goes with a generation", "test_what_outlives_generations", {"DATABASE.drop_generation": also(lambda me, given: me.state(0).write([ts.StateWrite(b"key", None)]))}, MEMORY),
+    M("ends belong to ranges", "test_ends_of_ranges", {"DATABASE.replay": argument(until=lambda until: until + 1 if isinstance(until, int) else until)}, MEMORY),
+    M("deletes are miscounted", "test_deletes_between_generations", {"DATABASE.delete": result(lambda count: count + 1)}, MEMORY),
+    # histories
+    M("publishers can't ask for persistence", "test_publishing_histories", UNASKED, MEMORY),
+    M("fetches lack their first message", "test_subscription_histories", FETCHED, MEMORY),
+    M("deliveries of many lack the first", "test_sessions_histories", {"SESSIONS.deliver_batches": result(lambda found: found[1:])}, MEMORY),
+    M("deliveries lack the first", "test_overlapping_histories", DELIVERED, MEMORY),
+    M("deliveries lack the first", "test_shared_histories", DELIVERED, MEMORY),
+    M("queues are in reverse", "test_queue_histories", {"QUEUE.peek": result(lambda found: attrs.evolve(found, messages=found.messages[::-1]))}, DISK),
+    M("a run is a day ahead", "test_retention_histories", {"RETENTION.run": days_later(1)}, MEMORY),
+]
+# fmt: on
+globals().update(suites_of("parts", DatabasePartsSuite, ROWS, subject_of, "pair"))

@@ -1,0 +1,1 @@
+"""The suite of MQTT brokers, of any vendor: `BrokerSuite` and its tests."""

@@ -1,0 +1,63 @@
+"""Sizes, counts and numbers at which code tends to change its form, and texts that collide under common hashes.
+
+The suites draw their limits from here. They are the ends of length fields, the usual sizes of pages and buffers, and
+one less and one more of each.
+"""
+
+from __future__ import annotations
+
+from topicstore.contract.positions import MAX_TIME
+
+__all__ = ["COLLIDING", "MEGABYTE", "TIMES", "counts", "numbers", "sizes", "unlike"]
+
+MEGABYTE = 1 << 20
+_WIDTHS = (1 << 7, 1 << 8, 1 << 15, 1 << 16, 1 << 24, 1 << 31, 1 << 32)
+"""The ends of fields of one to four bytes, signed and not."""
+_PAGES = (16, 64, 100, 1_000, 1_024, 4_096, 10_000, 16_384, 100_000)
+_BUFFERS = (MEGABYTE, 16 * MEGABYTE, 32 * MEGABYTE, 64 * MEGABYTE)
+
+
+def sizes(most: int, least: int = 0) -> list[int]:
+    """Return the sizes from ``least`` to ``most``, inclusive, that are near a width, a page or a buffer, ascending."""
+    near = {size + by for size in (*_WIDTHS, *_PAGES, *_BUFFERS) for by in (-1, 0, 1)}
+    return sorted(size for size in near | {0, 1, 2, 3, least, most} if least <= size <= most)
+
+
+def counts(most: int, least: int = 0) -> list[int]:
+    """Return the counts from ``least`` to ``most``, inclusive, of which a list may have too few or too many."""
+    return sizes(most, least)
+
+
+def numbers(bits: int) -> list[int]:
+    """Return unsigned numbers of ``bits`` bits, ascending: the ends of all widths, and of what a float represents."""
+    ends = {1 << width for width in (7, 8, 15, 16, 24, 31, 32, 52, 53, 63) if width < bits}
+    near = {end + by for end in ends for by in (-1, 0, 1)}
+    return sorted({0, 1, (1 << bits) - 2, (1 << bits) - 1} | {number for number in near if number < 1 << bits})
+
+
+def unlike(size: int, number: int = 0) -> bytes:
+    """Return a value of ``size`` bytes that differs by ``number`` from others, up to 251 of them.
+
+    Its period is a prime number of bytes, so that no part of the size of a page stands for another part.
+    """
+    turn = number % 251
+    period = bytes(range(turn, 251)) + bytes(range(turn))
+    return (period * (size // 251 + 1))[:size]
+
+
+TIMES = (0, 1, *(end + by for end in (1 << 31, 1 << 32, 1 << 52) for by in (-1, 0, 1)), MAX_TIME - 1, MAX_TIME)
+"""Timestamps in microseconds: the first and the last that a message may have, and the ends of widths."""
+
+COLLIDING: tuple[tuple[str, str], ...] = (
+    ("plumless", "buckeroo"),  # crc32
+    ("codding", "gnu"),  # crc32
+    ("liquid", "costarring"),  # FNV-1a of 32 bits
+    ("declinate", "macallums"),  # FNV-1a of 32 bits
+    ("altarage", "zinke"),  # FNV-1a of 32 bits
+    ("creamwove", "quists"),  # FNV-1 of 32 bits
+    ("abab", "aaca"),  # adler32
+    ("Aa", "BB"),  # a sum by powers of 31
+    ("hetairas", "mentioner"),  # a sum by powers of 33
+    ("tic", "cit"),  # sums and exclusive ors of the bytes
+)
+"""Pairs of texts with equal hashes, of hashes that are used for names."""

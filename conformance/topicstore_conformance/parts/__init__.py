@@ -1,0 +1,1 @@
+"""The suite for the parts of a database: publishing, sessions, subscriptions, queues, retention and archives."""

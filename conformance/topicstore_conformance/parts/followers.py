@@ -1,0 +1,98 @@
+"""Tests of subscriptions that follow what is stored."""
+
+from __future__ import annotations
+
+from topicstore.pubsub.subscription import Subscription
+
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.faults.striking import Fault
+from topicstore_conformance.faults.threads import PATIENCE
+from topicstore_conformance.parts.fixtures import DAY, Fixtures, deaths, drop_first, numbered, payloads
+from topicstore_conformance.parts.machines import World
+
+__all__ = ["Followers", "fetched"]
+
+
+def fetched(subscription: Subscription, count: int) -> list[int]:
+    """Return the numbers of the next messages, at least ``count``, and acknowledge them."""
+    found: list[int] = []
+    while len(found) < count:
+        batch = subscription.fetch(5, timeout=PATIENCE)
+        assert batch.messages or batch.dropped
+        found += payloads(batch.messages)
+        subscription.acknowledge(batch.sequence)
+    return found
+
+
+class Followers(Fixtures):
+    """Tests of subscriptions that follow what is stored."""
+
+    def test_stored_then_new(self, world: World) -> None:
+        """A subscription yields the stored messages from its start, then new ones, each once and in order."""
+        world.db.store(numbered(range(20)))
+        with world.db.subscribe("t/#", 0) as subscription, world.db.subscribe("t/#") as new:
+            found = fetched(subscription, 10)
+            world.db.store(numbered(range(20, 40)))
+            found += fetched(subscription, 40 - len(found))
+            assert list(range(40)) == sorted(found)
+            assert list(range(20, 40)) == sorted(fetched(new, 20))
+            for publisher in range(3):
+                for topic in range(4):
+                    mine = [number for number in found if (number % 3, number % 4) == (publisher, topic)]
+                    assert sorted(mine) == mine
+
+    @requires("persistent")
+    def test_places_outlast_reopening(self, world: World) -> None:
+        """A subscription that begins at another one's place in a later opening yields what that one had not."""
+        world.db.store(numbered(range(30)))
+        with world.db.subscribe("t/#", 0) as subscription:
+            found = fetched(subscription, 12)
+            place = subscription.place
+        world.reopen()
+        world.db.store(numbered(range(30, 40)))
+        with world.db.subscribe("t/#", place) as subscription:
+            found += fetched(subscription, 40 - len(found))
+        assert list(range(40)) == sorted(found)
+
+    def test_followers_pass_dropped_generations(self, world: World) -> None:
+        """A subscription reports a dropped generation, yields nothing of it, and goes on with the next one."""
+        world.db.store(numbered(range(10)))
+        with world.db.subscribe("t/#", 0) as subscription:
+            drop_first(world.db)
+            world.db.store(numbered(range(10, 20)))
+            found, dropped = list[int](), list[int]()
+            while len(found) < 10:
+                batch = subscription.fetch(timeout=PATIENCE)
+                assert batch.messages or batch.dropped
+                found += payloads(batch.messages)
+                dropped += batch.dropped
+            assert list(range(10, 20)) == sorted(found)
+            assert {1} == set(dropped)
+
+    def test_followers_pass_expired_messages(self, world: World) -> None:
+        """A subscription goes on over what retention has removed, and yields each message that is left once."""
+        world.db.retention.set(max_age=86_400.0, rotate_every=3_600.0)
+        world.db.store(numbered(range(10)))
+        with world.db.subscribe("t/#", 0) as subscription:
+            world.clock.now += DAY // 2
+            world.db.retention.run()
+            world.db.store(numbered(range(10, 20)))
+            world.clock.now += DAY * 3 // 4
+            world.db.retention.run()
+            world.db.store(numbered(range(20, 30)))
+            assert list(range(10, 30)) == sorted(fetched(subscription, 20))
+
+    @requires("persistent")
+    @deaths
+    def test_a_killed_follower(self, world: World, death: Fault) -> None:
+        """After a kill, a subscription from the acknowledged place yields all stored messages after it once."""
+        world.db.store(numbered(range(20)))
+        with world.db.subscribe("t/#", 0, window=100) as subscription:
+            first = fetched(subscription, 7)
+            place = subscription.acknowledged
+            with world.dying(death):
+                world.db.store(numbered(range(20, 30)))
+        there = payloads(world.db.replay("t/#"))
+        with world.db.subscribe("t/#", place) as subscription:
+            found = fetched(subscription, len(there) - len(first))
+        assert sorted(there) == sorted(first + found)

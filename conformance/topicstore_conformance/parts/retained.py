@@ -1,0 +1,136 @@
+"""Tests of publishing and of retained messages."""
+
+from __future__ import annotations
+
+import msgspec
+import topicstore as ts
+from topicstore import Message
+from topicstore.pubsub.publish import PERSIST
+
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.faults.striking import Fault
+from topicstore_conformance.parts.fixtures import SECOND, Fixtures, deaths, drop_first, numbered, payloads
+from topicstore_conformance.parts.followers import fetched
+from topicstore_conformance.parts.machines import World
+
+__all__ = ["Retained"]
+
+
+def kept(topic: str, payload: bytes = b"1", client_id: str = "p", seconds: int | None = None) -> Message:
+    """Return a message to retain, which expires after some seconds."""
+    properties = None if seconds is None else ts.Properties(message_expiry_interval=seconds)
+    return Message(topic, payload, client_id, 1, True, properties=properties)
+
+
+def retained(db: ts.Database, text: str = "#") -> dict[str, bytes]:
+    """Return the payloads of retained messages by topic."""
+    return {message.topic: message.payload for message in db.retained(text)}
+
+
+class Retained(Fixtures):
+    """Tests of publishing and of retained messages."""
+
+    def test_the_last_retained_message_counts(self, world: World) -> None:
+        """The last retained message of a topic replaces all earlier ones, and an empty one clears the topic."""
+        world.db.publish([kept("a", b"1"), kept("a", b"2", "q"), kept("b", b"1"), kept("c"), Message("a", b"9")])
+        assert {"a": b"2", "b": b"1", "c": b"1"} == retained(world.db)
+        world.db.publish([kept("a", b"3", "r"), kept("b", b"")])
+        assert {"a": b"3", "c": b"1"} == retained(world.db)
+        world.db.publish([kept("c", b""), kept("c", b"4"), kept("a", b"5"), kept("a", b"")])
+        assert {"c": b"4"} == retained(world.db)
+
+    def test_retained_messages_are_found_by_filter(self, world: World) -> None:
+        """A look-up returns the retained messages of the matching topics in order of topics, page by page."""
+        topics = [f"{first}/{second}" for first in "ab" for second in ("", "x", "y", "ÿ", "zz")]
+        world.db.publish([kept(topic) for topic in [*topics, "a", "$s/a"]])
+        assert sorted([*topics, "a"]) == [message.topic for message in world.db.retained("#")]
+        assert [f"b/{second}" for second in ("", "x", "y", "zz", "ÿ")] == list(retained(world.db, "b/+"))
+        assert ["a/x", "b/x"] == list(retained(world.db, "+/x"))
+        assert ["a", *topics[:5]] == sorted(retained(world.db, "a/#"), key=["a", *topics].index)
+        found, after = list[str](), None
+        while page := world.db.retained("#", after=after, limit=3):
+            found += [message.topic for message in page]
+            after = found[-1]
+        assert sorted([*topics, "a"]) == found
+
+    def test_what_is_stored_is_chosen(self, world: World) -> None:
+        """A message is stored if a rule, its publisher or a durable subscription wants it, and else only routed."""
+        world.db.persistence.add("ruled/#")
+        world.db.sessions.open("durable", expiry_interval=None).subscribe("wanted", 1)
+        asking = ts.Properties(user_properties=((PERSIST, "1"),))
+        rows = [Message("ruled/a", b"1", "p", 1), Message("wanted", b"2", "p", 1), Message("other", b"3", "p", 1)]
+        rows.append(Message("other", b"4", "p", 1, properties=asking))
+        with world.db.subscribe("#") as subscription:
+            result = world.db.publish(rows)
+            got = fetched(subscription, 4)
+        assert (3, 1) == (result.stored, result.routed)
+        assert [1, 2, 4] == payloads(world.db.replay("#", order="time"))
+        assert [1, 2, 3, 4] == sorted(got)
+
+    @requires("persistent")
+    def test_retained_messages_outlast_reopening(self, world: World) -> None:
+        """After the database is opened again, retained messages, cleared topics and rules are as they were."""
+        world.db.persistence.add("a/#")
+        world.db.publish([kept("a/1", b"1"), kept("a/2", b"2"), kept("b", b"3"), kept("c", b"4")])
+        world.db.publish([kept("a/2", b""), kept("b", b"5", "other")])
+        for _ in range(2):
+            world.reopen()
+            assert {"a/1": b"1", "b": b"5", "c": b"4"} == retained(world.db)
+            assert ["a/#"] == [rule.topic_filter for rule in world.db.persistence]
+
+    def test_retained_messages_outlive_generations(self, world: World) -> None:
+        """A retained message stays when its generation is dropped, and when all messages are deleted."""
+        world.db.persistence.add("#")
+        world.db.publish([kept(f"t/{number}", b"%d" % number, f"p{number}") for number in range(6)])
+        drop_first(world.db)
+        assert ([], 6) == (list(world.db.replay("#")), len(retained(world.db)))
+        world.db.publish([kept("t/0", b"9")])
+        world.db.delete("#")
+        world.db.compact()
+        assert {f"t/{number}": b"%d" % (number or 9) for number in range(6)} == retained(world.db)
+
+    def test_retained_messages_expire(self, world: World) -> None:
+        """A retained message is returned with the seconds that it has left, until its interval has passed."""
+        world.db.publish([kept("short", seconds=2), kept("long", seconds=100), kept("ever")])
+        for passed, expected in ((0, 2), (SECOND - 1, 2), (1, 1), (SECOND - 1, 1)):
+            world.clock.now += passed
+            [left] = [m.properties for m in world.db.retained("short")]
+            assert left is not None
+            assert expected == left.message_expiry_interval
+        world.clock.now += 1
+        assert ["ever", "long"] == sorted(retained(world.db))
+        assert 1 == world.db.retention.run().expired
+        world.clock.now += 200 * SECOND
+        assert ["ever"] == list(retained(world.db))
+
+    @requires("persistent")
+    @deaths
+    def test_a_killed_publish(self, world: World, death: Fault) -> None:
+        """After a kill within a publish, each shard has its stored and retained messages and its state, or none."""
+        world.db.persistence.add("t/#")
+        first = [kept(f"t/{number}", b"%d" % number, f"t/{number}") for number in range(8)]
+        world.db.publish(first)
+        later = [msgspec.structs.replace(message, payload=b"1" + message.payload) for message in first]
+        with world.dying(death):
+            world.db.publish(later, state={shard: [ts.StateWrite(b"key", b"later")] for shard in (0, 1)})
+        there = {message.payload for message in world.db.replay("#")}
+        assert {message.payload for message in first} <= there
+        for shard in (0, 1):
+            mine = [message for message in later if world.db.shard_of(message.topic) == shard]
+            done = {message.payload in there for message in mine}
+            done |= {retained(world.db)[message.topic] == message.payload for message in mine}
+            done.add(world.db.state(shard).get(b"key") == b"later")
+            assert 1 == len(done)
+
+    @requires("persistent")
+    @deaths
+    def test_a_killed_publisher(self, world: World, death: Fault) -> None:
+        """After a kill, everything that earlier calls published is there once."""
+        world.db.persistence.add("#")
+        for first in range(0, 20, 5):
+            world.db.publish(numbered(range(first, first + 5)))
+        with world.dying(death):
+            world.db.publish(numbered(range(20, 25)))
+        found = sorted(payloads(world.db.replay("#")))
+        assert [number for number in range(20) if number not in found] == []
+        assert sorted(set(found)) == found

@@ -1,0 +1,130 @@
+"""Tests of retention: what is removed by age and size, and what is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.faults.striking import Fault
+from topicstore_conformance.parts.fixtures import DAY, SECOND, Fixtures, deaths, numbered, payloads
+from topicstore_conformance.parts.machines import World
+
+__all__ = ["Retention"]
+
+HOUR = 3_600 * SECOND
+
+
+def days(world: World, count: int) -> None:
+    """Store ten messages a day, with a run of retention each, so that each day has a generation."""
+    world.db.retention.set(rotate_every=86_400.0)
+    for day in range(count):
+        world.db.store(numbered(range(10 * day, 10 * day + 10)))
+        world.clock.now += DAY
+        world.db.retention.run()
+
+
+def left(world: World) -> list[int]:
+    """Return the numbers of all stored messages."""
+    return sorted(payloads(world.db.replay("#")))
+
+
+class Retention(Fixtures):
+    """Tests of retention."""
+
+    def test_nothing_goes_without_a_limit(self, world: World) -> None:
+        """Without a limit retention removes nothing, however old and large the messages are."""
+        days(world, 3)
+        world.clock.now += 10_000 * DAY
+        world.db.retention.run()
+        assert list(range(30)) == left(world)
+
+    def test_young_messages_stay(self, world: World) -> None:
+        """Retention removes no message before its age has passed, and all messages afterwards."""
+        world.db.retention.set(max_age=10 * 86_400.0)
+        days(world, 6)
+        assert list(range(60)) == left(world)
+        world.clock.now += 4 * DAY - SECOND
+        world.db.retention.run()
+        assert list(range(60)) == left(world)
+        world.clock.now += 3 * DAY
+        world.db.retention.run()
+        assert set(range(30, 60)) <= set(left(world)) <= set(range(20, 60))
+        world.clock.now += 30 * DAY
+        for _ in range(2):
+            world.db.retention.run()
+        assert [] == left(world)
+
+    def test_filters_have_ages_of_their_own(self, world: World) -> None:
+        """Messages of a filter go after the filter's own age, earlier or later than all others."""
+        world.db.retention.set(max_age=10 * 86_400.0, rotate_every=86_400.0, filters={"t/0": 86_400.0, "t/1": None})
+        world.db.store(numbered(range(12)))
+        world.clock.now += DAY + HOUR
+        world.db.retention.run()
+        assert [number for number in range(12) if number % 4 != 0] == left(world)
+        world.clock.now += 30 * DAY
+        for _ in range(3):
+            world.db.retention.run()
+        assert [1, 5, 9] == left(world)
+
+    def test_the_oldest_go_first(self, world: World) -> None:
+        """If the stored bytes exceed their limit, the oldest generations go, and no more than is needed."""
+        days(world, 6)
+        sizes = [info.live_bytes for info in world.db.generations()]
+        world.db.retention.set(max_bytes=sum(sizes[3:]) + sizes[2] // 2, when_full="drop")
+        world.db.retention.run()
+        assert list(range(30, 60)) == left(world)
+
+    @requires("persistent")
+    def test_settings_outlast_reopening(self, world: World) -> None:
+        """After the database is opened again, the limits hold as they were set, and so do the messages' ages."""
+        wanted = world.db.retention.set(max_age=86_400.0, filters={"keep/#": None}, rotate_every=3_600.0)
+        world.db.store(numbered(range(5)))
+        world.db.store(numbered(range(5, 8), topic="keep"))
+        world.clock.now += DAY // 2
+        world.reopen()
+        assert wanted == world.db.retention.settings
+        world.db.retention.run()
+        world.db.store(numbered(range(8, 10)))
+        world.clock.now += DAY // 2 + 2 * HOUR
+        for _ in range(2):
+            world.db.retention.run()
+        assert list(range(5, 10)) == left(world)
+
+    def test_a_clock_that_jumps_ahead_removes_nothing(self, world: World) -> None:
+        """If the wall clock jumps ahead and back, no message goes before its age has passed by the monotonic clock."""
+        world.db.retention.set(max_age=86_400.0, rotate_every=3_600.0)
+        world.db.store(numbered(range(5)))
+        world.clock.now += SECOND
+        world.db.retention.run()
+        world.clock.jump(40 * DAY)
+        with pytest.warns(RuntimeWarning, match="the clock is"):
+            world.db.retention.run()
+        assert list(range(5)) == left(world)
+        world.clock.jump(-40 * DAY)
+        world.db.store(numbered(range(5, 8)))
+        world.db.retention.run()
+        assert list(range(8)) == left(world)
+
+    @requires("persistent")
+    @deaths
+    def test_a_killed_run(self, world: World, death: Fault) -> None:
+        """After a kill within a run, no young message is missing, and a later run removes all old ones."""
+        days(world, 4)
+        world.db.retention.set(max_age=2.5 * 86_400.0)
+        with world.dying(death):
+            world.db.retention.run()
+        assert set(range(20, 40)) <= set(left(world))
+        for _ in range(2):
+            world.db.retention.run()
+        assert set(range(20, 40)) <= set(left(world)) <= set(range(10, 40))
+        assert world.db.verify().ok
+
+    def test_removed_messages_are_counted_nowhere(self, world: World) -> None:
+        """What retention has removed is in no count, and what it kept is in every one."""
+        days(world, 3)
+        world.db.retention.set(max_age=1.5 * 86_400.0)
+        world.db.retention.run()
+        count = len(left(world))
+        assert 0 < count < 30
+        assert count == world.db.info().messages == sum(tally.messages for tally in world.db.topics())
+        assert count == sum(info.messages for info in world.db.generations()) == world.db.verify().messages

@@ -1,0 +1,174 @@
+"""Tests of durable sessions."""
+
+from __future__ import annotations
+
+import topicstore as ts
+from topicstore import Message
+from topicstore.sessions import Publish, PubRel, Session, Will
+
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.faults.striking import Fault
+from topicstore_conformance.parts.fixtures import DAY, SECOND, Fixtures, deaths, delivered, drop_first, numbered
+from topicstore_conformance.parts.machines import World
+
+__all__ = ["Sessions"]
+
+
+def subscribed(world: World, qos: int = 1, client_id: str = "client", **how: object) -> Session:
+    """Return the session of a client that never expires and is subscribed to ``t/#``."""
+    session = world.db.sessions.open(client_id, **{"expiry_interval": None, **how})  # type: ignore[arg-type]
+    session.subscribe("t/#", qos)
+    return session
+
+
+def sent(session: Session, limit: int = 1_000) -> list[Publish]:
+    """Return the messages that a session delivers next."""
+    return [item for item in session.deliver(limit) if isinstance(item, Publish)]
+
+
+def settled(world: World) -> None:
+    """End the epochs of layouts that have them, so that sessions see everything that is stored."""
+    list(world.db.replay("#"))
+
+
+class Sessions(Fixtures):
+    """Tests of durable sessions."""
+
+    def test_each_message_once(self, world: World) -> None:
+        """A session receives every message that is published after its subscription once, each publisher's in order."""
+        world.db.publish(numbered(range(5)))
+        session = subscribed(world)
+        for first in range(5, 65, 5):
+            world.db.publish(numbered(range(first, first + 5)))
+        settled(world)
+        found = delivered(session, acknowledge=True)
+        assert list(range(5, 65)) == sorted(found)
+        for publisher in range(3):
+            for topic in range(4):
+                mine = [number for number in found if (number % 3, number % 4) == (publisher, topic)]
+                assert sorted(mine) == mine
+
+    @requires("persistent")
+    def test_sessions_outlast_reopening(self, world: World) -> None:
+        """After a reopening a session resends what was not acknowledged under the same ids, and goes on."""
+        session = subscribed(world, receive_maximum=4)
+        world.db.publish(numbered(range(10)))
+        settled(world)
+        before = {item.packet_id: item.message for item in sent(session)}
+        first = min(before)
+        session.puback(first)
+        session.checkpoint()
+        gone = before.pop(first)
+        world.reopen()
+        resumed = world.db.sessions.open("client", expiry_interval=None, receive_maximum=4)
+        assert resumed.present
+        assert ["t/#"] == [text for text, _ in world.db.sessions["client"].subscriptions]
+        again = sent(resumed, len(before))
+        assert before == {item.packet_id: item.message for item in again}
+        assert {True} == {item.dup for item in again}
+        resumed.puback(*before)
+        rest = delivered(resumed, acknowledge=True)
+        assert list(range(10)) == sorted([*rest, int(gone.payload), *(int(m.payload) for m in before.values())])
+
+    def test_dropped_generations_reach_no_session(self, world: World) -> None:
+        """Messages of a dropped generation are neither sent nor sent again, and all later ones are sent once."""
+        session = subscribed(world, receive_maximum=3)
+        world.db.publish(numbered(range(10)))
+        settled(world)
+        flying = sent(session)
+        drop_first(world.db)
+        world.db.publish(numbered(range(10, 20)))
+        settled(world)
+        session.puback(*(item.packet_id for item in flying))
+        assert list(range(10, 20)) == sorted(delivered(session, acknowledge=True))
+        world.db.publish(numbered(range(20, 22)))
+        settled(world)
+        flying = sent(session)
+        drop_first(world.db)
+        session.lost()
+        resumed = world.db.sessions.open("client", expiry_interval=None)
+        assert [] == delivered(resumed)
+
+    def test_sessions_expire(self, world: World) -> None:
+        """A session stays until its expiry interval has passed after its connection, and is gone afterwards."""
+        for name, seconds in (("short", 10), ("ever", None), ("long", 1_000_000)):
+            world.db.sessions.open(name, expiry_interval=seconds).subscribe("t/#", 1)
+            connected = world.db.sessions.connected(name)
+            assert connected is not None
+            connected.lost()
+        world.clock.now += 10 * SECOND - 1
+        world.db.sessions.tick()
+        assert ["ever", "long", "short"] == sorted(world.db.sessions.clients())
+        world.clock.now += 1
+        world.db.sessions.tick()
+        assert ["ever", "long"] == sorted(world.db.sessions.clients())
+        new = world.db.sessions.open("short", expiry_interval=10)
+        assert not new.present
+        world.db.publish(numbered(range(3)))
+        settled(world)
+        assert [] == delivered(new)
+        world.clock.now += 400 * 365 * DAY // 4
+        world.db.sessions.tick()
+        assert "ever" in world.db.sessions.clients()
+
+    def test_expired_messages_are_not_sent(self, world: World) -> None:
+        """A session is sent a message with the seconds that it has left, and not after its interval."""
+        session = subscribed(world)
+        for number, seconds in enumerate((1, 5, None)):
+            expiry = None if seconds is None else ts.Properties(message_expiry_interval=seconds)
+            world.db.publish([Message("t/a", b"%d" % number, "p", 1, properties=expiry)])
+        settled(world)
+        world.clock.now += 3 * SECOND
+        found = sent(session)
+        assert [1, 2] == [int(item.message.payload) for item in found]
+        assert [2, None] == [item.expiry for item in found]
+
+    @requires("persistent")
+    def test_wills_outlast_reopening(self, world: World) -> None:
+        """A will is published once, at its time, although the database is opened again during its delay."""
+        world.db.persistence.add("will")
+        will = Will(Message("will", b"1", "client", 1), delay=10)
+        world.db.sessions.open("client", expiry_interval=None, will=will).lost()
+        world.clock.now += 4 * SECOND
+        world.reopen()
+        world.db.sessions.tick()
+        assert [] == list(world.db.replay("will"))
+        world.clock.now += 11 * SECOND
+        for _ in range(2):
+            world.db.sessions.tick()
+            world.clock.now += SECOND
+        world.reopen()
+        world.db.sessions.tick()
+        assert [b"1"] == [message.payload for message in world.db.replay("will")]
+
+    @requires("persistent")
+    @deaths
+    def test_a_killed_delivery(self, world: World, death: Fault) -> None:
+        """After a kill within a delivery, a session is still sent every message that it has not acknowledged."""
+        session = subscribed(world)
+        world.db.publish(numbered(range(12)))
+        settled(world)
+        with world.dying(death):
+            session.deliver(5)
+        resumed = world.db.sessions.open("client", expiry_interval=None)
+        assert resumed.present
+        assert list(range(12)) == sorted(delivered(resumed, acknowledge=True))
+
+    @requires("persistent")
+    @deaths
+    def test_exactly_once(self, world: World, death: Fault) -> None:
+        """A message of QoS 2 that a client has answered with PUBREC is not sent again after a kill."""
+        session = subscribed(world, 2)
+        world.db.publish(numbered(range(3), qos=2))
+        settled(world)
+        ids = [item.packet_id for item in sent(session)]
+        session.pubrec(*ids)
+        assert ids == [item.packet_id for item in session.deliver() if isinstance(item, PubRel)]
+        with world.dying(death):
+            world.db.sessions.checkpoint()
+        resumed = world.db.sessions.open("client", expiry_interval=None)
+        items = resumed.deliver()
+        assert [] == [item for item in items if isinstance(item, Publish)]
+        assert ids == [item.packet_id for item in items]
+        assert len(ids) == resumed.pubcomp(*ids)
+        assert [] == resumed.deliver()

@@ -1,0 +1,112 @@
+"""Tests of shared subscriptions."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import topicstore as ts
+from topicstore.sessions import Publish, Session
+
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.faults.striking import Fault
+from topicstore_conformance.parts.fixtures import SECOND, Fixtures, deaths, drop_first, payloads
+from topicstore_conformance.parts.machines import World
+
+__all__ = ["Shared"]
+
+MEMBERS = ("a", "b", "c")
+
+
+def members(world: World, *, expiry: int | None = None) -> list[Session]:
+    """Return the sessions of the members of a shared subscription to ``t/#``."""
+    found = [world.db.sessions.open(name, expiry_interval=expiry) for name in MEMBERS]
+    for session in found:
+        session.subscribe("$share/group/t/#", 1)
+    return found
+
+
+def publish(world: World, numbers: range) -> None:
+    """Publish messages to as many topics, so that each member gets a share."""
+    world.db.publish([ts.Message(f"t/{number}", b"%d" % number, f"p{number % 5}", 1) for number in numbers])
+    list(world.db.replay("#"))  # ends the epochs of layouts that have them
+
+
+def shares(sessions: list[Session], *, acknowledge: bool = True, limit: int = 1_000) -> dict[str, list[int]]:
+    """Return what is delivered to each member until nothing is left, or with a limit in one turn each."""
+    found: dict[str, list[int]] = {session.client_id: [] for session in sessions}
+    more = True
+    while more:
+        more = False
+        for session in sessions:
+            items = [item for item in session.deliver(limit) if isinstance(item, Publish)]
+            found[session.client_id] += payloads(item.message for item in items)
+            if acknowledge:
+                session.puback(*(item.packet_id for item in items))
+            more |= bool(items) and limit == 1_000
+    return found
+
+
+class Shared(Fixtures):
+    """Tests of shared subscriptions."""
+
+    def test_each_message_to_one_member(self, world: World) -> None:
+        """Each message goes to one member of a shared subscription, and of many topics each member gets some."""
+        sessions = members(world)
+        publish(world, range(100))
+        found = shares(sessions)
+        assert list(range(100)) == sorted(number for mine in found.values() for number in mine)
+        assert all(found.values())
+
+    @requires("persistent")
+    def test_groups_outlast_reopening(self, world: World) -> None:
+        """After a reopening a shared subscription goes on after what its members have acknowledged."""
+        sessions = members(world)
+        publish(world, range(30))
+        acknowledged = [number for mine in shares(sessions).values() for number in mine]
+        publish(world, range(30, 60))
+        unanswered = shares(sessions, acknowledge=False, limit=5)
+        for session in sessions:
+            session.checkpoint()
+        world.reopen()
+        sessions = [world.db.sessions.open(name, expiry_interval=None) for name in MEMBERS]
+        found = shares(sessions)
+        assert list(range(30)) == sorted(acknowledged)
+        assert list(range(30, 60)) == sorted(number for mine in found.values() for number in mine)
+        for name, numbers in unanswered.items():
+            assert set(numbers) <= set(found[name])
+
+    def test_groups_outlive_generations(self, world: World) -> None:
+        """A shared subscription skips the messages of a dropped generation, and goes on with the next one."""
+        sessions = members(world)
+        publish(world, range(20))
+        drop_first(world.db)
+        publish(world, range(20, 40))
+        found = shares(sessions)
+        assert list(range(20, 40)) == sorted(number for mine in found.values() for number in mine)
+
+    def test_an_expired_member_leaves_its_messages(self, world: World) -> None:
+        """Messages that a member has not acknowledged when its session expires go to the other members."""
+        sessions = members(world, expiry=10)
+        publish(world, range(40))
+        unanswered = shares(sessions, acknowledge=False)
+        left = sessions.pop(0)
+        left.lost()
+        for session in sessions:
+            session.puback(*range(1, 41))
+        world.clock.now += 11 * SECOND
+        world.db.sessions.tick()
+        assert "a" not in world.db.sessions.clients()
+        found = Counter(number for mine in shares(sessions).values() for number in mine)
+        assert Counter(unanswered["a"]) == found
+
+    @requires("persistent")
+    @deaths
+    def test_a_killed_group(self, world: World, death: Fault) -> None:
+        """After a kill within a delivery, each message of a shared subscription still goes to a member."""
+        members(world)
+        publish(world, range(30))
+        with world.dying(death):
+            world.db.sessions.deliver(7)
+        sessions = [world.db.sessions.open(name, expiry_interval=None) for name in MEMBERS]
+        found = shares(sessions)
+        assert list(range(30)) == sorted(number for mine in found.values() for number in mine)

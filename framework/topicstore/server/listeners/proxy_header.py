@@ -1,0 +1,143 @@
+"""The header with which a proxy begins a connection, to name the client: the PROXY protocol, versions 1 and 2.
+
+The grammar is that of HAProxy (https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt):
+
+* version 1 is a line of at most 107 bytes that ends with CR and LF: ``PROXY TCP4 192.0.2.1 192.0.2.7 50000 1883``, with
+  the client's address and port before the proxy's, or ``PROXY UNKNOWN``;
+* version 2 is a signature of 12 bytes, version and command, family and transport, a length of 16 bits, and as many
+  bytes: both addresses and ports, then extensions (TLV), which are skipped.
+
+Nothing after the header is read, so that the TLS handshake or the first packet stays in the socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Sequence
+
+__all__ = [
+    "Network",
+    "ProxyHeaderError",
+    "Source",
+    "is_proxy",
+    "parse_binary",
+    "parse_line",
+    "read_header",
+]
+
+Source = tuple[str, int]
+"""The address and the port of a client."""
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
+_LONGEST_LINE = 107
+"""Most bytes of a header of version 1, with its line end."""
+_LONGEST_REST = 4_096
+"""Most bytes of a header of version 2 after its length; extensions of proxies have some hundred bytes."""
+_ADDRESSES = {0x11: 4, 0x21: 16}
+"""The bytes of an address, for TCP over IPv4 and over IPv6."""
+_WITHOUT = frozenset((0x00, 0x31))
+"""Families whose client has no IP address: unspecified, and stream sockets of Unix."""
+
+
+class ProxyHeaderError(ValueError):
+    """A connection did not begin with a valid header."""
+
+
+def is_proxy(host: str, networks: Sequence[Network]) -> bool:
+    """Return whether a host's address is in one of the networks."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return any((mapped or address) in network for network in networks)
+
+
+def parse_line(line: bytes) -> Source | None:
+    """Return the client of a header of version 1, None if it names none. Raises `ProxyHeaderError`.
+
+    line: the header with its line end.
+    """
+    if len(line) > _LONGEST_LINE or not line.endswith(b"\r\n"):
+        raise ProxyHeaderError("the line has no end")
+    kind, *rest = line[:-2].removeprefix(b"PROXY ").split(b" ")
+    if not line.startswith(b"PROXY "):
+        raise ProxyHeaderError("there is no header")
+    if kind == b"UNKNOWN":
+        return None
+    if kind not in (b"TCP4", b"TCP6") or len(rest) != 4:
+        raise ProxyHeaderError("the line is not 'PROXY TCP4 ADDRESS ADDRESS PORT PORT'")
+    version = ipaddress.IPv4Address if kind == b"TCP4" else ipaddress.IPv6Address
+    try:
+        client, _ = (str(version(one.decode("ascii"))) for one in rest[:2])
+        port, _ = map(_port, rest[2:])
+    except ValueError as bad:
+        raise ProxyHeaderError(f"an address or a port is invalid: {bad}") from bad
+    return client, port
+
+
+def _port(text: bytes) -> int:
+    if not text.isdigit() or len(text) > 5 or (text[:1] == b"0" and text != b"0") or int(text) > 0xFFFF:
+        raise ValueError(f"{text!r} is no port")
+    return int(text)
+
+
+def parse_binary(head: bytes, rest: bytes) -> Source | None:
+    """Return the client of a header of version 2, None if it names none. Raises `ProxyHeaderError`.
+
+    head: the first 16 bytes.
+    rest: the bytes after them, as many as `head` says.
+    """
+    version, command = head[12] >> 4, head[12] & 15
+    if version != 2 or command > 1:
+        raise ProxyHeaderError(f"version {version} and command {command} are unknown")
+    family = head[13]
+    if command == 0 or family in _WITHOUT:  # LOCAL: the proxy itself, such as for a health check
+        return None
+    size = _ADDRESSES.get(family)
+    if size is None:
+        raise ProxyHeaderError(f"address family {family:#04x} is not TCP over IPv4 or IPv6")
+    if len(rest) < 2 * size + 4:
+        raise ProxyHeaderError("the addresses are incomplete")
+    return str(ipaddress.ip_address(rest[:size])), int.from_bytes(rest[2 * size : 2 * size + 2])
+
+
+async def read_header(accepted: socket.socket) -> Source | None:
+    """Read the header from a connection; return the client, None if the header names none.
+
+    Reads no byte after the header, and at most 4,112 bytes. The caller limits the time. Raises `ProxyHeaderError`, and
+    OSError.
+    """
+    data = await _exactly(accepted, len(_SIGNATURE))
+    if data != _SIGNATURE:
+        return parse_line(await _line(accepted, data))
+    head = data + await _exactly(accepted, 4)
+    size = int.from_bytes(head[14:16])
+    if size > _LONGEST_REST:
+        raise ProxyHeaderError(f"the header has {size:,} bytes, more than {_LONGEST_REST:,}")
+    return parse_binary(head, await _exactly(accepted, size))
+
+
+async def _exactly(accepted: socket.socket, size: int) -> bytes:
+    loop, data = asyncio.get_running_loop(), b""
+    while len(data) < size:
+        some = await loop.sock_recv(accepted, size - len(data))
+        if not some:
+            raise ProxyHeaderError("the connection ended within the header")
+        data += some
+    return data
+
+
+async def _line(accepted: socket.socket, begun: bytes) -> bytes:
+    """Read the rest of a line, after looking at the received bytes without taking them from the socket."""
+    data = begun
+    if not data.startswith(b"PROXY ") or b"\n" in data:
+        raise ProxyHeaderError("there is no header")
+    while not data.endswith(b"\n") and len(data) < _LONGEST_LINE:
+        data += await _exactly(accepted, 1)
+        try:
+            ahead = accepted.recv(_LONGEST_LINE - len(data), socket.MSG_PEEK) if data[-1:] != b"\n" else b""
+        except BlockingIOError:
+            continue
+        data += accepted.recv(ahead.find(b"\n") + 1 or len(ahead)) if ahead else b""
+    return data

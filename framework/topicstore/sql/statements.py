@@ -1,0 +1,117 @@
+"""Running a statement over the tables ``messages``, ``topics``, ``clients`` and ``latest`` of a database.
+
+DuckDB runs the statement: within the engine if the messages are stored as rows of DuckDB's own tables and no plugin
+may change them, otherwise in memory, over the messages that a replay returns.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from topicstore.contract.arguments import check_reading
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import BackendUnavailableError, EngineError, InvalidArgumentError
+from topicstore.contract.topics import TopicFilter
+from topicstore.plugins import registry
+from topicstore.storage.counting import contents
+from topicstore.storage.storage import Storage
+
+from .messages import MessagesTable
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["run"]
+
+_CONFIG: dict[str, str | bool | int | float | list[str]] = {
+    "python_enable_replacements": False,  # a table that doesn't exist must not be looked for among our variables
+    "autoinstall_known_extensions": False,  # a statement must not load an extension from the network
+    "autoload_known_extensions": False,
+}
+_TIME = pa.timestamp("us", tz="UTC")
+_COUNTS = [("messages", pa.int64()), ("bytes", pa.int64()), ("first", _TIME), ("last", _TIME)]
+_EVERYTHING = TopicFilter("#")
+_INTERRUPTED = re.compile(r"Query interrupted|KeyboardInterrupt")
+
+
+def run(storage: Storage, statement: str, parameters: Sequence[Any]) -> pa.Table:
+    """Run a statement that only reads; see `topicstore.Database.sql`."""
+    storage.check_open()
+    try:
+        import duckdb
+    except ImportError as missing:
+        raise BackendUnavailableError('SQL needs duckdb: pip install "topicstore[duckdb]"') from missing
+    messages = MessagesTable(storage)
+    with closing(duckdb.connect(":memory:", config=_CONFIG)) as connection, _translated(messages):
+        parsed = _reading(connection, statement)
+        connection.execute("SET TimeZone = 'UTC'")
+        counted = _COUNTED.keys() & set(re.findall(r"\w+", statement.casefold()))
+        if not counted and _within_engine(storage):
+            first, *rest = (shard.writer.open_engine() for shard in storage.shards)
+            return first.sql(statement, parameters, beside=rest)
+        connection.register("messages", messages)
+        for name in counted:
+            connection.register(name, _COUNTED[name](storage))
+        return connection.sql(parsed, params=list(parameters)).to_arrow_table()
+
+
+def _reading(connection: duckdb.DuckDBPyConnection, statement: str) -> duckdb.Statement:
+    """Parse a statement. Raises `InvalidArgumentError` unless it is a single statement that only reads."""
+    statements = connection.extract_statements(statement)
+    check_reading([one.type.name for one in statements])
+    return statements[0]
+
+
+def _within_engine(storage: Storage) -> bool:
+    """Return whether the engine has all messages as rows, in the form in which a replay returns them."""
+    if "sql" not in storage.capabilities or storage.plugins:
+        return False
+    records = storage.shards[0].generations.listed()
+    return all("sql" in registry().layout(one.layout).requires and one.archive is None for one in records)
+
+
+@contextmanager
+def _translated(messages: MessagesTable) -> Iterator[None]:
+    """Raise the errors of reading messages in place of DuckDB's, and `InvalidArgumentError` for a wrong statement."""
+    import duckdb
+
+    try:
+        yield
+    except duckdb.OutOfMemoryException as error:
+        raise EngineError(f"the statement needs more memory than there is: {error}") from error
+    except (duckdb.Error, RuntimeError) as error:
+        if messages.error is not None:
+            raise messages.error from None
+        if _INTERRUPTED.search(str(error)):
+            raise KeyboardInterrupt(str(error)) from error
+        if not isinstance(error, duckdb.Error):
+            raise
+        raise InvalidArgumentError(str(error)) from error
+
+
+def _topics(storage: Storage) -> pa.Table:
+    return _counts("topic", contents.topics(storage, _EVERYTHING))
+
+
+def _clients(storage: Storage) -> pa.Table:
+    return _counts("client_id", contents.clients(storage, _EVERYTHING))
+
+
+def _counts(name: str, found: Sequence[Any]) -> pa.Table:
+    schema = pa.schema([(name, pa.string()), *_COUNTS])
+    return pa.table(
+        [pa.array([getattr(one, field.name) for one in found]).cast(field.type) for field in schema], schema
+    )
+
+
+def _latest(storage: Storage) -> pa.Table:
+    return pa.Table.from_batches([MessageBatch.of(contents.latest(storage, _EVERYTHING)).to_arrow()])
+
+
+_COUNTED: dict[str, Callable[[Storage], pa.Table]] = {"topics": _topics, "clients": _clients, "latest": _latest}
+"""The tables beside ``messages``, each of which is made if a statement names it."""
