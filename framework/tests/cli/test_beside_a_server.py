@@ -174,6 +174,7 @@ def pair(folder: Path, backend: str, *, serve: bool = True) -> Iterator[Pair]:
         session = db.sessions.open("the/display", expiry_interval=None)
         session.subscribe("fleet/+/speed", qos=1)
         session.subscribe("$share/walls/fleet/#", qos=1)
+        db.retention.set(delivered="10m")  # as servers do
     shutil.copytree(served, at_rest)
     with ts.open(served) as db:
         if not serve:

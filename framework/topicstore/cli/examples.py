@@ -9,7 +9,11 @@ import click
 __all__ = ["EXAMPLES", "show_examples"]
 
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
-    "bench": ("bench run results --quick", "bench report results"),
+    "bans": ("bans add address 192.0.2.0/24 --for 1d", "bans list"),
+    "bans add": ("bans add client flooder --for 10m --reason 'floods the server'",),
+    "bans list": ("bans list",),
+    "bans remove": ("bans remove client flooder",),
+    "bench": ("bench run results --preset quick", "bench report results"),
     "bench compare": ("bench compare before after",),
     "bench compare-commits": ("bench compare-commits HEAD~1",),
     "bench figures": ("bench figures",),
@@ -25,6 +29,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "config schema": ("config schema > server.schema.json",),
     "config show": ("config show --config server.toml",),
     "conformance": ("conformance --backend rocksdb --layout block --quick",),
+    "conformance mqtt": ("conformance mqtt localhost:1883",),
     "create": ("create data", "create history --timestamps message --shards 4"),
     "delete": ("delete data 'debug/#' --until -7d", "delete data 'test/#' --yes"),
     "demo": ("demo",),
@@ -54,6 +59,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "retention": ("retention data", "retention set data --max-age 30d"),
     "retention run": ("retention run data",),
     "retention show": ("retention show data",),
+    "rules": ("rules add allow 'home/#' --user ann --config server.toml", "rules list --config server.toml"),
+    "rules add": ("rules add allow 'home/%c/#' --user ann --config server.toml",),
+    "rules list": ("rules list --config server.toml",),
+    "rules remove": ("rules remove 2 --config server.toml",),
     "sessions": ("sessions data", "sessions show data display"),
     "sessions expire": ("sessions expire data display",),
     "sessions groups": ("sessions groups data",),

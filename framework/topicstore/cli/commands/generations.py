@@ -57,7 +57,7 @@ def generations_table(
         )
         for one in found
     ]
-    headers = ("no.>", "layout", "created", "state", "messages>", "values>")
+    headers = ("no.>", "layout", "created", "state", "messages>", "written>")
     return make_table(*headers, title=title, rows=rows)
 
 
