@@ -20,6 +20,10 @@ const removeButton = (rule, trouble, again) => make('button', {
   },
 }, 'Remove');
 
+const showKept = ({ kept }) => {
+  find('kept').replaceChildren(...kept.map((text) => make('li', {}, `${text[0].toUpperCase()}${text.slice(1)}.`)));
+};
+
 const showRules = (items, may, trouble, again) => {
   fillTable(find('rules'), [
     ['Topics', ({ topic_filter: filter }) => filter, 'topic'],
@@ -45,6 +49,7 @@ const showRetention = (found) => {
   fillFacts(find('limits'), [
     ['Messages are kept', age(found.max_age)],
     ...filters.map(([filter, length]) => [make('span', { class: 'topic' }, filter), age(length)]),
+    ['Only for sessions', found.delivered === null ? 'as long as all else' : `${durationText(found.delivered)} at least, until no session needs it`],
     ['A generation begins', found.rotate_every === null ? 'only when retention or a person asks for one' : `every ${durationText(found.rotate_every)}`],
     ['Most bytes', found.max_bytes === null ? 'no limit' : `${sizeText(found.max_bytes)}; then ${found.when_full === 'drop' ? 'the oldest go' : 'new ones are refused'}`],
     ['Stored now', `${sizeText(found.live_bytes)} in ${counted(found.generations, 'generation')}`],
@@ -78,7 +83,9 @@ export const storage = async (_, signal, trouble) => {
   const may = await rights(signal);
   const rules = async () => {
     trouble(null);
-    showRules((await ask('/persistence', {}, { signal })).items, may, trouble, rules);
+    const [{ items }, info] = await Promise.all([ask('/persistence', {}, { signal }), ask('/info', {}, { signal })]);
+    showKept(info);
+    showRules(items, may, trouble, rules);
   };
   await Promise.all([
     rules(),
