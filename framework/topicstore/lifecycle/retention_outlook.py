@@ -36,11 +36,13 @@ def kept(settings: RetentionSettings, stored: Sequence[str]) -> tuple[str, ...]:
 
     ``stored``: the persistence rules, as text.
     """
-    if stored:
-        named = ", ".join(stored)
-        which = f"what is published to {named} is stored, and other messages only if a session waits for them"
+    unless = "only if a session waits for it, or if its publisher requests it"
+    if "#" in stored:
+        which = "all that is published is stored"
+    elif stored:
+        which = f"what is published to {', '.join(stored)} is stored; any other message {unless}"
     else:
-        which = "no rule stores what is published: a message is stored only if a session waits for it"
+        which = f"no rule stores what is published: a message is stored {unless}"
     if settings.delivered is None:
         waiting = "what is stored only for sessions stays as long as all else"
     else:

@@ -67,8 +67,8 @@ reads the settings and certificates again, once it serves.
     "--store",
     multiple=True,
     metavar="FILTER",
-    help="Store what is published to FILTER, whether or not a session waits for it; '#' for everything. Stays in the "
-    "database's rules.",
+    help="Store what is published to FILTER, whether or not a session waits for it; '#' for everything. The rule stays "
+    "in the database until it is removed on the page or over HTTP.",
 )
 @click.option(
     "--keep",
