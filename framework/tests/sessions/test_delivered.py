@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import topicstore as ts
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from topicstore.contract.checksums import add_checksum
+from topicstore.contract.columns import to_list
 from topicstore.contract.engine import STATE
+from topicstore.contract.requests import StoreRequest
 from topicstore.pubsub.publish import PERSIST
+from topicstore.sessions import delivered
+from topicstore.sessions.model import Publish
+from topicstore.sessions.records import IN_FLIGHT
+from topicstore.sessions.shared.records import REVOKED
 from topicstore.storage.interest import Span
+from topicstore.storage.maintenance import delete_local
 from topicstore_conformance.backend.fixtures import put
 from topicstore_conformance.faults.clock import Clock
-from topicstore_conformance.faults.threads import wait_until
+from topicstore_conformance.faults.striking import Fault, faults, kills, striking
+from topicstore_conformance.faults.threads import PATIENCE, begin, held_elsewhere, wait_until
 
 SECOND, MINUTE = 1_000_000, 60_000_000
 
@@ -26,7 +39,6 @@ def opened(path: Path | str, clock: Clock, **arguments: object) -> ts.Database:
     db = ts.open(path, clock=clock, **arguments)  # type: ignore[arg-type]
     db.retention.set(delivered="1m")
     db.sessions.load_filters()
-    clock.now += 2 * SECOND
     return db
 
 
@@ -182,57 +194,267 @@ def test_stored_forms_of_the_first_versions_are_read(tmp_path: Path) -> None:
         assert [] == db.verify().damages
 
 
-ACTIONS = st.sampled_from(["session", "rule", "asked", "program", "deliver", "sent", "away", "remove", "reopen"])
+class _Gate:
+    """A plugin that blocks the messages of a program before they are stored, until the test sets ``open``."""
+
+    def __init__(self) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    @ts.hookimpl(wrapper=True)
+    def topicstore_store(self, request: StoreRequest):  # type: ignore[no-untyped-def]
+        if self.open.is_set() or "program" not in to_list(request.batch.topics):
+            return (yield)
+        self.reached.set()
+        assert self.open.wait(PATIENCE)
+        return (yield)
 
 
-@given(st.lists(ACTIONS, max_size=30))
-@settings(max_examples=60)
-def test_no_history_removes_what_is_needed(actions: list[str]) -> None:
-    """Whatever happens in which order, what was asked for stays, and a session gets every message that it waits for."""
-    with tempfile.TemporaryDirectory() as folder:
-        clock = Clock()
-        db = opened(Path(folder) / "db", clock, shards=2)
+def test_a_write_that_is_under_way_when_tracking_begins_stays(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a program stores stays, even if the write began before the setting was made and ends long after it."""
+    gate = _Gate()
+    monkeypatch.setattr(type(ts.plugins.registry()), "wrapper", lambda _registry, _name: gate)
+    with ts.open(tmp_path / "db", clock=clock, plugins=["gate"]) as db:
+        session = reader(db)
+        db.store([ts.Message("first", b"first")])
+        storing = begin(lambda: db.store([ts.Message("program", b"program")]))
+        assert gate.reached.wait(PATIENCE)
+        db.retention.set(delivered="1m")
+        clock.now += 2 * MINUTE
+        publish(db, b"beside")
+        gate.open.set()
+        storing.result(PATIENCE)
+        publish(db, b"after")
+        acknowledge(session)
+        clock.now += 2 * MINUTE
+        assert 1 == db.sessions.remove_delivered()
+        assert [b"beside", b"first", b"program"] == stored(db)
+
+
+def test_a_span_that_could_not_end_covers_nothing_later(tmp_path: Path, clock: Clock) -> None:
+    """While a shard takes no writes, its span can't end; when it takes writes again, what a program stores stays."""
+    with opened(tmp_path / "db", clock, shards=2) as db:
+        session = reader(db)
+        clients = {db.storage.shard_of(one): one for one in map(str, range(20))}
+        for client in clients.values():
+            db.publish([ts.Message("a", client.encode(), client, qos=1)])
+        acknowledge(session)
+        broken = patch.object(db.storage.shards[1].writer.engine, "write", side_effect=ts.StorageFullError("no room"))
+        with broken, pytest.raises(ts.StorageFullError):
+            db.publish([ts.Message("a", b"lost", clients[1], qos=1)])
+        db.store([ts.Message("a", b"near", clients[0])])
+        assert db.storage.interest.goes_on
+        with pytest.raises(ts.ShardReadOnlyError):
+            db.store([ts.Message("a", b"refused", one) for one in clients.values()])
+        assert [1] == db.recover()
+        db.store([ts.Message("a", b"far", clients[1])])
+        assert not db.storage.interest.goes_on
+        acknowledge(session)
+        clock.now += 2 * MINUTE
+        assert 2 == db.sessions.remove_delivered()
+        assert [b"far", b"near"] == stored(db)
+
+
+@pytest.mark.parametrize("backend", ["memory", "rocksdb"])
+def test_messages_that_change_hands_while_needs_are_read_stay(tmp_path: Path, clock: Clock, backend: str) -> None:
+    """A message of a shared subscription stays, even if it passes on to one member and comes back during a removal."""
+    with opened(tmp_path / "db", clock, backend=backend, shards=1) as db:
+        group = "$share/g/a/#"
+        first, second, idle = (db.sessions.open(name, expiry_interval=None) for name in ("first", "second", "idle"))
+        first.subscribe(group, 1)
+        publish(db, b"1")
+        assert 1 == len(first.deliver())
+        second.subscribe(group, 1)
+        idle.subscribe(group, 1)
+        idle.disconnect()
+        first.disconnect()
+        db.sessions.expire("first")
+        clock.now += 2 * MINUTE
+
+        engine = db.storage.shards[0].writer.open_engine()
+        scan, steps = engine.scan, [(IN_FLIGHT, list), (REVOKED, second.deliver), (IN_FLIGHT, second.disconnect)]
+
+        def scanned(keyspace: Any, start: Any = None, *more: Any, **named: Any) -> Any:
+            """Move the message to the second member after the first scan of what is in flight, and back after it."""
+            if steps and start == steps[0][0]:
+                step = steps.pop(0)[1]
+                step()
+                if not steps:
+                    db.sessions.expire("second")
+            return scan(keyspace, start, *more, **named)
+
+        with patch.object(engine, "scan", scanned):
+            assert 0 == db.sessions.remove_delivered()
+        assert not steps
+        assert [b"1"] == stored(db)
+        again = db.sessions.open("idle", clean_start=False, expiry_interval=None)
+        assert [b"1"] == [packet.message.payload for packet in again.deliver()]  # type: ignore[union-attr]
+
+
+def test_a_subscription_that_begins_in_the_past_gets_what_is_left(db: ts.Database, clock: Clock) -> None:
+    """A subscription that begins in the past, and is made during a removal, gets all that had not been removed then."""
+    session = reader(db)
+    publish(db, *(b"%02d" % number for number in range(30)))
+    acknowledge(session)
+    clock.now += 2 * MINUTE
+    late, lock = db.sessions.open("late", expiry_interval=None), db.sessions._registry.replays.lock
+    subscribing = list[Future[Any]]()
+
+    def delete(*arguments: Any) -> int:
+        if not subscribing:
+            subscribing.append(begin(lambda: late.subscribe("#", 1, start=0)))
+            wait_until(lambda: held_elsewhere(lock._turn), "the subscription to wait for this step")
+        return delete_local(*arguments)
+
+    with patch.object(delivered, "_ROWS", 10), patch.object(delivered, "delete_local", delete):
+        assert 10 == db.sessions.remove_delivered()
+    subscribing[0].result(PATIENCE)
+    assert [b"%02d" % number for number in range(10, 30)] == sorted(all_of(late))
+
+
+MEMBERS = st.sampled_from(["first", "second"])
+
+
+class NeedsMachine(RuleBasedStateMachine):
+    """Whatever happens in which order, a message stays until all that asked for it have got it, and no longer.
+
+    A session and a shared subscription get all messages; a rule, publishers and a program ask for some of them. The
+    process is killed, or the disk is full, at any write.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = Path(self.folder.name) / "0"
+        self.clock, self.number = Clock(), 0
+        self.kept = set[bytes]()
+        self.waiting = {"reader": set[bytes](), "group": set[bytes]()}
+        self.unsure = set[bytes]()
+        """The messages whose write had a fault."""
+        self.connected: dict[str, ts.Session] = {}
+        self.sent: dict[str, list[Publish]] = {}
+        """By session, the messages that it has got on its connection and not acknowledged."""
+        self.db = self.opened()
+        self.db.persistence.add("keep/#")
+        for name in ("reader", "idle"):  # "idle" is a member that is away, so that the shared subscription never ends
+            self.session(name).disconnect()
+        self.connected.clear()
+
+    def opened(self) -> ts.Database:
+        self.connected.clear()
+        db = opened(self.path, self.clock, shards=2)
+        db.sessions.groups.handover_after = 30
+        return db
+
+    def session(self, name: str) -> ts.Session:
+        """Return a connected session, which is opened if necessary."""
+        if name not in self.connected:
+            self.connected[name] = self.db.sessions.open(name, clean_start=False, expiry_interval=None)
+            self.connected[name].subscribe("#" if name == "reader" else "$share/g/#", 1)
+            self.sent[name] = []
+        return self.connected[name]
+
+    def attempt(self, fault: Fault | None, work: Callable[[], object]) -> bool:
+        """Do something, during which a fault may strike; return whether it did."""
+        fault = fault and Fault(fault.kind, fault.write)
+        self.number += 1
+        killed = self.path.with_name(str(self.number))
+        with striking(fault, [shard.writer.engine for shard in self.db.storage.shards], self.path, killed):
+            work()
+        if fault is not None and fault.kills:
+            self.db.close()
+            self.path = killed
+            self.db = self.opened()
+        elif fault is not None and fault.struck:
+            self.db.recover()
+        return fault is not None and fault.struck
+
+    @rule(kind=st.sampled_from(["session", "session", "rule", "asked", "program"]), fault=faults())
+    def message(self, kind: str, fault: Fault | None) -> None:
+        number = self.number
+        asking = ts.Properties(user_properties=((PERSIST, "true"),)) if kind == "asked" else None
+        topic = "keep/a" if kind == "rule" else f"t/{number % 5}"
+        message = ts.Message(topic, b"%d" % number, f"c{number % 3}", qos=1, properties=asking)
+        write = self.db.store if kind == "program" else self.db.publish
+        if self.attempt(fault, lambda: write([message])):
+            self.unsure.add(message.payload)
+        else:
+            self.kept |= {message.payload} if kind != "session" else set()
+            self.waiting["reader"].add(message.payload)
+            self.waiting["group"].add(message.payload)
+
+    @rule(name=MEMBERS | st.just("reader"), acknowledged=st.booleans(), fault=kills() | st.none())
+    def deliver(self, name: str, acknowledged: bool, fault: Fault | None) -> None:
+        session = self.session(name)
+
+        def work() -> None:
+            self.sent[name] += [packet for packet in session.deliver(3) if isinstance(packet, Publish)]
+            for packet in self.sent[name] if acknowledged else ():
+                self.waiting["reader" if name == "reader" else "group"].discard(packet.message.payload)
+                session.puback(packet.packet_id)
+            if acknowledged:
+                self.sent[name].clear()
+
+        self.attempt(fault, work)
+
+    @rule(name=MEMBERS, end=st.booleans(), fault=kills() | st.none())
+    def leave(self, name: str, end: bool, fault: Fault | None) -> None:
+        self.session(name).disconnect()
+        del self.connected[name]
+        if end:
+            self.attempt(fault, lambda: self.db.sessions.expire(name))
+
+    @rule(name=MEMBERS)
+    def subscribe_anew(self, name: str) -> None:
+        self.session(name).unsubscribe("$share/g/#")
+        self.session(name).subscribe("$share/g/#", 1)
+
+    @rule(fault=kills() | st.none())
+    def tick(self, fault: Fault | None) -> None:
+        self.attempt(fault, self.db.sessions.tick)
+
+    @rule(fault=faults(6))
+    def remove(self, fault: Fault | None) -> None:
+        self.attempt(fault, self.db.sessions.remove_delivered)
+
+    @rule()
+    def reopen(self) -> None:
+        self.db.close()
+        self.db = self.opened()
+
+    @invariant()
+    def nothing_is_missing(self) -> None:
+        self.clock.now += 40 * SECOND
+        assert self.kept.union(*self.waiting.values()) <= set(stored(self.db))
+
+    def teardown(self) -> None:
         try:
-            db.persistence.add("keep/#")
-            reader(db).disconnect()
-            kept, waiting = set[bytes](), set[bytes]()
-            for number, action in enumerate(actions):
-                payload = b"%d" % number
-                clock.now += 40 * SECOND
-                if action in ("session", "rule", "asked"):
-                    topic = {"rule": "keep/a", "session": "a"}.get(action, f"t/{number}")
-                    asking = ts.Properties(user_properties=((PERSIST, "true"),)) if action == "asked" else None
-                    db.publish([ts.Message(topic, payload, f"c{number % 3}", qos=1, properties=asking)])
-                    waiting.add(payload)
-                    kept |= {payload} if action != "session" else set()
-                elif action == "program":
-                    db.store([ts.Message("a", payload, f"c{number % 3}", qos=1)])
-                    kept.add(payload)
-                    waiting.add(payload)
-                elif action in ("deliver", "sent", "away"):
-                    session = db.sessions.open("reader", clean_start=False, expiry_interval=None)
-                    for packet in session.deliver(3):
-                        if action == "deliver":
-                            waiting.discard(packet.message.payload)  # type: ignore[union-attr]
-                            session.puback(packet.packet_id)
-                    session.disconnect()
-                elif action == "remove":
-                    db.sessions.remove_delivered()
-                else:
-                    db.close()
-                    db = opened(Path(folder) / "db", clock, shards=2)
-                assert kept | waiting <= set(stored(db))
-            session = db.sessions.open("reader", clean_start=False, expiry_interval=None)
-            got = set[bytes]()
-            while packets := session.deliver(100):
-                got |= {packet.message.payload for packet in packets}  # type: ignore[union-attr]
-                for packet in packets:
-                    session.puback(packet.packet_id)
-            assert waiting <= got
-            session.checkpoint()
-            clock.now += 10 * MINUTE
-            db.sessions.remove_delivered()
-            db.sessions.remove_delivered()
-            assert kept == set(stored(db))
+            self.reopen()
+            for name in ("first", "second"):
+                if name in self.db.sessions:
+                    self.db.sessions.expire(name)
+            self.db.sessions.remove_delivered()
+            assert self.waiting["group"] <= all_of(self.session("idle"))
+            assert self.waiting["reader"] <= all_of(self.session("reader"))
+            self.clock.now += 10 * MINUTE
+            self.db.sessions.remove_delivered()
+            assert self.kept <= set(stored(self.db)) <= self.kept | self.unsure
         finally:
-            db.close()
+            self.db.close()
+            self.folder.cleanup()
+
+
+def all_of(session: ts.Session) -> set[bytes]:
+    """Deliver and acknowledge everything; return the payloads."""
+    found = set[bytes]()
+    while packets := session.deliver(100):
+        found |= {packet.message.payload for packet in packets if isinstance(packet, Publish)}
+        for packet in packets:
+            session.puback(packet.packet_id)
+    session.checkpoint()
+    return found
+
+
+TestNeeds = NeedsMachine.TestCase
+TestNeeds.settings = settings(max_examples=20, stateful_step_count=30)

@@ -132,11 +132,10 @@ class Publisher:
         keyed, writes = retained_rows(batch, storage.shard_of)
         for shard, more in state.items():
             writes[shard] = [*writes.get(shard, ()), *more]
-        passing = stored is False
-        if not (passing or storage.interest.idle) and _asked(batch.properties, len(batch)) is False:
-            passing = True
-            if storage.interest.current != self.rules.filters:
-                storage.interest.begin(self.rules.filters)
+        interest, passing = storage.interest, False
+        if interest.tracks and stored is not False and _asked(batch.properties, len(batch)) is False:
+            filters = self.rules.filters
+            passing = interest.current == filters or interest.begin(filters)
         result = _store(storage, batch, stored, keyed, writes, passing=passing)
         hub = self._hub
         if hub is not None and stored is not True:

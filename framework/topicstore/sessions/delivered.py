@@ -6,12 +6,15 @@ come, or has expired. Subscriptions of programs, replays and queues hold nothing
 `RetentionSettings.delivered` stay, so that a block of messages is rewritten rarely, and what a crash undoes (the place
 of a session) is never older than what was removed. Topics that begin with ``$`` are left to the other limits.
 
+A subscription that begins in the past gets what is there when it is made: a removal that has begun ends before that.
+
 What a session needs is read from the stored sessions, which may be behind the connected ones, and never ahead. Of
 sessions in memory only their places count: what they have in flight was sent, and isn't sent again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -33,12 +36,19 @@ from .locks import Around
 from .records import IN_FLIGHT, StoredInFlight, decode
 from .registry import SessionRegistry
 from .shared.group import Places, partition_of
-from .shared.records import GROUP, RETURNED, REVOKED, Returned, group_of, messages_of
+from .shared.records import GROUP, REVOKED, Returned, group_of, messages_of
 
 __all__ = ["DeliveredMessages"]
 
-_ROWS = 2_500
+_Removable = tuple[int, int, tuple[str, ...]]
+"""Positions of a shard, the first and the last, between which all messages can go but those of these filters."""
+
+_ROWS = 5_000
+"""The number of messages that are read, and then removed, in one step."""
 _ALL = TopicFilter("#")
+_TOPICS = frozenset({"topics"})
+_TRIES = 3
+"""The number of times that what sessions need is read without the sessions' mutex."""
 _PARTS = 4
 """The divisor of the age that gives the pause between two runs."""
 
@@ -116,68 +126,107 @@ class DeliveredMessages:
 
     def remove(self) -> int:
         """Remove what no session needs and is old enough; return the number of messages."""
-        storage, age = self._registry.publisher.storage(), self._retention.settings.delivered
+        storage = self._registry.publisher.storage()
+        storage.check_may_write()
+        removed = 0
+        while True:
+            count, whole = self._remove(storage)
+            removed += count
+            if whole or not count:
+                return removed
+
+    def _remove(self, storage: Storage) -> tuple[int, bool]:
+        """Remove messages until a subscription that begins in the past is made; return their number.
+
+        Also returns False if such a subscription has ended the removal.
+        """
+        replays, age, removed = self._registry.replays, self._retention.settings.delivered, 0
         if age is None or not any(storage.interest.of_shard(shard.number) for shard in storage.shards):
-            return 0
+            return 0, True
+        made = replays.made
         cutoff = first_position(min(storage.clock(), storage.steady()) - micros(age)) - 1
-        marks = [shard.writer.watermark for shard in storage.shards]  # later messages may have other readers
+        # Later messages may have other readers. No subscription is half made now, and new ones begin after these.
+        marks = self._registry.locks.hold_all(lambda: [shard.writer.watermark for shard in storage.shards])
         needs = self._needs(storage)
         spared = {rule.topic_filter for rule in self._registry.publisher.rules}
-        bounds = [min(cutoff, mark) for mark in marks]
-        return sum(self._remove_from(storage, shard, bound, needs, spared) for shard, bound in enumerate(bounds))
+        for shard, mark in enumerate(marks):
+            for first, last, spare in self._removable(storage, shard, min(cutoff, mark), needs):
+                with replays.lock:
+                    if self._task.stopping.is_set() or not replays.none_since(made):
+                        return removed, self._task.stopping.is_set()
+                    spare = sorted(spared.union(spare))
+                    removed += delete_local(storage, storage.shards[shard], _ALL, first, last, spare)
+                    storage.interest.removed(shard, last)
+        return removed, True
 
-    def _remove_from(self, storage: Storage, shard: int, bound: int, needs: _Needs, spared: set[str]) -> int:
-        removed, in_flight = 0, needs.in_flight[shard]
+    def _removable(self, storage: Storage, shard: int, bound: int, needs: _Needs) -> Iterator[_Removable]:
+        """Yield what can be removed from a shard, up to a position, in steps."""
+        in_flight = needs.in_flight[shard]
         bound = bound if in_flight is None else min(bound, in_flight - 1)
         for span in storage.interest.of_shard(shard):
             end = bound if span.last is None else min(span.last, bound)
-            if end <= span.after or self._task.stopping.is_set():
-                break
-            needed = self._first_needed(storage, shard, span.after + 1, end, needs)
-            end = end if needed is None else needed - 1
-            if end > span.after:
-                spare = sorted(spared.union(span.spare))
-                removed += delete_local(storage, storage.shards[shard], _ALL, span.after + 1, end, spare)
-                storage.interest.removed(shard, end)
-            if needed is not None:
-                break
-        return removed
+            reached = span.after
+            for upto in self._unneeded(storage, shard, reached + 1, end, needs) if end > reached else ():
+                if upto > reached:
+                    yield reached + 1, upto, span.spare
+                    reached = upto
+            if reached < end or end == bound:
+                return
 
-    def _first_needed(self, storage: Storage, shard: int, first: int, last: int, needs: _Needs) -> int | None:
-        """Return the position of the first message that a session has still to deliver; None if there is none."""
+    def _unneeded(self, storage: Storage, shard: int, first: int, last: int, needs: _Needs) -> Iterator[int]:
+        """Yield ascending positions up to which no message is needed, at most until ``last``."""
         known: dict[str, int | None] = {}
         while True:
+            plan = storage.plan_shard(shard, _ALL, first, last)
             try:
-                for batch in storage.run_shards([storage.plan_shard(shard, _ALL, first, last)], _ROWS):
+                for batch in storage.run_shards([plan], _ROWS, columns=_TOPICS):
                     topics = to_list(batch.topics)
                     known.update({topic: needs.place_of(shard, topic) for topic in set(topics).difference(known)})
-                    places = [known[topic] for topic in topics]
-                    for place, position in zip(places, batch.positions.tolist(), strict=True):
+                    for topic, position in zip(topics, batch.positions.tolist(), strict=True):
+                        place = known[topic]
                         if place is not None and position > place:
-                            return int(position)
+                            yield position - 1
+                            return
                     first = int(batch.positions[-1]) + 1
+                    yield first - 1
             except GenerationDroppedError:  # its messages are gone; the others are read again
                 continue
-            return None
+            yield last
+            return
 
     # --- what sessions need ---
 
     def _needs(self, storage: Storage) -> _Needs:
-        registry, needs = self._registry, _Needs(len(storage.shards))
-        stored = StoredPlaces(registry.states)
-        for text, places in stored.of_filters():
+        """Return what sessions need. Repeats the reads if meanwhile a group took messages back from a session."""
+        groups = self._registry.groups
+        for _ in range(_TRIES):
+            before = groups.taken_back
+            needs = self._read_needs(len(storage.shards))
+            if groups.taken_back == before:
+                return needs
+        return self._entered(partial(self._read_needs, len(storage.shards)))
+
+    def _read_needs(self, shards: int) -> _Needs:
+        """Read what sessions need, in the order in which messages move on: from places to what is in flight.
+
+        Messages also move from sessions to a group, which `Groups.taken_back` counts, or in one commit of one shard.
+        """
+        registry, needs = self._registry, _Needs(shards)
+        for text, places in StoredPlaces(registry.states).of_filters():
             needs.follow(text, places)
-        self._add_in_flight(needs)  # after the places, as messages that pass from one to the other are found then
-        for state in registry.states.states:
-            for prefix in (RETURNED, REVOKED):
-                for key, value in state.scan(prefix):
-                    shard, positions = messages_of(key, decode(key, value, Returned))
-                    self._send(needs, shard, positions)
-            for key, _ in state.scan(GROUP):
-                self._entered(partial(self._follow_group, needs, group_of(key)))
-        self._add_in_flight(needs)  # again, with what passed from returned messages to another member
         for client_id in list(registry.connected):
             self._entered(partial(self._follow_connected, needs, client_id))
+        groups = [group_of(key) for state in registry.states.states for key, _ in state.scan(GROUP)]
+        for text in groups:
+            self._entered(partial(self._follow_group, needs, text))
+        self._add_in_flight(needs)
+        if groups:
+            for state in registry.states.states:
+                for key, value in state.scan(REVOKED):
+                    self._send(needs, *messages_of(key, decode(key, value, Returned)))
+            for text in groups:
+                self._entered(partial(self._follow_returned, needs, text))
+            self._add_in_flight(needs)  # again, with what another member has got meanwhile
         return needs
 
     def _add_in_flight(self, needs: _Needs) -> None:
@@ -191,8 +240,11 @@ class DeliveredMessages:
         group = self._registry.groups.find(text)
         if group is not None:
             needs.follow_group(text, group.filter.topic_filter, group.delivered_places())
-            for assignment in group.assignments:
-                self._send(needs, assignment.shard, assignment.behind(assignment.settled))
+
+    def _follow_returned(self, needs: _Needs, text: str) -> None:
+        group = self._registry.groups.find(text)
+        for assignment in () if group is None else group.assignments:
+            self._send(needs, assignment.shard, assignment.behind(assignment.committed))
 
     def _follow_connected(self, needs: _Needs, client_id: str) -> None:
         session = self._registry.connected.get(client_id)

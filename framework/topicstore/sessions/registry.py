@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import attrs
@@ -16,6 +17,7 @@ from topicstore.contract.errors import InvalidArgumentError, SessionNotFoundErro
 from topicstore.contract.times import Time, instant
 from topicstore.pubsub.publish import Publisher
 from topicstore.pubsub.retained_lookup import RetainedMessages
+from topicstore.runtime.locks import FairLock, check_not_owned
 
 from .clock import SessionClock
 from .commits import Commits
@@ -32,6 +34,34 @@ from .shared.groups import Groups
 from .shared_filters import read_filter
 
 __all__ = ["SessionRegistry"]
+
+
+class ReplayStarts:
+    """Counts the subscriptions that begin in the past, before which a removal of messages must end. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.lock = FairLock()
+        """Held during each step of a removal, and while a subscription is added. It is acquired before all others."""
+        self.made = 0
+        """The number of subscriptions whose making has ended."""
+        self._making: set[object] = set()
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        """Add a subscription that is made in the context. Waits for at most one step of a removal."""
+        check_not_owned(self.lock)
+        one = object()
+        try:
+            with self.lock:
+                self._making.add(one)
+            yield
+        finally:
+            self.made += 1
+            self._making.discard(one)
+
+    def none_since(self, made: int) -> bool:
+        """Return whether none was being made since ``made`` was read. The caller holds `lock`."""
+        return self.made == made and not self._making
 
 
 class SessionRegistry:
@@ -62,6 +92,8 @@ class SessionRegistry:
         self.skipped = Skipped()
         """The messages that were skipped because too many waited for their sessions."""
         self.groups = Groups(self.states, self.dispatcher, self.filters)
+        self.replays = ReplayStarts()
+        """The subscriptions that begin in the past."""
 
     # --- finding ---
 

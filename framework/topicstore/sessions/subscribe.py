@@ -7,6 +7,7 @@ member ends, also because the process dies, the messages that it received but di
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import attrs
@@ -108,7 +109,8 @@ def subscribe_rows(
         return [outcome[row] for row in range(len(sessions))]
 
     filters = [_followed(topic_filter) for _, topic_filter, _ in asked.values()]
-    return registry.dispatcher.following(filters, lambda: registry.locks.hold(dict.fromkeys(sessions), locked))
+    with nullcontext() if start is None else registry.replays.making():
+        return registry.dispatcher.following(filters, lambda: registry.locks.hold(dict.fromkeys(sessions), locked))
 
 
 def _followed(topic_filter: TopicFilter) -> TopicFilter:

@@ -17,13 +17,12 @@ Stored form (state keyspace of every shard; keys begin with the byte 1, which is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import attrs
 import msgspec
 
-from topicstore.contract.forking import ProcessLock
+from topicstore.runtime.locks import FairLock, check_not_owned
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.rewriter import Decoders
 from topicstore.shard.shard import Shard
@@ -34,8 +33,6 @@ __all__ = ["DECODERS", "InterestSpans", "Span"]
 _PREFIX = b"\1pi"
 _VERSION = 1
 _MOST = 10_000
-_SETTLING = 1_000_000
-"""Microseconds in which no span begins after writes needed no `InterestSpans.storing`, so that these have ended."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
@@ -63,130 +60,116 @@ class InterestSpans:
     """The spans of one open database. Thread-safe."""
 
     _shards: Sequence[Shard]
-    _monotonic: Callable[[], int]
-    _lock: ProcessLock = attrs.field(factory=ProcessLock, init=False)
-    """Guards the attributes below. It is acquired before the locks of shards."""
-    _spans: list[dict[int, Span]] = attrs.field(factory=list, init=False)
-    """The spans of each shard by their beginning, the oldest first; empty before they are read."""
-    _storing: int = attrs.field(default=0, init=False)
-    """The number of writes under way that no span may cover."""
-    _tracked_from: int | None = attrs.field(default=None, init=False)
-    """The monotonic time from which spans may begin; None: never."""
-    _ended: bool = attrs.field(default=False, init=False)
-    """Whether no span goes on in any shard."""
+    _lock: FairLock = attrs.field(factory=FairLock, init=False)
+    """Guards the changes of the attributes below, except `storing`. It is acquired before the locks of shards."""
+    _spans: dict[int, dict[int, Span]] = attrs.field(factory=dict, init=False)
+    """By shard, its spans by their beginning, the oldest first; without the shards that were not read yet."""
+    storing: set[object] = attrs.field(factory=set, init=False)
+    """The writes under way that no span may cover. A write is added before it reads `goes_on`, and is removed at its
+    end; no lock is needed. So `begin`, which sets `goes_on` before it reads this, begins no span under such a write."""
+    goes_on: bool = attrs.field(default=True, init=False)
+    """Whether a span may go on in some shard, so that a write of `storing` must call `end`."""
+    tracks: bool = attrs.field(default=False, init=False)
+    """Whether `begin` begins spans."""
     current: tuple[str, ...] | None = attrs.field(default=None, init=False)
-    """The filters of the spans that go on; None if none does. A span that ends after it was read doesn't cover the
-    reader's messages, which then stay. Reading it needs no lock."""
-    idle: bool = attrs.field(default=False, init=False)
-    """Whether no span goes on, and none can begin: a write then needs no `storing`. Reading it needs no lock."""
+    """The filters of the spans that go on in all shards; None if none do. A span that ends after this was read doesn't
+    cover the reader's messages, which then stay."""
 
     def track(self, *, on: bool) -> None:
         """Have `begin` begin spans or not."""
         with self._lock:
-            if on != (self._tracked_from is not None):
-                since = self._monotonic() + (_SETTLING if self.idle else 0)
-                self.idle, self._tracked_from, self.current = False, since if on else None, None
+            if on != self.tracks:
+                self.tracks, self.current = on, None
 
     # --- called by writes ---
 
-    def begin(self, spare: tuple[str, ...]) -> None:
-        """Have spans cover messages that are stored only for sessions, or match ``spare``, unless it is impossible.
-
-        The caller has found that `current` has other filters.
-        """
+    def begin(self, spare: tuple[str, ...]) -> bool:
+        """Have spans cover messages that are stored only for sessions, or match ``spare``; return whether they do."""
+        check_not_owned(self._lock)
         with self._lock:
-            if self._tracked_from is None:
-                self._end_locked()
-                self.idle = True
-                return
-            if self.current == spare or self._storing or self._monotonic() < self._tracked_from:
-                return
-            self._end_locked()
-            self._ended = False
-            for number in self._writable():
-                spans = self._spans[number]
+            if not self.tracks:
+                return False
+            if self.current == spare:
+                return True
+            if self._end_locked():
+                return False
+            self.goes_on = True  # before `storing` is read
+            if self.storing:
+                self.goes_on = False
+                return False
+            for shard in self._shards:
+                spans = self._spans[shard.number]
                 oldest = [next(iter(spans))] if len(spans) >= _MOST else []
-                self._change_locked(number, oldest, [Span(self._position(number), None, spare)])
+                self._change_locked(shard.number, oldest, [Span(self._position(shard.number), None, spare)])
             self.current = spare
+            return True
 
-    @contextmanager
-    def storing(self) -> Iterator[None]:
-        """End the spans, and begin none until the end of the context, in which messages are stored for any reason."""
-        counted = False
-        try:
-            with self._lock:
-                self._end_locked()
-                self.idle = self._tracked_from is None
-                self._storing += 1
-                counted = True
-            yield
-        finally:
-            if counted:
-                with self._lock:
-                    self._storing -= 1
+    def end(self) -> frozenset[int]:
+        """End the spans; return the shards that take no writes, in which a span may go on."""
+        check_not_owned(self._lock)
+        with self._lock:
+            return self._end_locked()
 
     def forget(self) -> None:
-        """Read the spans again when they are next needed, because a shard may have lost writes."""
+        """Read the spans again when they are next needed. Called before a shard that took no writes is reopened."""
         with self._lock:
-            self._spans, self.current, self._ended, self.idle = [], None, False, False
+            self.goes_on, self.current = True, None
+            self._spans.clear()
 
     # --- called by the removal ---
 
     def of_shard(self, shard: int) -> tuple[Span, ...]:
         """Return the spans of a shard, the oldest first."""
+        check_not_owned(self._lock)
         with self._lock:
-            self._read_locked()
-            return tuple(self._spans[shard].values())
+            return tuple(self._read_locked(shard).values())
 
     def removed(self, shard: int, upto: int) -> None:
         """Record that no message up to a position of a shard is stored only for sessions."""
+        check_not_owned(self._lock)
         with self._lock:
-            self._read_locked()
-            begun = [one for one in self._spans[shard].values() if one.after < upto]
+            spans = self._read_locked(shard)
+            begun = [one for one in spans.values() if one.after < upto]
             left = [msgspec.structs.replace(one, after=upto) for one in begun if one.last is None or one.last > upto]
             if begun:
-                later = {at: one for at, one in self._spans[shard].items() if at >= upto}
                 self._change_locked(shard, [one.after for one in begun], left)
-                self._spans[shard] = {one.after: one for one in left} | later
 
     # --- under the lock ---
-
-    def _writable(self) -> list[int]:
-        """Return the shards that take writes. Before another one takes messages again, `forget` is called."""
-        return [shard.number for shard in self._shards if shard.writer.failure is None]
 
     def _position(self, shard: int) -> int:
         return self._shards[shard].writer.tail.last_position
 
-    def _end_locked(self) -> None:
-        if self._ended:
-            return
-        self._read_locked()
+    def _end_locked(self) -> frozenset[int]:
+        """End the spans; return the shards that take no writes, in which a span may go on."""
+        if not self.goes_on:
+            return frozenset()
         self.current = None
-        for number in self._writable():
-            spans = self._spans[number]
-            newest = next(reversed(spans.values()), None)
-            if newest is not None and newest.last is None:
-                last = max(self._position(number), newest.after)
-                ended = [] if last == newest.after else [msgspec.structs.replace(newest, last=last)]
-                self._change_locked(number, [newest.after], ended)
-        self._ended = True
+        refusing = {shard.number for shard in self._shards if shard.writer.failure is not None}
+        for shard in self._shards:
+            if shard.number not in refusing:
+                newest = next(reversed(self._read_locked(shard.number).values()), None)
+                if newest is not None and newest.last is None:
+                    last = self._position(shard.number)
+                    ended = [msgspec.structs.replace(newest, last=last)] if last > newest.after else []
+                    self._change_locked(shard.number, [newest.after], ended)
+        self.goes_on = bool(refusing)
+        return frozenset(refusing)
 
-    def _read_locked(self) -> None:
-        if not self._spans:
-            stored = [self._state(shard).scan(_PREFIX) for shard in self._shards]
-            self._spans = [{(one := _decode(*pair)).after: one for pair in pairs} for pairs in stored]
+    def _read_locked(self, shard: int) -> dict[int, Span]:
+        if shard not in self._spans:
+            stored = self._state(self._shards[shard]).scan(_PREFIX)
+            self._spans[shard] = {(one := _decode(*pair)).after: one for pair in stored}
+        return self._spans[shard]
 
     def _change_locked(self, shard: int, gone: Sequence[int], new: Sequence[Span]) -> None:
         writes = {_key(after): FrameworkWrite(_key(after), None) for after in gone}
         for one in new:
             value = _CODEC.encode(_key(one.after), _Record(_VERSION, one.last, one.spare))
             writes[_key(one.after)] = FrameworkWrite(_key(one.after), value)
+        spans = self._spans.pop(shard)  # after an error, which may come after the commit, they are read again
         self._state(self._shards[shard]).write(writes.values())
-        spans = self._spans[shard]
-        for after in gone:
-            del spans[after]
-        spans.update({one.after: one for one in new})
+        found = {after: one for after, one in spans.items() if after not in gone} | {one.after: one for one in new}
+        self._spans[shard] = dict(sorted(found.items()))
 
     @staticmethod
     def _state(shard: Shard) -> ShardState:

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from topicstore.contract.arguments import check_count
 from topicstore.contract.batch import ALL_FIELDS, MessageBatch
+from topicstore.contract.columns import to_iterable
 from topicstore.contract.cursors import Cursor
 from topicstore.contract.errors import (
     DatabaseClosedError,
@@ -138,7 +139,7 @@ class Storage:
         """The record of each shard's last fsynced write; None if the database is read-only or not persistent."""
         self.quota = Quota(shards)
         """The limit on the stored bytes, which retention sets."""
-        self.interest = InterestSpans(shards, clocks.monotonic)
+        self.interest = InterestSpans(shards)
         """The positions of messages that are stored only because sessions wait for them."""
         self.jobs = BackgroundJobs(shards, clocks.monotonic)
         """The background jobs that become due as messages are stored."""
@@ -182,23 +183,40 @@ class Storage:
         passing: whether the spans of `interest` may cover the messages.
         """
         self.check_may_write()
-        stores = len(batch) and (destinations is None or destinations.stored.any())
-        if stores and not (passing or self.interest.idle):
-            with self.interest.storing():
-                return self.write(batch, state, destinations, passing=True)
         for shard in state:
             self.check_shard(shard)
         self.check_times(batch)
-        if stores:
-            self.quota.admit()
-        request = StoreRequest(db=self, batch=batch, state=state, destinations=destinations)
-        result: StoreResult = (
-            self.hooks.topicstore_store(request=request)
-            if self.plugins
-            else store_batch(request, self.shards, self.shard_map, self.clock)
-        )
+        stores = len(batch) and (destinations is None or destinations.stored.any())
+        storing, write = self.interest.storing, object()
+        try:
+            if stores and not passing:
+                storing.add(write)  # before `goes_on` is read
+                if self.interest.goes_on:
+                    self._end_spans(batch)
+            if stores:
+                self.quota.admit()
+            request = StoreRequest(db=self, batch=batch, state=state, destinations=destinations)
+            result: StoreResult = (
+                self.hooks.topicstore_store(request=request)
+                if self.plugins
+                else store_batch(request, self.shards, self.shard_map, self.clock)
+            )
+        finally:
+            storing.discard(write)
         self.jobs.stored(result.count)
         return result
+
+    def _end_spans(self, batch: MessageBatch) -> None:
+        """End the spans of `interest` before messages are stored that these must not cover.
+
+        Raises `ShardReadOnlyError` if one of the messages' shards takes no writes, because its span can't be ended.
+        """
+        while refusing := self.interest.end():
+            concerned = refusing.intersection(map(self.shard_of, set(to_iterable(batch.client_ids))))
+            if not concerned:
+                return
+            for shard in concerned:
+                self.shards[shard].writer.check_writable()  # unless it was reopened since
 
     def state(self, shard: int) -> ShardState:
         """Return the key-value state of a shard."""
@@ -225,10 +243,10 @@ class Storage:
                 recovered.append(shard.number)
 
         failed = [shard for shard in self.shards if shard.writer.failure is not None]
+        self.interest.forget()  # before they take writes again: they may lack the last changes of spans
         try:
             do_all([partial(recover, shard) for shard in failed], "could not be opened again")
         finally:
-            self.interest.forget()
             if recovered and self.listener is not None:
                 self.listener.dropped()
         return recovered

@@ -637,11 +637,8 @@ class Group:
         ]
 
     def delivered_places(self) -> Places:
-        """Return, by shard and partition, the position up to which all was delivered; `ABOVE_ALL` if nothing is left.
-
-        A partition of a resting member has nothing left.
-        """
-        return np.where(self._heads, ABOVE_ALL, np.minimum(self.settled, self.places))
+        """Return, by shard and partition, the position up to which all was delivered."""
+        return np.minimum(self.committed, self.places)
 
     def unread_places(self) -> Places:
         """Return, by shard and partition, the position up to which all was read; `ABOVE_ALL` if nothing is unread."""

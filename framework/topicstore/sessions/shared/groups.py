@@ -45,6 +45,8 @@ class Groups:
         """Seconds for which a member's window may be full before its partitions go to other members."""
         self.handover_after: float | None = 60.0
         """Seconds after a disconnect before other members get a member's messages in flight at QoS 1; None: never."""
+        self.taken_back = 0
+        """How often messages in flight were taken back from a session; counted before the commit."""
         self._states = states
         self._listeners = listeners
         self._filters = filters
@@ -187,6 +189,7 @@ class Groups:
             return found
         ending = encode_session(client_id, msgspec.structs.replace(found.record, ending=True))
         mark = put(Keys(client_id).live, (VERSION,))  # so that recovery after a crash removes the session
+        self.taken_back += 1
         try:
             guard = msgspec.structs.replace(ending.guard, expect=found.stored)
             self._states.write_for(client_id, [guard, mark, *writes])
@@ -211,6 +214,7 @@ class Groups:
         if found is not None and writes:
             group.save()  # so that the member's own places, which would be outdated, can be removed
             places = FrameworkWrite(Keys(client_id).leases(member.number), None)
+            self.taken_back += 1
             self._states.write_for(client_id, [found.guard, places, *writes])
             group.revoked = True
         member.revoked = True

@@ -30,7 +30,6 @@ __all__ = [
     "DECODERS",
     "GROUP",
     "MEMBER",
-    "RETURNED",
     "REVOKED",
     "GroupKeys",
     "GroupRecord",
@@ -45,7 +44,7 @@ __all__ = [
 
 GROUP = b"\1gr"
 MEMBER = b"\1gm"
-RETURNED = b"\1go"
+_RETURNED = b"\1go"
 REVOKED = b"\1gh"
 
 PackedPlaces = tuple[tuple[tuple[int, int], ...], ...]
@@ -111,7 +110,7 @@ class GroupKeys:
     @property
     def returned(self) -> bytes:
         """The prefix of the keys of returned messages."""
-        return b"%b%b\0" % (RETURNED, self._group)
+        return b"%b%b\0" % (_RETURNED, self._group)
 
     @property
     def revoked(self) -> bytes:
@@ -153,7 +152,7 @@ def group_of(key: bytes) -> str:
 DECODERS: Decoders = {
     GROUP: decoder(GroupRecord),
     MEMBER: decoder(MemberRecord),
-    RETURNED: decoder(Returned),
+    _RETURNED: decoder(Returned),
     REVOKED: decoder(Returned),
     LEASES: decoder(LeaseRecord),
 }
