@@ -393,8 +393,8 @@ class Database:
         asks the log store for later entries, one request for each shard, and raises `StorageUnavailableError` if the
         store doesn't answer. Otherwise it has what this site has received.
         """
-        if fresh:
-            self.storage.catch_up()
+        if fresh and self.storage.site is not None:
+            self.storage.site.refresh()
         request = self._request(topic_filter, start, until, by, planned(order), batch_size)
         batches = ordered(self.storage, request, order, reverse=reverse, limit=limit)
         return chain.from_iterable(map(MessageBatch.to_messages, batches))
@@ -429,8 +429,8 @@ class Database:
         from .contract.arrow import fields_of, selected
 
         schema = selected(columns, ids=ids)
-        if fresh:
-            self.storage.catch_up()
+        if fresh and self.storage.site is not None:
+            self.storage.site.refresh()
         request = self._request(topic_filter, start, until, by, planned(order), batch_size)
         request.columns = fields_of(schema)
         if order == "timestamp" or request.timestamps is not None:
@@ -580,7 +580,11 @@ class Database:
 
     @property
     def cluster(self) -> Site | None:
-        """The site that this process is in the cluster that shares the database; None if it isn't shared."""
+        """The site that this process is in the cluster that shares the database; None if it isn't shared.
+
+        Raises `DatabaseClosedError`.
+        """
+        self.storage.check_open()
         return self.storage.site
 
     def refresh(self) -> None:

@@ -42,6 +42,14 @@ def replicated(
                 replica.shard.writer.abandon_locked()
 
 
+def own(replica: Replica, epoch: int, layout: str = "block") -> None:
+    """Let a replica take over, and begin the first generation if there is none."""
+    assert replica.take_over(epoch)
+    generations = replica.shard.generations
+    if not generations.current:
+        replica.shard.writer.submit(generations.pending_add(AddGeneration(1, layout, {}, NOW)))
+
+
 def stored(db: ts.Database) -> list[Any]:
     """Return all keys and values in the engines of a database, except the shards' identities."""
     engines = [shard.writer.open_engine() for shard in db.storage.shards]
@@ -93,7 +101,7 @@ def test_replicas_have_the_owners_messages_state_and_streams(layout: str, operat
     """After the same entries, a replica stores the owner's keys and values, so a cursor is valid on both."""
     store, how = Objects(), {"backend": "memory", "layout": layout, "clock": lambda: NOW}
     with replicated("one", store, **how) as (one, [owner]), replicated("two", store, **how) as (two, [replica]):
-        assert owner.take_over(1)
+        own(owner, 1, layout)
         run(one, operations)
         replica.follow()
         assert stored(one) == stored(two)
@@ -108,13 +116,13 @@ def test_a_process_that_ends_and_begins_again_goes_on_where_it_was(tmp_path: Pat
     """A replica that is opened again continues behind the entries that it has applied, each applied once."""
     store = Objects()
     with replicated(tmp_path / "one", store) as (one, [owner]):
-        assert owner.take_over(1)
+        own(owner, 1)
         one.store([message(number) for number in range(10)])
         with replicated(tmp_path / "two", store) as (_, [replica]):
             replica.follow()
         one.store([message(number) for number in range(10, 20)])
     with replicated(tmp_path / "one", store) as (one, [owner]):
-        assert owner.take_over(2)
+        own(owner, 2)
         one.store([message(number) for number in range(20, 30)])
         with replicated(tmp_path / "two", store) as (two, [replica]):
             replica.follow()
@@ -125,8 +133,8 @@ def test_a_process_that_ends_and_begins_again_goes_on_where_it_was(tmp_path: Pat
 def test_changes_that_wait_for_the_store_are_seen_by_those_behind_them(tmp_path: Path) -> None:
     """Positions and conditions of later writes include writes that wait for the store; readers see none of them."""
     gate = Gate()
-    with replicated(tmp_path / "db", Line(Objects(), "", gate)) as (db, [owner]):
-        assert owner.take_over(1)
+    with replicated(tmp_path / "db", Line(Objects(), "", "", gate)) as (db, [owner]):
+        own(owner, 1)
         first = begin(lambda: db.store([message(0)], state={0: [ts.StateWrite(b"\2a", b"1", expect=None)]}))
         wait_until(lambda: len(owner.shard.writer.proposed) == 1, "a proposed write")
         second = begin(lambda: db.store([message(1)], state={0: [ts.StateWrite(b"\2a", b"2", expect=b"1")]}))
@@ -148,9 +156,9 @@ def test_a_deposed_owner_stores_nothing_more_and_follows(tmp_path: Path) -> None
         replicated(tmp_path / "one", store, clock=lambda: NOW) as (one, [first]),
         replicated(tmp_path / "two", store, clock=lambda: NOW) as (two, [second]),
     ):
-        assert first.take_over(1)
+        own(first, 1)
         one.store([message(0)])
-        assert second.take_over(2)
+        own(second, 2)
         with pytest.raises(ts.ShardMovedError, match="has moved to site") as moved:
             one.store([message(1)])
         assert moved.value.stored is False
@@ -158,7 +166,7 @@ def test_a_deposed_owner_stores_nothing_more_and_follows(tmp_path: Path) -> None
         first.follow()
         assert [b"0", b"2"] == [found.payload for found in one.replay("#")]
         assert stored(one) == stored(two)
-        assert first.take_over(3)
+        own(first, 3)
         one.store([message(3)])
         with pytest.raises(ts.ShardMovedError):
             two.store([message(4)])

@@ -112,7 +112,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         found.kill(name)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
 def test_owners_that_are_killed_or_stopped_lose_nothing(processes: Processes, seed: int) -> None:
     """With owners killed, and stopped and woken, what was acknowledged is there once, in order, and in every replay."""
     chance = random.Random(seed)

@@ -226,12 +226,6 @@ class Storage:
 
     # --- reading ---
 
-    def catch_up(self) -> None:
-        """On a site of a cluster, return when it has all that was stored before the call (`Site.refresh`)."""
-        self.check_open()
-        if self.site is not None:
-            self.site.refresh()
-
     def streams(self, topic_filter: TopicFilter, start: int) -> list[Stream]:
         """Return the streams that may hold matching messages at or after a time."""
         self.check_open()
