@@ -11,7 +11,7 @@ from topicstore.contract.options import options_dict
 from topicstore.plugins import registry
 from topicstore.shard.records import GenerationRecord
 from topicstore.shard.shard import Shard
-from topicstore.shard.writer import PendingWrite
+from topicstore.shard.writer import DropGeneration, PendingWrite
 
 from .storage import Storage
 from .store_path import finish_commits, submit_locked
@@ -105,11 +105,9 @@ def add_generation(storage: Storage, layout: str | None = None, options: Mapping
     def add() -> int:
         number = min(shard.generations.current for shard in storage.shards) + 1
         for shard in storage.shards:
-            shard.writer.drain_locked()
-            one = PendingWrite(shard.writer)
+            one = shard.generations.adding(name, dict(options))
             shard.writer.prepare_locked(one)  # checks that all shards are writable, even those without a change
             if shard.generations.current < number:
-                shard.generations.prepare_add_locked(one, name, dict(options))
                 pending.append(one)
         submit_locked(pending)
         return number
@@ -134,10 +132,9 @@ def drop_generation(storage: Storage, generation: int, *, remove: bool = True) -
 
     def drop() -> None:
         for shard in storage.shards:
-            shard.writer.drain_locked()
-            one = PendingWrite(shard.writer)
+            one = shard.generations.pending_drop(DropGeneration(generation))
             shard.writer.prepare_locked(one)
-            if shard.generations.prepare_drop_locked(one, generation):
+            if shard.generations.check_droppable(generation):
                 pending.append(one)
         submit_locked(pending)
 

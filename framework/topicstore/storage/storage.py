@@ -65,13 +65,7 @@ T = TypeVar("T")
 
 
 class StorageListener(CommitListener, Protocol):
-    """An object that is notified of changes to stored messages; for commits, see `CommitListener`."""
-
-    def dropped(self) -> None:
-        """React to a dropped generation or a reopened shard; called without a shard's lock."""
-
-    def forget(self) -> None:
-        """Discard cached messages; called after messages were deleted or archived."""
+    """A listener that ends with the database."""
 
     def stop(self) -> None:
         """End all waits, and stop notifying; called before the database is closed."""

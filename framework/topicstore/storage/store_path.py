@@ -14,7 +14,7 @@ from topicstore.contract.errors import InvalidMessageError, PluginError
 from topicstore.contract.requests import StoreRequest, StoreResult
 from topicstore.runtime.locks import holding
 from topicstore.shard.shard import Shard
-from topicstore.shard.writer import PendingWrite
+from topicstore.shard.writer import LogFullError, PendingWrite
 
 from .keyed_message_records import encode_keyed
 from .shard_map import ShardMap
@@ -32,7 +32,7 @@ def store_batch(
     Raises the errors of `topicstore.database.Database.store`.
     """
     started = time.perf_counter()
-    pending = _split_batch(request, shards, shard_map)
+    pending: list[PendingWrite] = []
 
     def submit() -> None:
         _prepare_locked(pending)
@@ -43,7 +43,13 @@ def store_batch(
         submit_locked(pending)
 
     try:
-        holding([one.writer.lock for one in pending], submit)
+        while True:
+            pending = _split_batch(request, shards, shard_map)
+            try:
+                holding([one.writer.lock for one in pending], submit)
+                break
+            except LogFullError:  # nothing was proposed
+                _wait_for_room(pending)
     except BaseException:
         for one in pending:
             if not one.number:
@@ -93,6 +99,12 @@ def _prepare_locked(pending: Sequence[PendingWrite]) -> None:
         raise min(refused, key=lambda bad: -1 if bad.index is None else bad.index)
 
 
+def _wait_for_room(pending: Sequence[PendingWrite]) -> None:
+    for one in pending:
+        if one.writer.log is not None and one.proposal is not None:
+            one.writer.log.wait_for_room(one)
+
+
 def submit_locked(pending: Sequence[PendingWrite]) -> None:
     """Encode prepared writes of several shards, then commit them. The caller holds the locks of all their writers.
 
@@ -102,6 +114,8 @@ def submit_locked(pending: Sequence[PendingWrite]) -> None:
     for one in pending:
         if one.writer.log is None:
             one.writer.encode_locked(one)
+        else:
+            one.writer.log.encode_locked(one)
     for one in pending:
         if one.writer.log is None:
             one.writer.commit_locked(one)
