@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from .pubsub.persistence_rules import PersistenceRules
     from .pubsub.publish import Publisher, PublishResult
     from .pubsub.subscription import OnDropped, Subscription
+    from .replication.site import Site
     from .sessions import Sessions
     from .shard.rewriter import Decoders
     from .storage.buffered_writer import Writer
@@ -235,7 +236,8 @@ class Database:
 
         A message is stored, once, if any of these holds: its publisher requests it
         (`topicstore.pubsub.publish.PERSIST`), a rule in `persistence` matches, or a durable subscription matches
-        (for QoS 0, see `Sessions.store_qos0`).
+        (for QoS 0, see `Sessions.store_qos0`). On a site of a cluster, every message is stored, because subscribers of
+        other sites receive what is stored.
 
         A message with ``retain`` becomes the retained message of its topic, kept in the topic's shard, even if it isn't
         stored otherwise. A message with ``retain`` and an empty payload clears the retained message (MQTT 5, section
@@ -363,6 +365,7 @@ class Database:
         reverse: bool = False,
         limit: int | None = None,
         batch_size: int = BATCH_SIZE,
+        fresh: bool = True,
     ) -> Iterator[Message]:
         """Iterate over the matching messages stored before the call, at most ``limit`` of them.
 
@@ -385,7 +388,13 @@ class Database:
         (`block`: the rest of a merged segment for each shard and generation, up to some 50 MB). Messages that are
         deleted during the replay may be missing. Raises `GenerationDroppedError` if a generation is dropped before it
         was read.
+
+        On a site of a cluster, the replay has all that any site had stored before the call: with ``fresh``, it first
+        asks the log store for later entries, one request for each shard, and raises `StorageUnavailableError` if the
+        store doesn't answer. Otherwise it has what this site has received.
         """
+        if fresh and self.storage.site is not None:
+            self.storage.site.refresh()
         request = self._request(topic_filter, start, until, by, planned(order), batch_size)
         batches = ordered(self.storage, request, order, reverse=reverse, limit=limit)
         return chain.from_iterable(map(MessageBatch.to_messages, batches))
@@ -402,6 +411,7 @@ class Database:
         limit: int | None = None,
         batch_size: int = ARROW_BATCH_SIZE,
         ids: bool = False,
+        fresh: bool = True,
     ) -> pa.RecordBatchReader:
         """Return the messages of a `replay` as record batches of at most ``batch_size`` rows of `topicstore.SCHEMA`.
 
@@ -413,6 +423,8 @@ class Database:
 
         from .contract.arrow import SCHEMA, SCHEMA_WITH_IDS
 
+        if fresh and self.storage.site is not None:
+            self.storage.site.refresh()
         request = self._request(topic_filter, start, until, by, planned(order), batch_size)
         batches = ordered(self.storage, request, order, reverse=reverse, limit=limit)
         return pa.RecordBatchReader.from_batches(
@@ -557,6 +569,15 @@ class Database:
     def read_only(self) -> bool:
         """Whether the database was opened with ``mode="r"``, and so takes no writes."""
         return self.storage.mode is not None
+
+    @property
+    def cluster(self) -> Site | None:
+        """The site that this process is in the cluster that shares the database; None if it isn't shared.
+
+        Raises `DatabaseClosedError`.
+        """
+        self.storage.check_open()
+        return self.storage.site
 
     def refresh(self) -> None:
         """In a database opened with ``mode="r"``, make everything visible that another process has stored.

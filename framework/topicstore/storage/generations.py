@@ -7,6 +7,7 @@ from typing import Any
 
 import attrs
 
+from topicstore.contract.errors import UnsupportedError
 from topicstore.contract.options import options_dict
 from topicstore.plugins import registry
 from topicstore.shard.records import GenerationRecord
@@ -19,6 +20,7 @@ from .store_path import finish_commits, submit_locked
 __all__ = [
     "GenerationInfo",
     "add_generation",
+    "check_shared",
     "complete_generations",
     "drop_generation",
     "generation_infos",
@@ -100,6 +102,9 @@ def add_generation(storage: Storage, layout: str | None = None, options: Mapping
     if options is None:
         options = next((record.options for record in reversed(before) if record.layout == name), {})
     storage.make_layout(name, options)
+    if storage.site is not None:
+        check_shared(name)
+        return storage.site.add_generation(name, options)
     pending: list[PendingWrite] = []
 
     def add() -> int:
@@ -121,6 +126,12 @@ def add_generation(storage: Storage, layout: str | None = None, options: Mapping
     return number
 
 
+def check_shared(layout: str) -> None:
+    """Raise `UnsupportedError` for a layout that stores rows, which other backends can't store."""
+    if "sql" in registry().layout(layout).requires:
+        raise UnsupportedError(f"a database that is shared through a cluster can't have layout {layout!r}")
+
+
 def drop_generation(storage: Storage, generation: int, *, remove: bool = True) -> bool:
     """Drop a sealed generation with all its messages; see `Database.drop_generation`.
 
@@ -128,6 +139,8 @@ def drop_generation(storage: Storage, generation: int, *, remove: bool = True) -
     `reclaim_removed` later.
     """
     storage.check_may_write()
+    if storage.site is not None:
+        return storage.site.drop_generation(generation)
     pending: list[PendingWrite] = []
 
     def drop() -> None:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from topicstore.contract.arguments import check_count
 from topicstore.contract.batch import MessageBatch
@@ -58,6 +58,9 @@ from .read_path import plan_replay, read_batch
 from .shard_map import ShardMap
 from .store_path import store_batch
 
+if TYPE_CHECKING:
+    from topicstore.replication.site import Site
+
 __all__ = ["Storage", "StorageListener"]
 
 
@@ -100,6 +103,7 @@ class Storage:
         unlock: Callable[[], None],
         recover_shard: Callable[[Shard], bool],
         allow_ancient: bool = False,
+        site: Site | None = None,
     ) -> None:
         self.path = path
         self.manifest = manifest
@@ -116,6 +120,8 @@ class Storage:
         self.make_layout = make_layout
         """A function that creates a layout by name and options. It raises if the backend can't run the layout."""
         self.shard_map = shard_map
+        self.site = site
+        """This process as a site of a cluster; None if the database is not shared."""
         self.allow_ancient = allow_ancient
         """Whether to accept times that are probably not in microseconds: see `topicstore.contract.times`."""
         self.hooks = hooks
