@@ -183,13 +183,13 @@ class Duckdb:
 @leaving_out(Limits, Changes, LifeCycles)
 @declaring(CAPABILITIES["duckdb"])
 class TestDuckdb(Duckdb, BackendSuite):
-    """All but the tests in which there are thousands of reads, each of which takes milliseconds."""
+    """The suite without its tests of thousands of reads, because each read takes milliseconds."""
 
 
 @pytest.mark.slow
 @declaring(CAPABILITIES["duckdb"])
 class TestDuckdbAtLimits(Duckdb, Limits, Changes, LifeCycles):
-    """The others."""
+    """The tests of thousands of reads."""
 
 
 # --- with tiny buffers, blocks and steps -------------------------------------------------------

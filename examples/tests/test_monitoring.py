@@ -51,7 +51,7 @@ def queries(dashboard: Any) -> Iterator[tuple[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """The labels by sample name that a server exports after it has served MQTT, queues and stores."""
 
     async def scrape() -> str:
@@ -75,20 +75,20 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 
 
-def check(query: str, told: dict[str, set[str]]) -> None:
+def check(query: str, exported: dict[str, set[str]]) -> None:
     found = list(selectors(query))
     assert found, query
     for name, labels in found:
-        assert name in told, f"{name} in {query}"
-        assert labels <= told[name] | BY_PROMETHEUS, f"{labels - told[name]} of {name} in {query}"
+        assert name in exported, f"{name} in {query}"
+        assert labels <= exported[name] | BY_PROMETHEUS, f"{labels - exported[name]} of {name} in {query}"
 
 
-def test_queries_of_the_dashboard(told: dict[str, set[str]]) -> None:
+def test_queries_of_the_dashboard(exported: dict[str, set[str]]) -> None:
     dashboard = json.loads((HERE / "dashboard.json").read_text(encoding="utf-8"))
     asked = list(queries(dashboard))
     assert len(asked) > 50
     for _, query in asked:
-        check(query, told)
+        check(query, exported)
 
 
 def test_panels_lie_beside_each_other() -> None:
@@ -105,17 +105,17 @@ def test_panels_lie_beside_each_other() -> None:
     assert all(x < 24 for x, _ in cells)
 
 
-def test_alerts_of_the_readme(told: dict[str, set[str]]) -> None:
+def test_alerts_of_the_readme(exported: dict[str, set[str]]) -> None:
     rows = re.findall(r"^\| .* \| `(.*)` \|$", (HERE / "README.md").read_text(encoding="utf-8"), re.M)
     assert len(rows) >= 5
     for query in rows:
-        check(query, told)
+        check(query, exported)
 
 
-def test_every_metric_is_in_the_guide(told: dict[str, set[str]]) -> None:
+def test_every_metric_is_in_the_guide(exported: dict[str, set[str]]) -> None:
     """The server guide lists every exported metric, except the ``process_`` ones."""
     guide = GUIDE.read_text(encoding="utf-8")
-    families = {re.sub("_(total|bucket|count|sum)$", "", name) for name in told}
+    families = {re.sub("_(total|bucket|count|sum)$", "", name) for name in exported}
     assert sorted(name for name in families if not name.startswith("process_") and name not in guide) == []
 
 

@@ -46,7 +46,7 @@ class FewRows:
         return subject_of("block")
 
 
-# With so small units the tests of sizes and counts would need minutes, and those of all changes many seconds.
+# With such small units, the tests of sizes and counts would take minutes, and those of all changes many seconds.
 
 
 @leaving_out(Limits, Changes)
@@ -122,13 +122,13 @@ class Table:
 @leaving_out(Limits, Changes, Borders)
 @declaring(CAPABILITIES["table"])
 class TestTable(Table, LayoutSuite):
-    """All but the tests in which there are thousands of reads, each of which takes milliseconds."""
+    """The suite without its tests of thousands of reads, because each read takes milliseconds."""
 
 
 @pytest.mark.slow
 @declaring(CAPABILITIES["table"])
 class TestTableAtLimits(Table, Limits, Changes, Borders):
-    """The others."""
+    """The tests of thousands of reads."""
 
 
 @declaring(CAPABILITIES["wildcard_optimized"])

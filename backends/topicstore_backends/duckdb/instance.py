@@ -18,6 +18,7 @@ from weakref import WeakSet
 
 import duckdb
 import pyarrow as pa
+from topicstore.contract.arguments import check_reading
 from topicstore.contract.errors import DatabaseClosedError, EngineError, InvalidArgumentError
 from topicstore.contract.forking import ProcessLock, remember
 
@@ -75,10 +76,7 @@ def check_path(path: Path) -> None:
 def _reading(connection: duckdb.DuckDBPyConnection, statement: str) -> duckdb.Statement:
     """Parse a statement. Raises `InvalidArgumentError` unless it is a single statement that only reads."""
     statements = connection.extract_statements(statement)
-    if len(statements) != 1:
-        raise InvalidArgumentError(f"one statement at a time is run, not {len(statements)}")
-    if (kind := statements[0].type.name) not in ("SELECT", "EXPLAIN"):
-        raise InvalidArgumentError(f"only statements that read are run, such as SELECT, not {kind}")
+    check_reading([one.type.name for one in statements])
     return statements[0]
 
 

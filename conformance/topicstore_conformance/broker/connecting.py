@@ -160,7 +160,7 @@ class Connecting(Fixtures):
     def test_a_will_is_published_when_the_network_fails(
         self, connect: Connect, name: str, version: int, retain: bool
     ) -> None:
-        """A will is published when the network connection fails, as a retained message if the client asked for that."""
+        """A will is published when the network connection fails, as a retained message if the will has that flag."""
         watcher = connect(version=version)
         watcher.subscribe(name, options=2)
         connect(version=version, will=wire.Will(topic=name, payload=b"gone", qos=2, retain=retain)).close()

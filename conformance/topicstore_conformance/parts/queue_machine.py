@@ -168,8 +168,9 @@ class QueueHistories(RuleBasedStateMachine):
             assert gone == done
             assert 0 == self.queue.commit(upto)
             assert not gone or self._has_dropped_what_was_passed()
+            removed = [one or 0 for one, _ in self.model.held[:gone]]
             self._adopt(after)
-            self.read_upto = max(self.read_upto, upto)
+            self.read_upto = max([self.read_upto, *removed])  # not up to ``upto``, which later messages may precede
 
     @rule(bounds=st.fixed_dictionaries({}, optional=BOUNDS), fault=faults(1))
     def open_again(self, bounds: dict[str, Any], fault: Fault | None) -> None:

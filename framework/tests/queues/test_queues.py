@@ -212,3 +212,13 @@ def test_files_of_operating_systems_are_no_queues(tmp_path: Path) -> None:
     with ts.open(tmp_path / "db") as db:
         assert not db.verify().ok
     assert 7 + 2 == len(list(directory.iterdir()))
+
+
+def test_a_commit_beyond_the_last_id_leaves_later_messages(db: ts.Database) -> None:
+    """A commit up to an id beyond the last removes the queue's messages; messages appended later are read."""
+    queue = db.queues.open("q")
+    queue.append([ts.Message("a", b"1")])
+    assert 1 == queue.commit(2**64 - 1)
+    ids = queue.append([ts.Message("a", b"2")])
+    assert ids == queue.read().ids
+    assert 1 == len(queue)

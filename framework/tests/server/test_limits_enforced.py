@@ -295,5 +295,5 @@ def test_what_waits_for_a_session_is_bounded(db: ts.Database, caplog: pytest.Log
             assert (0,) == watcher.subscribe("$SYS/broker/publish/messages/dropped")
             assert b"7" == watcher.publishes(1)[0].payload
         assert 10 == sum(1 for _ in db.replay("a"))
-    told = [getattr(one, "fields", {}) for one in caplog.records if "too many waited" in one.getMessage()]
-    assert [{"client_id": "away", "messages": 7, "payload_bytes": 7}] == told
+    logged = [getattr(one, "fields", {}) for one in caplog.records if "too many waited" in one.getMessage()]
+    assert [{"client_id": "away", "messages": 7, "payload_bytes": 7}] == logged

@@ -58,7 +58,7 @@ def test_what_a_server_logs(tmp_path: Path, version: int) -> None:
     assert ["meter"] == [line["client_id"] for line in by["connection ended"]]
     assert {"guess-0", "guess-1", "guess-2"} == {line["client_id"] for line in refused}
     assert all(line["address"].startswith("127.0.0.1:") and line["code"] == 0x86 for line in refused)
-    told = [(line["action"], line["topics"], line["client_id"], line["user"]) for line in denied]
-    assert [("publish", ["bob/x"], "meter", "ann")] * 3 + [("subscribe", ["bob/#"], "meter", "ann")] == told
+    logged = [(line["action"], line["topics"], line["client_id"], line["user"]) for line in denied]
+    assert [("publish", ["bob/x"], "meter", "ann")] * 3 + [("subscribe", ["bob/#"], "meter", "ann")] == logged
     assert "pw-" not in log
     assert "secret" not in log

@@ -42,7 +42,7 @@ class TestServer(BrokerSuite):
         assert values.get("topic_alias_maximum", 0) > 0
 
     @statement("3.1.2-24")
-    def test_a_client_that_can_not_be_told_what_holds_is_refused(
+    def test_a_client_whose_connack_is_too_large_is_refused(
         self, connect: Connect, stranger: Connect, name: str
     ) -> None:
         """A client is refused if its CONNACK would exceed its maximum packet size.

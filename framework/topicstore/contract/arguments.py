@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +20,7 @@ __all__ = [
     "check_count",
     "check_length",
     "check_path",
+    "check_reading",
     "check_within",
     "given",
     "seconds",
@@ -105,6 +106,17 @@ def check_within(name: str, value: object, least: int, most: int) -> None:
     """Raise `InvalidArgumentError` unless a value is an integer, not a bool, from ``least`` to ``most``."""
     if type(value) is not int or not least <= value <= most:
         raise InvalidArgumentError(f"{name} is a whole number from {least} to {most:,}, not {value!r}")
+
+
+def check_reading(kinds: Sequence[str]) -> None:
+    """Raise `InvalidArgumentError` unless a text of SQL has a single statement that only reads.
+
+    kinds: the types of its statements in capitals, as DuckDB names them.
+    """
+    if len(kinds) != 1:
+        raise InvalidArgumentError(f"one statement at a time is run, not {len(kinds)}")
+    if kinds[0] not in ("SELECT", "EXPLAIN"):
+        raise InvalidArgumentError(f"only statements that read are run, such as SELECT, not {kinds[0]}")
 
 
 def check_path(path: str | os.PathLike[str]) -> Path:

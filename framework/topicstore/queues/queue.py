@@ -257,7 +257,8 @@ class Queue:
     def commit(self, upto: int) -> int:
         """Remove the messages up to and including the id ``upto`` durably; return the number of removed messages.
 
-        Idempotent: returns 0 if the messages were removed before.
+        Idempotent: returns 0 if the messages were removed before. Messages that are appended later stay in the queue,
+        even if ``upto`` is higher than their ids.
         """
         check_within("an id", upto, 0, (1 << 64) - 1)
         with self._lock:

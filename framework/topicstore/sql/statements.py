@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from topicstore.contract.arguments import check_reading
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import BackendUnavailableError, EngineError, InvalidArgumentError
 from topicstore.contract.topics import TopicFilter
@@ -62,10 +63,7 @@ def run(storage: Storage, statement: str, parameters: Sequence[Any]) -> pa.Table
 def _reading(connection: duckdb.DuckDBPyConnection, statement: str) -> duckdb.Statement:
     """Parse a statement. Raises `InvalidArgumentError` unless it is a single statement that only reads."""
     statements = connection.extract_statements(statement)
-    if len(statements) != 1:
-        raise InvalidArgumentError(f"one statement at a time is run, not {len(statements)}")
-    if (kind := statements[0].type.name) not in ("SELECT", "EXPLAIN"):
-        raise InvalidArgumentError(f"only statements that read are run, such as SELECT, not {kind}")
+    check_reading([one.type.name for one in statements])
     return statements[0]
 
 

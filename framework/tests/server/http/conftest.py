@@ -10,6 +10,7 @@ import pytest
 import topicstore as ts
 from topicstore.server import Server
 from topicstore.server.http.connections import Connection
+from topicstore_conformance.conditions.browser import Open, windows
 from topicstore_conformance.mqtt.embedded import serving_http
 
 
@@ -71,3 +72,10 @@ def owner(served: tuple[ts.Database, Server]) -> dict[str, str]:
 def db(served: tuple[ts.Database, Server]) -> ts.Database:
     """The served database."""
     return served[0]
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
+    """Open browser windows, each with a profile of its own."""
+    with windows(lambda: tmp_path_factory.mktemp("profile")) as opened:
+        yield opened

@@ -65,12 +65,12 @@ class Watched:
     def until(self, holds: Callable[[Scraper], bool], what: str) -> None:
         """Scrape until a condition holds, because some values appear late."""
 
-        def told() -> bool:
+        def scraped() -> bool:
             with suppress(NotToldError):
                 return holds(self.scraper.scrape())
             return False
 
-        wait_until(told, what)
+        wait_until(scraped, what)
 
 
 @pytest.fixture
@@ -111,18 +111,18 @@ def test_stores_and_reads_under_load(watched: Watched) -> None:
             over.set()
 
     together(load, scrape)
-    told = watched.scraper.scrape()
+    scraped = watched.scraper.scrape()
     shards = [sum(thread_shard == shard for thread_shard in map(_shard_of(watched.db), range(4))) for shard in range(2)]
     for shard, threads in enumerate(shards):
         labels = {"shard": str(shard), "db": "messages"}
-        assert told("emqx_ds_egress_batches", **labels) == 20 * threads
-        assert told("emqx_ds_egress_messages", **labels) == 1_000 * threads
-        assert told("emqx_ds_egress_bytes", **labels) == 7_000 * threads
-        assert told("topicstore_stored_payload_bytes_total", shard=str(shard)) == 7_000 * threads
-    assert told("emqx_ds_egress_batches_failed") == told("topicstore_failed_batches_total") == 0
-    assert told("topicstore_read_messages_total") == sum(replayed)
-    assert told("topicstore_generation_messages", generation="1") == 4_000
-    assert told("topicstore_generation_bytes") == watched.db.info().live_bytes
+        assert scraped("emqx_ds_egress_batches", **labels) == 20 * threads
+        assert scraped("emqx_ds_egress_messages", **labels) == 1_000 * threads
+        assert scraped("emqx_ds_egress_bytes", **labels) == 7_000 * threads
+        assert scraped("topicstore_stored_payload_bytes_total", shard=str(shard)) == 7_000 * threads
+    assert scraped("emqx_ds_egress_batches_failed") == scraped("topicstore_failed_batches_total") == 0
+    assert scraped("topicstore_read_messages_total") == sum(replayed)
+    assert scraped("topicstore_generation_messages", generation="1") == 4_000
+    assert scraped("topicstore_generation_bytes") == watched.db.info().live_bytes
 
 
 def _shard_of(db: ts.Database) -> Callable[[int], int]:
@@ -133,30 +133,30 @@ def test_latencies_of_stores_and_reads(watched: Watched) -> None:
     for _ in range(3):
         watched.db.store(messages(0, 10))
     assert len(list(watched.db.replay("load/#"))) == 30
-    told = watched.scraper.scrape()
+    scraped = watched.scraper.scrape()
     shard = str(_shard_of(watched.db)(0))
-    assert told("topicstore_store_seconds_count", shard=shard) == 3
-    assert told("topicstore_store_seconds_bucket", shard=shard, le="+Inf") == 3
-    assert 0 < told("topicstore_store_seconds_sum", shard=shard)
+    assert scraped("topicstore_store_seconds_count", shard=shard) == 3
+    assert scraped("topicstore_store_seconds_bucket", shard=shard, le="+Inf") == 3
+    assert 0 < scraped("topicstore_store_seconds_sum", shard=shard)
     counters = [one.writer.counters for one in watched.db.storage.shards]
-    assert told("topicstore_next_seconds_count") == sum(one.reads for one in counters) > 0
-    assert told("topicstore_next_seconds_sum") == pytest.approx(sum(one.read_seconds for one in counters))
-    average = told("emqx_ds_egress_flush_time", shard=shard, interval="last5m")
-    assert average == pytest.approx(told("topicstore_store_seconds_sum", shard=shard) / 3 * 1e6)
-    assert told("emqx_ds_store_batch_time", shard=shard, interval="current") < average
-    assert told("emqx_ds_builtin_next_time", shard=shard, interval="current") > 0
-    assert 0 <= told("topicstore_watermark_age_seconds", shard=shard)
+    assert scraped("topicstore_next_seconds_count") == sum(one.reads for one in counters) > 0
+    assert scraped("topicstore_next_seconds_sum") == pytest.approx(sum(one.read_seconds for one in counters))
+    average = scraped("emqx_ds_egress_flush_time", shard=shard, interval="last5m")
+    assert average == pytest.approx(scraped("topicstore_store_seconds_sum", shard=shard) / 3 * 1e6)
+    assert scraped("emqx_ds_store_batch_time", shard=shard, interval="current") < average
+    assert scraped("emqx_ds_builtin_next_time", shard=shard, interval="current") > 0
+    assert 0 <= scraped("topicstore_watermark_age_seconds", shard=shard)
 
 
 def test_a_batch_that_fails_is_counted(watched: Watched) -> None:
     there = ts.StateWrite(b"key", b"value", expect=b"something else")
     with pytest.raises(ts.StateConflictError):
         watched.db.store(messages(0, 2), state={_shard_of(watched.db)(0): [there]})
-    told = watched.scraper.scrape()
-    assert told("emqx_ds_egress_batches_failed", shard=str(_shard_of(watched.db)(0))) == 1
-    assert told("emqx_ds_egress_batches_failed") == 1
-    assert told("emqx_ds_egress_messages") == 0
-    assert told("topicstore_shard_writable") == 2
+    scraped = watched.scraper.scrape()
+    assert scraped("emqx_ds_egress_batches_failed", shard=str(_shard_of(watched.db)(0))) == 1
+    assert scraped("emqx_ds_egress_batches_failed") == 1
+    assert scraped("emqx_ds_egress_messages") == 0
+    assert scraped("topicstore_shard_writable") == 2
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -180,9 +180,9 @@ def test_packets_by_type_and_reason_code(watched: Watched, version: int) -> None
         bad.send(wire.frame("SUBSCRIBE", 0, b"\0\1"))  # a SUBSCRIBE whose reserved flags are wrong
         assert bad.ended() is None or v5
         writer.leave()
-    watched.until(lambda told: told("topicstore_mqtt_clients") == 0, "all clients are gone")
-    told = watched.scraper
-    received = _packets(told, "received")
+    watched.until(lambda scraped: scraped("topicstore_mqtt_clients") == 0, "all clients are gone")
+    scraped = watched.scraper
+    received = _packets(scraped, "received")
     assert received == {
         ("connect", 0): 3,
         ("subscribe", 0): 2,
@@ -194,7 +194,7 @@ def test_packets_by_type_and_reason_code(watched: Watched, version: int) -> None
         ("invalid", 0x81): 1,
     }
     only_5 = {("puback", 0): 2, ("puback", 0x90): 1, ("puback", 0x10): 1, ("disconnect", 0x81): 1}
-    assert _packets(told, "sent") == {
+    assert _packets(scraped, "sent") == {
         ("connack", 0): 3,
         ("suback", 0): 1,
         ("suback", 0x87 if v5 else 0x80): 1,
@@ -204,14 +204,14 @@ def test_packets_by_type_and_reason_code(watched: Watched, version: int) -> None
         ("pingresp", 0): 2,
         **(only_5 if v5 else {("puback", 0): 3, ("puback", 0x90): 1}),
     }
-    assert told("topicstore_mqtt_publishes_refused_total") == 1
-    assert told("topicstore_mqtt_connections_total") == 3
-    assert told("topicstore_mqtt_received_bytes_total") == watched.server.traffic.bytes_received > 0
-    assert told("topicstore_mqtt_sent_bytes_total") == watched.server.traffic.bytes_sent > 0
+    assert scraped("topicstore_mqtt_publishes_refused_total") == 1
+    assert scraped("topicstore_mqtt_connections_total") == 3
+    assert scraped("topicstore_mqtt_received_bytes_total") == watched.server.traffic.bytes_received > 0
+    assert scraped("topicstore_mqtt_sent_bytes_total") == watched.server.traffic.bytes_sent > 0
 
 
-def _packets(told: Scraper, way: str) -> dict[tuple[str, int], float]:
-    labelled = {has: v for (of, has), v in told.values.items() if of == f"topicstore_mqtt_{way}_packets_total"}
+def _packets(scraped: Scraper, way: str) -> dict[tuple[str, int], float]:
+    labelled = {has: v for (of, has), v in scraped.values.items() if of == f"topicstore_mqtt_{way}_packets_total"}
     return {(dict(has)["type"], int(dict(has)["reason"], 16)): value for has, value in labelled.items()}
 
 
@@ -231,8 +231,8 @@ def test_acknowledgements_with_reason_codes(watched: Watched) -> None:
         client.send(wire.acknowledgement("PUBREC", 88))
         assert client.expect("PUBREL").reason == 0x92
         client.leave()
-    told = watched.scraper.scrape()
-    received, sent = _packets(told, "received"), _packets(told, "sent")
+    scraped = watched.scraper.scrape()
+    received, sent = _packets(scraped, "received"), _packets(scraped, "sent")
     wanted = {("puback", 0x80): 1, ("pubrec", 0x97): 1, ("pubrec", 0): 1, ("pubrel", 0): 1}
     assert {key: received[key] for key in wanted} == wanted
     assert ("puback", 0) not in received
@@ -251,11 +251,11 @@ def test_sessions_their_lag_and_what_is_in_flight(watched: Watched) -> None:
         watched.db.publish([ts.Message(f"kept/{number}", b"12", "writer", 1) for number in range(30)])
         client.publishes(2)
 
-        def told(told: Scraper) -> bool:
+        def reached(scraped: Scraper) -> bool:
             wanted = {"session_lag_messages": 30 + 28, "in_flight_messages": 2, "sessions": 2, "subscriptions": 1}
-            return all(told(f"topicstore_{name}") == value for name, value in wanted.items())
+            return all(scraped(f"topicstore_{name}") == value for name, value in wanted.items())
 
-        watched.until(told, "the lag is told")
+        watched.until(reached, "the lag is exported")
         found = watched.scraper
         assert found("topicstore_session_lag_max_messages") == 30
         assert found("topicstore_session_lag_sessions") == 2
@@ -278,7 +278,9 @@ def test_messages_of_qos_0_that_were_dropped(watched: Watched) -> None:
         dropped.append(session.status().missed)
         session.disconnect()
     assert dropped[0] == 3 <= dropped[1]
-    watched.until(lambda told: told("topicstore_dropped_qos0_messages_total") == sum(dropped), "the drops are told")
+    watched.until(
+        lambda scraped: scraped("topicstore_dropped_qos0_messages_total") == sum(dropped), "the drops are counted"
+    )
 
 
 def test_messages_that_were_dropped_because_too_many_waited(watched: Watched) -> None:
@@ -288,13 +290,15 @@ def test_messages_that_were_dropped_because_too_many_waited(watched: Watched) ->
     session.disconnect()
     watched.db.publish([ts.Message("queued/x", b"", "writer", 1) for _ in range(10)])
     watched.db.sessions.bound_backlogs(["one"], max_messages=4)
-    watched.until(lambda told: told("topicstore_dropped_queued_messages_total") == 6, "the drops are told")
+    watched.until(lambda scraped: scraped("topicstore_dropped_queued_messages_total") == 6, "the drops are counted")
 
 
 def test_queues(watched: Watched) -> None:
     queue = watched.db.queues.open("to the\ncloud", max_messages=3, overflow="drop_newest")
     queue.append([ts.Message("a", b"12", "c") for _ in range(5)])
-    watched.until(lambda told: told("topicstore_queue_messages", queue="to the\ncloud") == 3, "the queue is told")
+    watched.until(
+        lambda scraped: scraped("topicstore_queue_messages", queue="to the\ncloud") == 3, "the queue is exported"
+    )
     assert watched.scraper("topicstore_queue_dropped_messages_total", queue="to the\ncloud") == 2
     assert watched.scraper("topicstore_queue_bytes") == watched.db.queues["to the\ncloud"].bytes
 
@@ -304,15 +308,15 @@ def test_seeks_and_nexts_are_those_of_wildcard_optimized(tmp_path: Path) -> None
         db.store(messages(0, 100))
         assert len(list(db.replay("load/#"))) == 100
         with client_of(server, "") as client:
-            told = Scraper(client).scrape()
+            scraped = Scraper(client).scrape()
             counters = db.info().shards[0].reads[1]
-            assert told("emqx_ds_storage_bitfield_lts_counter_seek") == counters.seeks > 0
-            assert told("emqx_ds_storage_bitfield_lts_counter_next") == counters.visited + counters.skipped >= 100
+            assert scraped("emqx_ds_storage_bitfield_lts_counter_seek") == counters.seeks > 0
+            assert scraped("emqx_ds_storage_bitfield_lts_counter_next") == counters.visited + counters.skipped >= 100
             db.add_generation("block")
             db.store(messages(0, 100))
             assert len(list(db.replay("load/#"))) == 200
             seeks = db.info().shards[0].reads[1].seeks
-            assert told.scrape()("emqx_ds_storage_bitfield_lts_counter_seek") == seeks
+            assert scraped.scrape()("emqx_ds_storage_bitfield_lts_counter_seek") == seeks
 
 
 def test_both_formats_have_the_same_series(site: httpx.Client) -> None:

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 import topicstore as ts
 from topicstore.server import Server
-from topicstore_conformance.conditions.browser import MEASURES, Open, need_browser, windows
+from topicstore_conformance.conditions.browser import MEASURES, Open, need_browser
 from topicstore_conformance.mqtt.embedded import serving_http
 
 need_browser()
@@ -49,13 +49,6 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             db.publish([ts.Message(f"retained/{n}", b"word " * 40, "hub", 1, retain=True) for n in range(150)])
         with serving_http(db) as server:
             yield server
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
-    """Open browser windows, each with a profile of its own."""
-    with windows(lambda: tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.mark.parametrize("window", _WINDOWS, ids=str)

@@ -12,7 +12,7 @@ import attrs
 import pytest
 import topicstore as ts
 from topicstore.server import Server
-from topicstore_conformance.conditions.browser import MEASURES, SIZES, Open, need_browser, windows
+from topicstore_conformance.conditions.browser import MEASURES, SIZES, Open, need_browser
 from topicstore_conformance.mqtt.embedded import serving_http
 from topicstore_conformance.mqtt.raw_client import RawClient
 from topicstore_conformance.mqtt.wire import Will
@@ -83,13 +83,6 @@ def server(store: ts.Database) -> Iterator[Server]:
     quiet.disconnect()
     with serving_http(store) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
-    """Open browser windows, each with a profile of its own."""
-    with windows(lambda: tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @attrs.frozen

@@ -25,7 +25,7 @@ _config = click.option("--config", "file", type=PATH, required=True, metavar="FI
 def rules() -> None:
     """List and change the access rules of a server, in the file of its settings.
 
-    The first rule that speaks of a client, an action and a topic decides. A server that runs on the database of the
+    The first rule that applies to a client, an action and a topic decides. A server that runs on the database of the
     settings reads them again at once.
     """
 
@@ -103,12 +103,12 @@ def _change(file: Path, rules: Sequence[Rule], *, as_json: bool) -> None:
         AccessList(settings.authorization)
         if tuple(settings.authorization.rules) != tuple(rules):
             raise SettingsError("rules of the environment count before those of the file")
-        told = _reload(settings)
+        reply = _reload(settings)
     except BaseException:
         restore(file, before)
         raise
     _print(rules, as_json=as_json)
-    click.echo(told, err=True)
+    click.echo(reply, err=True)
 
 
 def _reload(settings: ServerSettings) -> str:

@@ -40,7 +40,7 @@ _LONGEST_REASON = 1_000
 _log = logging.getLogger("topicstore.server.access")
 
 Banned = Literal["client", "user", "address"]
-"""What is banned: a client id, a user name, or an IP address or network."""
+"""The kinds of values that a ban may name: a client id, a user name, or an IP address or network."""
 
 
 class BanFileError(InvalidArgumentError):
@@ -51,13 +51,13 @@ class Ban(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """A ban."""
 
     kind: Banned
-    """What is banned."""
+    """The kind of `value`: whether it is a client id, a user name, or an address or network."""
     value: str
     """The client id, the user name, or the address or network, such as ``192.0.2.7`` or ``2001:db8::/32``."""
     until: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
-    """When the ban ends; None: when it is lifted."""
+    """The time at which the ban ends; None if it lasts until it is lifted."""
     reason: str = ""
-    """Why, for operators; clients don't see it."""
+    """The reason for the ban, for operators; clients don't see it."""
     flapping: bool = False
     """Whether the server has banned the client by itself, because it connects too often."""
 

@@ -355,8 +355,8 @@ class ListenerSettings(Section, frozen=True):
     anonymous: Anonymous | None = None
     """Clients of this listener that may connect without a user name; by default as in ``[authentication]``."""
     sources: tuple[Literal["plugins", "passwords"], ...] = ("plugins", "passwords")
-    """How clients of this listener prove who they are: by the plugins of ``[authentication]``, by its password file,
-    or both. With ``[]`` neither is asked. Certificates count where ``user_from_certificate`` says so."""
+    """The sources that authenticate clients of this listener: the plugins of ``[authentication]``, its password file,
+    or both. With ``[]`` neither is used. Certificates count where ``user_from_certificate`` says so."""
     zone: str | None = None
     """The name of the ``[zones.NAME]`` whose settings apply to the listener's clients; by default none."""
     path: str = "/mqtt"

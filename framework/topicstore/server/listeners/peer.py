@@ -37,9 +37,9 @@ class Via(msgspec.Struct, frozen=True, kw_only=True):
     behind_proxy: bool = False
     """Whether clients connect through a proxy, so that a socket's peer address is not the client's."""
     anonymous: Anonymous | None = None
-    """Which clients may connect without a user name; None: as the server's settings say."""
+    """The clients of this listener that may connect without a user name; None: those of `[authentication]`."""
     sources: tuple[str, ...] = ("plugins", "passwords")
-    """What is asked to find out who a client is."""
+    """The sources that authenticate the clients of this listener: plugins, the password file, both, or neither."""
     source: Source | None = None
     """The client's address that the proxy of this connection has named; None if there is no such proxy."""
 

@@ -42,7 +42,7 @@ const MARGIN = { t: 8, r: 16, b: 40, l: 44 };
 
 const timesOf = (series) => series.flatMap(({ x }) => (x.length ? [Math.min(...x), Math.max(...x)] : []));
 
-/* The range of the axis of time: as asked for, else that of the series, and never none. */
+/* The range of the time axis: the requested one, otherwise that of the series; never empty. */
 const rangeOf = (series, { range }) => {
   const times = timesOf(series);
   const [from, until] = range ?? (times.length ? [Math.min(...times), Math.max(...times)] : [Date.now() - 1000, Date.now()]);

@@ -57,7 +57,7 @@ export const span = (from, until) => {
 /** A sentence of the server with its times, which it writes in UTC, as those of the zone. */
 export const inZone = (text) => text.replace(/\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ/g, (time) => written(wallDate(Date.parse(time) * 1000)));
 
-/** A time as it was typed, as the server is asked for it: what has no zone is read in that of the page. */
+/** Convert a typed time to the form of a request; a time without a zone is read in the zone of the page. */
 export const typedTime = (text) => {
   const found = TYPED.exec(text.trim());
   if (!found) return text.trim();

@@ -57,7 +57,7 @@ class NewBan(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kind: Banned
     value: str
     seconds: Annotated[float, msgspec.Meta(gt=0, le=_LONGEST_BAN)] | None = None
-    """How long the ban lasts; null: until it is lifted."""
+    """The duration of the ban in seconds; null if it lasts until it is lifted."""
     reason: str = ""
 
 
@@ -118,7 +118,9 @@ def put_rules(context: TheContext, data: JSONBody[list[Rule]]) -> Reloaded:
 # --- bans ---
 
 _Value = Annotated[str, QueryParameter(description="The client id, the user name, or the address or network.")]
-_Kind = Annotated[Banned, QueryParameter(description="What is banned: a client id, a user name, or an address.")]
+_Kind = Annotated[
+    Banned, QueryParameter(description="The kind of the banned value: a client id, a user name, or an address.")
+]
 
 
 @get("/bans", guards=[needs("admin")], tags=["access"], sync_to_thread=True)

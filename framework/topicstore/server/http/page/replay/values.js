@@ -7,7 +7,7 @@ import { count, counted } from '../format.js';
 import { leaves, numberOf } from '../payloads/payloads.js';
 import { span } from '../time.js';
 
-/* The most lines that can be told from each other. */
+/* The largest number of lines that a reader can distinguish. */
 const LINES = 6;
 const WHOLE = '(the payload)';
 /* Last words of names: of times, which are not values, and of numbers that name something. */

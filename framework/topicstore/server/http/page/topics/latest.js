@@ -8,7 +8,7 @@ import { jsonOf, previewOf, shownPayload } from '../payloads/payloads.js';
 import { ask } from '../server.js';
 import { moment } from '../time.js';
 
-/* The most topics whose values are asked for at once. */
+/* The largest number of topics whose values one request fetches. */
 const MOST = 100;
 
 let shown = new Map();

@@ -7,7 +7,7 @@ import { ask, rights } from '../server.js';
 const form = find('publish-form');
 
 const outcome = ({ stored, retained }) => [
-  stored ? 'stored' : 'passed on to those that are subscribed now, and not stored, because no rule and no lasting session asked for it',
+  stored ? 'stored' : 'passed on to those that are subscribed now, and not stored, because no rule and no durable session needs it',
   retained ? 'it is its topic\'s retained message now' : '',
 ].filter(Boolean).join('; ');
 

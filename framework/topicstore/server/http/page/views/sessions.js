@@ -48,7 +48,7 @@ const showFigures = ({ totals }) => {
 
 const form = find('session-form');
 
-/* Those that are behind, the furthest first, and then the others by client id, as many as are asked for. */
+/* The requested number of sessions: first those that are behind, furthest first, then the others by client id. */
 const read = async ({ sort, ...query }, limit, signal) => {
   const behind = sort === 'lag' ? (await ask('/sessions', { ...query, sort, limit }, { signal })).items : [];
   const known = new Set(behind.map(({ client_id: id }) => id));
