@@ -208,7 +208,7 @@ def _open_shared(
         here = Site(how, site, store)
         closer.add(here.close)
         manifest = _shared_manifest(path, here, wanted, settings)
-        return _open_manifest(path, manifest, wanted, attrs.evolve(settings, site=here))
+        return _open_or_create(path, wanted, attrs.evolve(settings, site=here), shared=manifest)
 
 
 def _shared_manifest(path: Path, site: Site, wanted: dict[str, Any], settings: OpenSettings) -> Manifest:
@@ -255,24 +255,25 @@ def open_lazily(path: Path) -> Storage:
     return open_storage(path, manifest, settings)
 
 
-def _open_or_create(path: Path, wanted: dict[str, Any], settings: OpenSettings, mode: Mode = "a") -> Storage:
+def _open_or_create(
+    path: Path, wanted: dict[str, Any], settings: OpenSettings, mode: Mode = "a", shared: Manifest | None = None
+) -> Storage:
+    """Open or create the database of a directory; of a database that a cluster shares, with the manifest ``shared``.
+
+    Raises `ManifestMismatchError` for arguments that contradict the manifest.
+    """
     # The manifest is read once: another process may create the database at any moment.
-    manifest = {"r": finished_manifest, "r+": existing_manifest}.get(mode, read_manifest)(path)
+    manifest = shared or {"r": finished_manifest, "r+": existing_manifest}.get(mode, read_manifest)(path)
     if mode == "x" and manifest is not None and manifest.complete:
         raise NotADatabaseError(f"there is a database at {path} already")
     if manifest is None:
         manifest = new_manifest(wanted, settings.plugins, settings.options)
         return open_storage(path, manifest, attrs.evolve(settings, options=manifest.options, plugins=manifest.plugins))
-    if manifest.cluster is not None and not settings.read_only:
+    if manifest.cluster is not None and settings.site is None and not settings.read_only:
         raise ManifestMismatchError(
             f"{path} is a copy of a database that is shared through {manifest.cluster}: open it with cluster and site, "
             "or with mode='r'"
         )
-    return _open_manifest(path, manifest, wanted, settings)
-
-
-def _open_manifest(path: Path, manifest: Manifest, wanted: dict[str, Any], settings: OpenSettings) -> Storage:
-    """Open or create the database of a manifest. Raises `ManifestMismatchError` for arguments that contradict it."""
     check_same(path, manifest, wanted, settings.options)
     more = tuple(name for name in settings.plugins if name not in manifest.plugins)
     settings = attrs.evolve(

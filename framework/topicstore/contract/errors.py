@@ -394,9 +394,8 @@ class ClusterNotReadyError(RecoverableError):
 class ShardElsewhereError(RecoverableError):
     """Another site of the cluster owns the shard. Nothing was stored: send the call to the owner."""
 
-    def __init__(self, shard: int, site: str, address: str) -> None:
-        owner = f"site {site}" + f" ({address})" * bool(address) if site else "no site"
-        super().__init__(f"shard {shard} is written by {owner}")
+    def __init__(self, reason: str, shard: int = 0, site: str = "", address: str = "") -> None:
+        super().__init__(reason)
         self.shard = shard
         self.site = site
         """The owner; empty while the shard has none."""

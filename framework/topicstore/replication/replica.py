@@ -313,7 +313,9 @@ class Replica:
                 f"{self.missing} more sites must join the cluster before anything is stored (n_sites)"
             )
         if not self.log.owned:
-            raise ShardElsewhereError(self.shard.number, *self.owner)
+            shard, (site, address) = self.shard.number, self.owner
+            owner = f"site {site}" + f" ({address})" * bool(address) if site else "no site"
+            raise ShardElsewhereError(f"shard {shard} is written by {owner}", shard, site, address)
         pending.proposal = encode_change(pending)
         self.log.check(len(pending.proposal))
 

@@ -367,11 +367,11 @@ class Site:
         with self._changing:
             for plan in self.document.generations:
                 if plan.number > generations.current:
-                    now = writer.policy.now()
-                    writer.submit(generations.pending_add(AddGeneration(plan.number, plan.layout, plan.options, now)))
+                    change = AddGeneration(plan.number, plan.layout, plan.options, writer.policy.now())
+                    writer.finish_commit(writer.submit(generations.pending_add(change)))
                 record = generations.records.get(plan.number)
                 if plan.dropped and record is not None and not record.dropped:
-                    writer.submit(generations.pending_drop(DropGeneration(plan.number)))
+                    writer.finish_commit(writer.submit(generations.pending_drop(DropGeneration(plan.number))))
         self._removing.wake()
 
     def _remove_dropped(self, _: bool) -> None:

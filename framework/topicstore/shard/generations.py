@@ -187,7 +187,7 @@ class Generations:
 
     def add(self, layout_name: str, options: dict[str, Any]) -> int:
         """Seal the current generation and add a new one, in one engine write; return the new number."""
-        self._writer.submit(self.adding(layout_name, options))
+        self._writer.finish_commit(self._writer.submit(self.adding(layout_name, options)))
         return self.current
 
     def adding(self, layout_name: str, options: dict[str, Any]) -> PendingWrite:
@@ -280,7 +280,7 @@ class Generations:
         """
         if not self.check_droppable(number):
             return False
-        self._writer.submit(self.pending_drop(DropGeneration(number)))
+        self._writer.finish_commit(self._writer.submit(self.pending_drop(DropGeneration(number))))
         return True
 
     def pending_drop(self, change: DropGeneration) -> PendingWrite:

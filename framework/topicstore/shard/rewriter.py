@@ -93,7 +93,9 @@ class Rewriter:
 
     def _delete_everywhere(self, change: Delete) -> int:
         """Delete through the log; return the number of messages that were removed on this site."""
-        return self._writer.submit(self.pending_delete(change)).result
+        pending = self._writer.submit(self.pending_delete(change))
+        self._writer.finish_commit(pending)
+        return pending.result
 
     def pending_delete(self, change: Delete) -> PendingWrite:
         """Return the write that removes messages, in several writes before it."""

@@ -494,18 +494,17 @@ class ShardWriter:
         return pending
 
     def submit(self, pending: PendingWrite) -> PendingWrite:
-        """Prepare, submit and finish a write of this shard alone; return it, or the equal write that took its place."""
-        pending = self._submit(pending)
-        self.finish_commit(pending)
-        return pending
+        """Prepare and submit a write of this shard alone; return it, or the equal write that took its place.
 
-    def _submit(self, pending: PendingWrite) -> PendingWrite:
+        The caller must call `finish_commit`. The caller must not hold the lock.
+        """
         check_not_owned(self.lock)
         while True:
             try:
                 with self.lock:
                     self.prepare_locked(pending)
                     self.submit_locked(pending)
+                self.counters.state_writes += pending.change is None
                 return pending
             except LogFullError:
                 if self.log is not None:
@@ -516,13 +515,7 @@ class ShardWriter:
 
     def write_state(self, writes: Sequence[StateWrite]) -> None:
         """Commit state writes without messages."""
-        self.finish_commit(self.submit_state(writes))
-
-    def submit_state(self, writes: Sequence[StateWrite]) -> PendingWrite:
-        """Commit state writes without messages, or propose them to the log. The caller must call `finish_commit`."""
-        pending = self._submit(PendingWrite(self, state=writes))
-        self.counters.state_writes += 1
-        return pending
+        self.finish_commit(self.submit(PendingWrite(self, state=writes)))
 
     def store_again(self, batch: MessageBatch, end: Tail) -> None:
         """Store messages at their existing positions, in one engine write; later writes continue after ``end``."""

@@ -461,11 +461,8 @@ def _open_to_write(
     locked.add(written.unlock)
     opened.add(written.close)
     if persistent:
-        _take_directory(path, written, opener.backend.room_at_once * manifest.shards, settings.permissions)
-        if creating:
-            _check_not_overtaken(path, manifest)
-            write_manifest(path, manifest)
-            _remove_shards(path)
+        room = opener.backend.room_at_once * manifest.shards
+        _take_directory(path, manifest, written, room, settings.permissions)
         points = RecoveryPoints(path, bytes.fromhex(manifest.id), manifest.shards)
         written.recovery_points = opener.recovery_points = points
         if not creating:
@@ -473,7 +470,11 @@ def _open_to_write(
         opener.files.remove()
     for number in range(manifest.shards):
         written.shards.append((opener.open if settings.site is None else opener.open_copy)(number, create=creating))
-    _begin(manifest, settings, written.shards, opened)
+    if settings.site is None:
+        complete_generations(written.shards, manifest.layout, settings.options.get(manifest.layout, {}))
+    else:
+        opened.add(settings.site.close)
+        settings.site.start(written.shards)
     if creating:
         manifest = attrs.evolve(manifest, complete=True)
         if persistent:
@@ -488,22 +489,20 @@ def _open_to_write(
     return manifest, written.shards
 
 
-def _begin(manifest: Manifest, settings: OpenSettings, shards: Sequence[Shard], opened: Closer) -> None:
-    """Complete the shards' generations; of a shared database, take part in the cluster, which says what they are."""
-    if settings.site is None:
-        complete_generations(shards, manifest.layout, settings.options.get(manifest.layout, {}))
-    else:
-        opened.add(settings.site.close)
-        settings.site.start(shards)
+def _take_directory(path: Path, manifest: Manifest, written: WrittenShards, room: int, permissions: int) -> None:
+    """Create the directory if it is missing, and lock it; free its ballast if fewer than ``room`` bytes are free.
 
-
-def _take_directory(path: Path, written: WrittenShards, room: int, permissions: int) -> None:
-    """Create the directory if it is missing, and lock it; free its ballast if fewer than ``room`` bytes are free."""
+    If the database is not complete, write its manifest and remove what an interrupted creation has left.
+    """
     make_directory(path, permissions)
     written.lock(path)
     check_no_links(path)
     if shutil.disk_usage(path).free < room:
         give_up_ballast(path)
+    if not manifest.complete:
+        _check_not_overtaken(path, manifest)
+        write_manifest(path, manifest)
+        _remove_shards(path)
 
 
 def _remove_shards(path: Path) -> None:

@@ -150,7 +150,7 @@ def commit_state(shards: Sequence[Shard], by_shard: Mapping[int, Sequence[StateW
     failures: dict[int, TopicstoreError] = {}
     for number, writes in by_shard.items():
         try:
-            pending.append(shards[number].writer.submit_state(writes))
+            pending.append((writer := shards[number].writer).submit(PendingWrite(writer, state=writes)))
         except TopicstoreError as failed:
             failures[number] = failed
     for one in pending:
