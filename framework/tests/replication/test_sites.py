@@ -12,6 +12,7 @@ import topicstore as ts
 from topicstore.contract.log_store import LogStore, NotConditionalError, StorageUnavailableError
 from topicstore.replication import log_stores, names, site
 from topicstore.replication.log_stores import open_log_store
+from topicstore.replication.objects import BEATS, Beat
 from topicstore_conformance.faults.threads import wait_until
 
 from .conftest import Objects
@@ -169,6 +170,21 @@ def test_a_process_replaces_an_earlier_one_of_its_site(sites: Sites) -> None:
         with pytest.raises((ts.ShardElsewhereError, ts.ShardMovedError, ts.DatabaseClosedError)):
             first.store(messages(2))
         assert [0, 1] == payloads(second)
+
+
+def test_a_beat_of_an_earlier_process_does_not_end_a_site(sites: Sites) -> None:
+    """A site whose next beats an earlier process of the same name has created goes on, and beats after them."""
+    with sites.open("a") as a:
+        assert a.cluster is not None
+        number = a.cluster._beat_number + 20
+        for taken in range(number, number + 5):
+            name = names.beat("a", taken)
+            beat = Beat(site="a", incarnation=b"earlier", address="", program="", applied={})
+            sites.store.create(name, BEATS.encode(name, beat))
+        wait_until(lambda: a.cluster is not None and a.cluster._beat_number > number + 6, "later beats")
+        assert a.cluster.ended is None
+        a.store(messages(0))
+        assert [0] == payloads(a)
 
 
 def test_nothing_is_stored_before_all_sites_have_joined(sites: Sites) -> None:

@@ -30,10 +30,9 @@ from .bases import cut_log, highest
 from .documents import Documents
 from .duties import Duty, Known
 from .objects import BEATS, Beat, ClusterDocument, GenerationPlan, ShardPlace
-from .owning import Answer
 from .replica import Replica
 from .settings import Cluster, check_site
-from .watching import BeatCame, Silences, after_beat
+from .watching import Silences
 
 __all__ = ["ReplicaLag", "Site"]
 
@@ -269,20 +268,13 @@ class Site:
             program=__version__,
             applied=applied,
         )
-        answer, found = Answer.CREATED, None
-        try:
+        # An existing beat is this process's own, whose answer was lost, or that of another process of this site: the
+        # document says which of the two is the site, and the next beat shows that it is alive.
+        with suppress(ObjectExistsError):
             self.store.create(name, BEATS.encode(name, beat))
-        except ObjectExistsError:
-            answer = Answer.EXISTS
-            with suppress(ObjectNotFoundError):
-                found = BEATS.decode(name, self.store.get(name), self.store.place).incarnation
-        outcome = after_beat(self._incarnation, answer, found)
-        if outcome is BeatCame.REPLACED:
-            self._end(f"another process runs as site {self.name}")
-        elif outcome is BeatCame.NEXT:
-            self._beat_number += 1
-            if self._beat_number > 2:
-                self.store.delete(names.beat(self.name, self._beat_number - 2))
+        self._beat_number += 1
+        if self._beat_number > 2:
+            self.store.delete(names.beat(self.name, self._beat_number - 2))
 
     def _end(self, reason: str) -> None:
         """Stop taking part: the process that replaces this one owns the shards."""
