@@ -125,9 +125,14 @@ def pasted(path: Path) -> str:
 def test_pages_run_as_they_are_pasted(path: Path, folder: Path) -> None:
     """All blocks of a page run one after the other, in one shell and one folder, and leave nothing running."""
     script = pasted(path)
-    for module, word in (("pyspark", "spark"), ("duckdb", "duckdb")):
-        if word in script:
-            pytest.importorskip(module, reason=f'needs {module}: pip install "topicstore[{word}]"')
+    for module, package in (
+        ("pyspark", '"topicstore[spark]"'),
+        ("duckdb", '"topicstore[duckdb]"'),
+        ("pandas", "pandas"),
+        ("polars", "polars"),
+    ):
+        if module.removeprefix("py") in script:
+            pytest.importorskip(module, reason=f"needs {module}: pip install {package}")
     if "openssl " in script and shutil.which("openssl") is None:
         pytest.skip("needs openssl: apt-get install openssl")
     run_shell(f'{script}\nif [ -n "$(jobs -r)" ]; then jobs; exit 1; fi', folder)

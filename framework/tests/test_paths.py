@@ -29,7 +29,7 @@ NOT_BETWEEN = ("database.py", "runtime/", "contract/")
 PATHS = {
     "store": (116, 33, 37),
     "store sync": (129, 35, 44),
-    "replay": (148, 35, 33),
+    "replay": (149, 35, 34),
     "read": (104, 29, 17),
     "publish": (134, 43, 69),
     "deliver": (179, 38, 149),

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .pubsub.publish import PERSIST, PublishResult
     from .pubsub.subscription import Subscription, SubscriptionBatch, SubscriptionStatus
     from .queues.queue import Queue, QueueBatch
+    from .replication.settings import Cluster
     from .storage.buffered_writer import Writer
     from .storage.counting.contents import ClientTally, TopicTally
     from .storage.counting.lag import Lag
@@ -56,6 +57,7 @@ __all__ = [
     "SCHEMA_WITH_IDS",
     "AsyncDatabase",
     "ClientTally",
+    "Cluster",
     "Database",
     "Cursor",
     "Lag",
@@ -99,6 +101,7 @@ _MODULES = {
     "SCHEMA_WITH_IDS": "contract.arrow",
     "AsyncDatabase": "aio.database",
     "ClientTally": "storage.counting.contents",
+    "Cluster": "replication.settings",
     "Cursor": "contract.cursors",
     "Place": "contract.places",
     "Database": "database",

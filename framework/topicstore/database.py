@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from .pubsub.persistence_rules import PersistenceRules
     from .pubsub.publish import Publisher, PublishResult
     from .pubsub.subscription import OnDropped, Subscription
+    from .replication.site import Site
     from .sessions import Sessions
     from .shard.rewriter import Decoders
     from .storage.buffered_writer import Writer
@@ -96,6 +97,8 @@ class DatabaseInfo:
     """The last error of the thread that waits for stored messages to become visible; None if there is none."""
     retained_failure: str | None
     """The error of the last removal of expired retained messages; None if the removal succeeded."""
+    delivered_failure: str | None
+    """The error of the last removal of messages that no session needs any more; None if the removal succeeded."""
     ballast_failure: str | None
     """Why no disk space could be reserved for the case of a full disk; None if it was reserved or isn't needed."""
     notes_failure: str | None
@@ -119,6 +122,14 @@ class DatabaseInfo:
         return ShardCounters(*(sum(column) for column in zip(*rows, strict=True)))
 
 
+def _kept(storage: Storage, settings: RetentionSettings) -> tuple[str, ...]:
+    from .pubsub.persistence_rules import stored_rules
+
+    if storage.manifest.cluster is not None:  # every message is stored, and none only for sessions
+        return kept(attrs.evolve(settings, delivered=None), ["#"])
+    return kept(settings, [rule.described for rule in stored_rules(storage.state(0))])
+
+
 def database_info(
     storage: Storage,
     retention: Retention,
@@ -126,10 +137,9 @@ def database_info(
     counting: CountingScheduler | None,
     expiry: RetainedExpiry,
     publisher: Publisher | None,
+    sessions: Sessions | None,
 ) -> DatabaseInfo:
     """Return the statistics of a database. This is cheap: it reads no messages."""
-    from .pubsub.persistence_rules import stored_rules
-
     generations, manifest = generation_infos(storage), storage.manifest
     shards = [shard_info(shard) for shard in storage.shards]
     return DatabaseInfo(
@@ -148,11 +158,12 @@ def database_info(
         counting_failure=None if counting is None else counting.task.failure,
         visibility_failure=None if publisher is None else publisher.visibility_failure,
         retained_failure=expiry.task.failure,
+        delivered_failure=None if sessions is None else sessions.removal_failure,
         ballast_failure=storage.ballast.failure,
         notes_failure=None if storage.recovery_points is None else storage.recovery_points.failure,
         retention=retention.settings,
         retention_failure=retention.failure,
-        kept=kept(retention.settings, [rule.described for rule in stored_rules(storage.state(0))]),
+        kept=_kept(storage, retention.settings),
         clock_ahead=retention.clock_ahead,
         generations=generations,
         shards=shards,
@@ -241,7 +252,8 @@ class Database:
 
         A message is stored, once, if any of these holds: its publisher requests it
         (`topicstore.pubsub.publish.PERSIST`), a rule in `persistence` matches, or a durable subscription matches
-        (for QoS 0, see `Sessions.store_qos0`).
+        (for QoS 0, see `Sessions.store_qos0`). On a site of a cluster, every message is stored, because subscribers of
+        other sites receive what is stored.
 
         A message with ``retain`` becomes the retained message of its topic, kept in the topic's shard, even if it isn't
         stored otherwise. A message with ``retain`` and an empty payload clears the retained message (MQTT 5, section
@@ -369,6 +381,7 @@ class Database:
         reverse: bool = False,
         limit: int | None = None,
         batch_size: int = BATCH_SIZE,
+        fresh: bool = True,
     ) -> Iterator[Message]:
         """Iterate over the matching messages stored before the call, at most ``limit`` of them.
 
@@ -391,7 +404,13 @@ class Database:
         (`block`: the rest of a merged segment for each shard and generation, up to some 50 MB). Messages that are
         deleted during the replay may be missing. Raises `GenerationDroppedError` if a generation is dropped before it
         was read.
+
+        On a site of a cluster, the replay has all that any site had stored before the call: with ``fresh``, it first
+        asks the log store for later entries, one request for each shard, and raises `StorageUnavailableError` if the
+        store doesn't answer. Otherwise it has what this site has received.
         """
+        if fresh and self.storage.site is not None:
+            self.storage.site.refresh()
         request = self._request(topic_filter, start, until, by, planned(order), batch_size)
         batches = ordered(self.storage, request, order, reverse=reverse, limit=limit)
         return chain.from_iterable(map(MessageBatch.to_messages, batches))
@@ -409,6 +428,7 @@ class Database:
         batch_size: int = ARROW_BATCH_SIZE,
         ids: bool = False,
         columns: Sequence[str] | None = None,
+        fresh: bool = True,
     ) -> pa.RecordBatchReader:
         """Return the messages of a `replay` as record batches of at most ``batch_size`` rows of `topicstore.SCHEMA`.
 
@@ -425,6 +445,8 @@ class Database:
         from .contract.arrow import fields_of, selected
 
         schema = selected(columns, ids=ids)
+        if fresh and self.storage.site is not None:
+            self.storage.site.refresh()
         request = self._request(topic_filter, start, until, by, planned(order), batch_size)
         request.columns = fields_of(schema)
         if order == "timestamp" or request.timestamps is not None:
@@ -572,6 +594,15 @@ class Database:
         """Whether the database was opened with ``mode="r"``, and so takes no writes."""
         return self.storage.mode is not None
 
+    @property
+    def cluster(self) -> Site | None:
+        """The site that this process is in the cluster that shares the database; None if it isn't shared.
+
+        Raises `DatabaseClosedError`.
+        """
+        self.storage.check_open()
+        return self.storage.site
+
     def refresh(self) -> None:
         """In a database opened with ``mode="r"``, make everything visible that another process has stored.
 
@@ -702,8 +733,8 @@ class Database:
 
     def info(self) -> DatabaseInfo:
         """Return sizes, generations and counters. This is cheap: it reads no messages."""
-        expiry, publisher = self._retained_expiry, self._made_publisher
-        return database_info(self.storage, self.retention, self._compaction, self._counting, expiry, publisher)
+        expiry, publisher, sessions = self._retained_expiry, self._made_publisher, self._sessions
+        return database_info(self.storage, self.retention, self._compaction, self._counting, expiry, publisher, sessions)
 
     # --- closing ---
 

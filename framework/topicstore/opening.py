@@ -5,12 +5,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import attrs
 
 from .contract.arguments import Length, check_path
-from .contract.errors import InvalidArgumentError, NotADatabaseError, StorageFullError
+from .contract.errors import (
+    DatabaseNotFoundError,
+    InvalidArgumentError,
+    ManifestMismatchError,
+    NotADatabaseError,
+    StorageFullError,
+    UnsupportedError,
+    WrongDatabaseError,
+)
 from .database import Database
 from .lifecycle.archives import open_archive
 from .plugins import registry
@@ -20,6 +28,8 @@ from .runtime.closing import Closer
 from .storage.directory.ballast import give_up_ballast
 from .storage.directory.files import OWNER_ONLY, permissions_of
 from .storage.directory.manifest import (
+    DEFAULT_BACKEND,
+    SHARED,
     Durability,
     Late,
     Manifest,
@@ -32,8 +42,13 @@ from .storage.directory.manifest import (
     read_manifest,
     wanted_fields,
 )
+from .storage.generations import check_shared
 from .storage.opening import RECOVERIES, OpenSettings, Recovery, open_storage
 from .storage.storage import Storage
+
+if TYPE_CHECKING:
+    from .replication.settings import Cluster
+    from .replication.site import Site
 
 __all__ = ["open", "open_lazily"]
 
@@ -59,6 +74,8 @@ def open(  # noqa: A001 - the usual name in other libraries
     allow_ancient: bool = False,
     clock: Callable[[], int] = now,
     monotonic: Callable[[], int] | None = None,
+    cluster: str | Cluster | None = None,
+    site: str | None = None,
 ) -> Database:
     """Open the database in the directory ``path``; by default, create it if it doesn't exist.
 
@@ -104,6 +121,12 @@ def open(  # noqa: A001 - the usual name in other libraries
     clock:      function that returns the current time in microseconds since the epoch.
     monotonic:  function that returns microseconds since an arbitrary moment and never jumps; all durations are measured
                 with it. The default is the machine's monotonic clock, or ``clock`` if that is given.
+    cluster:    URL of a log store, or a `Cluster`, through which several sites share the database. The first site to
+                open it creates the cluster; ``path`` is each site's own directory, a copy of what the store has. A
+                store returns once the log store has the messages; ``durability`` is not given. The sites have the
+                same shards, layouts, timestamps and cursors; the backend may differ.
+    site:       name of this process among the sites of the cluster. A later process of the same name replaces an
+                earlier one.
 
     A database belongs to the process that opened it. A forked child can't use it. With ``rocksdb`` or ``leveldb``, the
     child of a process that has opened a database can't open another one (`ForkedProcessError`): start the child with
@@ -113,7 +136,8 @@ def open(  # noqa: A001 - the usual name in other libraries
     Raises `InvalidArgumentError`, also for a path that isn't UTF-8, `FileSystemError` if the directory can't be used,
     `DatabaseLockedError`, `NotADatabaseError`, `NewerFormatError`, `UnknownPluginError`,
     `BackendUnavailableError`, `IncompatibleError`, `InvalidOptionError`, `StorageFullError`, `TooManyOpenFilesError`,
-    `CorruptionError`.
+    `CorruptionError`; with ``cluster`` also `StorageUnavailableError`, `LogStoreRefusedError`, `NotConditionalError`
+    (`topicstore.contract.log_store`), and `WrongDatabaseError` for a directory of another cluster.
     """
     if mode not in get_args(Mode):
         raise InvalidArgumentError(f"mode is one of {', '.join(get_args(Mode))}, not {mode!r}")
@@ -138,13 +162,88 @@ def open(  # noqa: A001 - the usual name in other libraries
         permissions=permissions,
         allow_ancient=allow_ancient,
     )
-    storage = _open_or_create(check_path(path), wanted, settings, mode)
+    if cluster is None and site is None:
+        storage = _open_or_create(check_path(path), wanted, settings, mode)
+    else:
+        storage = _open_shared(check_path(path), wanted, settings, mode, cluster, site)
     settings = attrs.evolve(settings, plugins=storage.plugins)
     open_queue = functools.partial(_open_queue, storage.manifest, settings)
     queues = Queues(storage.path / DIRECTORY, open_queue, read_only=settings.read_only)
     with Closer() as closer:
         closer.add(storage.close)
         return Database(storage, queues, auto_compact=auto_compact and not settings.read_only)
+
+
+def _open_shared(
+    path: Path,
+    wanted: dict[str, Any],
+    settings: OpenSettings,
+    mode: Mode,
+    cluster: str | Cluster | None,
+    site: str | None,
+) -> Storage:
+    """Open this site's copy of a database that several sites share; create what does not exist."""
+    from .replication.log_stores import open_log_store
+    from .replication.settings import Cluster
+    from .replication.site import Site
+
+    if cluster is None or site is None:
+        raise InvalidArgumentError(
+            "cluster and site are given together: the shared store, and this process's name in it"
+        )
+    if mode != "a":
+        raise InvalidArgumentError(f"a site is opened with mode='a', not {mode!r}; without cluster, 'r' reads its copy")
+    if "durability" in wanted:
+        raise InvalidArgumentError(
+            "durability is not given for a cluster: what is stored is as durable as its log store"
+        )
+    if "persistent" not in registry().backend(wanted.get("backend", DEFAULT_BACKEND)).capabilities:
+        raise InvalidArgumentError(f"a site needs a persistent backend; {wanted['backend']!r} keeps nothing")
+    how = Cluster(cluster) if isinstance(cluster, str) else cluster
+    if not isinstance(how, Cluster):
+        raise InvalidArgumentError(f"cluster is a URL or a topicstore.Cluster, not a {type(cluster).__name__}")
+    with Closer() as closer:
+        store = open_log_store(how.url, how.options)
+        closer.add(store.close)
+        here = Site(how, site, store)
+        closer.add(here.close)
+        manifest = _shared_manifest(path, here, wanted, settings)
+        return _open_or_create(path, wanted, attrs.evolve(settings, site=here), shared=manifest)
+
+
+def _shared_manifest(path: Path, site: Site, wanted: dict[str, Any], settings: OpenSettings) -> Manifest:
+    """Return the manifest of a site's directory; create the cluster if there is none."""
+    there, document, place = read_manifest(path), site.find(), site.store.place
+    if there is not None and there.cluster is None:
+        raise ManifestMismatchError(f"{path} holds a database of its own, which does not belong to the cluster {place}")
+    if there is not None and document is None:
+        raise DatabaseNotFoundError(
+            f"{path} is a copy of a shared database, and {place} holds none: look at the URL, and whether the store "
+            "was emptied"
+        )
+    if document is None:
+        new = new_manifest(wanted, settings.plugins, settings.options)
+        check_shared(new.layout)
+        options = {new.layout: new.options[new.layout]} if new.layout in new.options else {}
+        shared = {name: getattr(new, name) for name in SHARED} | {"options": options}
+        document = site.found(bytes.fromhex(new.id), new.shards, shared, new.layout, options.get(new.layout, {}))
+    if there is None:
+        fields = document.settings | {"plugins": tuple(document.settings["plugins"])}
+        backend = wanted.get("backend", DEFAULT_BACKEND)
+        own = {name: dict(values) for name, values in settings.options.items() if name == backend}
+        return Manifest(
+            id=document.database.hex(),
+            backend=backend,
+            shards=len(document.shards),
+            durability="sync",
+            cluster=place,
+            **fields | {"options": fields["options"] | own},
+        )
+    if there.id != document.database.hex():
+        raise WrongDatabaseError(
+            f"{path} is a copy of database {there.id}, and {place} holds {document.database.hex()}"
+        )
+    return there
 
 
 def open_lazily(path: Path) -> Storage:
@@ -156,14 +255,25 @@ def open_lazily(path: Path) -> Storage:
     return open_storage(path, manifest, settings)
 
 
-def _open_or_create(path: Path, wanted: dict[str, Any], settings: OpenSettings, mode: Mode = "a") -> Storage:
+def _open_or_create(
+    path: Path, wanted: dict[str, Any], settings: OpenSettings, mode: Mode = "a", shared: Manifest | None = None
+) -> Storage:
+    """Open or create the database of a directory; of a database that a cluster shares, with the manifest ``shared``.
+
+    Raises `ManifestMismatchError` for arguments that contradict the manifest.
+    """
     # The manifest is read once: another process may create the database at any moment.
-    manifest = {"r": finished_manifest, "r+": existing_manifest}.get(mode, read_manifest)(path)
+    manifest = shared or {"r": finished_manifest, "r+": existing_manifest}.get(mode, read_manifest)(path)
     if mode == "x" and manifest is not None and manifest.complete:
         raise NotADatabaseError(f"there is a database at {path} already")
     if manifest is None:
         manifest = new_manifest(wanted, settings.plugins, settings.options)
         return open_storage(path, manifest, attrs.evolve(settings, options=manifest.options, plugins=manifest.plugins))
+    if manifest.cluster is not None and settings.site is None and not settings.read_only:
+        raise ManifestMismatchError(
+            f"{path} is a copy of a database that is shared through {manifest.cluster}: open it with cluster and site, "
+            "or with mode='r'"
+        )
     check_same(path, manifest, wanted, settings.options)
     more = tuple(name for name in settings.plugins if name not in manifest.plugins)
     settings = attrs.evolve(
@@ -180,8 +290,11 @@ def _open_or_create(path: Path, wanted: dict[str, Any], settings: OpenSettings, 
 def _open_queue(of: Manifest, settings: OpenSettings, path: Path, *, read_only: bool = False) -> Storage:
     """Open or create the database of a queue; use its owner's layout if that has ``position_order``, else the default.
 
-    Without that capability messages become visible late and out of order.
+    Without that capability messages become visible late and out of order. Raises `UnsupportedError` on a site of a
+    cluster, where a queue would be this site's alone.
     """
+    if of.cluster is not None:
+        raise UnsupportedError("a database that is shared through a cluster has no queues")
     layout = of.layout if "position_order" in registry().layout(of.layout).capabilities else None
     wanted = wanted_fields(backend=of.backend, layout=layout, shards=1, durability=of.durability)
     settings = attrs.evolve(

@@ -85,7 +85,7 @@ def test_headings_are_in_order(document: Document) -> None:
 
 
 def test_tables_have_captions_and_each_question_has_a_picture(document: Document) -> None:
-    """Every table has a caption, and every question has a chart that shows the medians as text."""
+    """Every table has a caption, and every criterion has a chart that shows the medians as text."""
     assert len(document.all("table")) == len(document.all("caption"))
     assert 10 == len(document.all("figure")) == len([one for one in document.all("svg") if one["width"]])
     assert {"SQLite", "block on rocksdb", "RocksDB alone"} <= set(document.texts)
@@ -220,7 +220,7 @@ def test_the_machine_is_named_before_the_verdict(make_run: RunMaker) -> None:
 
 
 def test_it_says_where_the_default_pair_loses_to_sqlite(make_run: RunMaker) -> None:
-    """Each question for which SQLite is ahead of block on RocksDB has a line, and "nowhere" is said as well."""
+    """Each criterion for which SQLite is ahead of block on RocksDB has a line; without any, a line says "nowhere"."""
     lost = text_of(text(make_run(name="lost", repetitions=3, changes={("SQLite", "store"): 30.0})))
     won = text_of(text(make_run(name="won", repetitions=3)))
 

@@ -12,13 +12,13 @@ import pytest
 from topicstore_benchmarks.report.quantities import quantity
 from topicstore_benchmarks.report.run import Run, load
 from topicstore_benchmarks.report.verdict import (
+    Criterion,
     Grid,
-    Question,
     Ranking,
     against_peers,
+    criteria,
     failures,
     losses,
-    questions,
     results,
     winners,
 )
@@ -26,10 +26,10 @@ from topicstore_benchmarks.report.verdict import (
 RunMaker = Callable[..., Path]
 
 
-def answer(grids: list[Grid], question: str, column: int = 0) -> Ranking:
-    """Return the answer to a question for the first durability and the workload of a column."""
-    (answers,) = [answers for asked, answers in grids[0].rows if asked.name == question]
-    found = answers[column]
+def ranking(grids: list[Grid], criterion: str, column: int = 0) -> Ranking:
+    """Return the ranking by a criterion for the first durability and the workload of a column."""
+    (rankings,) = [rankings for one, rankings in grids[0].rows if one.name == criterion]
+    found = rankings[column]
     assert found is not None
     return found
 
@@ -37,12 +37,12 @@ def answer(grids: list[Grid], question: str, column: int = 0) -> Ranking:
 def test_the_best_median_wins_whichever_way_is_better(make_run: RunMaker) -> None:
     run = load(make_run())
     found = winners(run)
-    assert {"block on rocksdb"} == {one.result.contender.name for one in found[0].answers()}
-    assert len(questions(run)) == len(found[0].answers())
+    assert {"block on rocksdb"} == {one.result.contender.name for one in found[0].rankings()}
+    assert len(criteria(run)) == len(found[0].rankings())
 
 
 def test_limits_take_no_part_and_warming_up_does_not_count(make_run: RunMaker) -> None:
-    found = answer(winners(load(make_run(repetitions=2))), "Replay all")
+    found = ranking(winners(load(make_run(repetitions=2))), "Replay all")
     assert "topicstore" == found.result.contender.kind
     assert 2 == len(found.result.values)
 
@@ -52,20 +52,20 @@ def test_the_reference_layout_takes_no_part(make_run: RunMaker) -> None:
     fast = {("reference on rocksdb", phase): 90.0 for phase in ("store", "replay all")}
     run = load(make_run(changes=fast))
     for grids in (winners(run), against_peers(run)):
-        for one in grids[0].answers():
+        for one in grids[0].rankings():
             assert "reference" not in {one.result.contender.layout, one.other and one.other.contender.layout}
-    shown = results(run, questions(run)[0], "fleet", "commit")
+    shown = results(run, criteria(run)[0], "fleet", "commit")
     assert "reference on rocksdb" in {one.label for one in shown}
 
 
 def test_losses_are_what_the_other_does_better(make_run: RunMaker) -> None:
-    """Losses are the questions for which the peer is ahead, the clear ones first; there are none if it is behind."""
+    """Losses are the criteria for which the peer is ahead, the clear ones first; there are none if it is behind."""
     slower = load(make_run(name="slower"))
     pair, peer = (slower.contenders[name] for name in ("block on rocksdb", "SQLite"))
     assert [] == losses(slower, pair, peer)
 
     found = losses(load(make_run(name="faster", changes={("SQLite", "store"): 30.0})), pair, peer)
-    assert [("Store", "fleet", "commit")] == [(one.question.name, one.workload, one.durability) for one in found]
+    assert [("Store", "fleet", "commit")] == [(one.criterion.name, one.workload, one.durability) for one in found]
     assert found[0].ranking.clear
     assert found[0].ranking.other is not None
     assert "SQLite" == found[0].ranking.other.label
@@ -74,7 +74,7 @@ def test_losses_are_what_the_other_does_better(make_run: RunMaker) -> None:
 def test_a_contender_is_not_its_own_rival_when_compacted(make_run: RunMaker) -> None:
     """A winner is compared with another contender, even if its own compacted and uncompacted results are both ahead."""
     far_ahead = {("block on rocksdb", phase): 9.0 for phase in ("replay all", "replay all, compacted")}
-    found = answer(winners(load(make_run(changes=far_ahead))), "Replay all")
+    found = ranking(winners(load(make_run(changes=far_ahead))), "Replay all")
     assert "block on rocksdb, compacted" == found.result.label
     assert found.other is not None
     assert "block on rocksdb" != found.other.contender.name
@@ -82,7 +82,7 @@ def test_a_contender_is_not_its_own_rival_when_compacted(make_run: RunMaker) -> 
 
 def test_a_peer_that_is_faster_is_said_to_be(make_run: RunMaker) -> None:
     run = load(make_run(changes={("SQLite", "store"): 30.0}))
-    against_peer, winner = answer(against_peers(run), "Store"), answer(winners(run), "Store")
+    against_peer, winner = ranking(against_peers(run), "Store"), ranking(winners(run), "Store")
     assert against_peer.other is not None
     assert against_peer.lead is not None
     assert ("block on rocksdb", "SQLite", False, True) == (
@@ -98,10 +98,10 @@ def test_a_peer_that_is_faster_is_said_to_be(make_run: RunMaker) -> None:
 def test_noise_and_a_single_repetition_leave_it_open(make_run: RunMaker) -> None:
     """If a difference is within the noise, or comes from a single repetition, the verdict says that it isn't clear."""
     level = {("SQLite", "store"): 3.0, ("NATS JetStream", "store"): 2.4}
-    assert not answer(against_peers(load(make_run(repetitions=6, noise=0.2, changes=level))), "Store").clear
+    assert not ranking(against_peers(load(make_run(repetitions=6, noise=0.2, changes=level))), "Store").clear
     once = against_peers(load(make_run("once", repetitions=1)))
-    assert not any(one.clear for one in once[0].answers())
-    assert all(one.ahead for one in once[0].answers())
+    assert not any(one.clear for one in once[0].rankings())
+    assert all(one.ahead for one in once[0].rankings())
 
 
 def test_failures_come_first_and_each_reason_once(wide_run: Path) -> None:
@@ -115,13 +115,13 @@ def test_failures_come_first_and_each_reason_once(wide_run: Path) -> None:
 
 def test_what_failed_is_not_ranked(wide_run: Path) -> None:
     run = load(wide_run)
-    (wildcard,) = [one for one in questions(run) if one.name == "Wildcard"]
+    (wildcard,) = [one for one in criteria(run) if one.name == "Wildcard"]
     assert "Redis Streams" not in names(run, "lorawan", wildcard)
     assert "Redis Streams" in names(run, "fleet", wildcard)
 
 
-def names(run: Run, workload: str, question: Question) -> list[str]:
-    return [one.contender.name for one in results(run, question, workload, "commit", "topicstore", "peer")]
+def names(run: Run, workload: str, criterion: Criterion) -> list[str]:
+    return [one.contender.name for one in results(run, criterion, workload, "commit", "topicstore", "peer")]
 
 
 def test_a_file_of_another_form_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from topicstore_benchmarks.harness.trial import run_trial
 from topicstore_benchmarks.report.estimates import paired_ratio
 from topicstore_benchmarks.report.quantities import bare
 from topicstore_benchmarks.report.run import Run, load
-from topicstore_benchmarks.report.verdict import Question, by_question
+from topicstore_benchmarks.report.verdict import Criterion, by_criterion
 from topicstore_benchmarks.results import UNITS, compacted
 from topicstore_benchmarks.timing import Progress
 from topicstore_benchmarks.workloads.definition import Definition
@@ -116,12 +116,12 @@ def section_of(name: str, run: Run, bounds: Sequence[Bound]) -> Section:
         Figure(
             data=workload,
             subject=one.label,
-            name=question.name.lower(),
+            name=criterion.name.lower(),
             value=one.median,
-            unit=UNITS[question.metric],
+            unit=UNITS[criterion.metric],
         )
         for workload in run.workloads
-        for question, found in by_question(run, workload, _DURABILITY)
+        for criterion, found in by_criterion(run, workload, _DURABILITY)
         for one in found.values()
     ]
     held = [figure for bound in bounds for figure in bound.figures(run)]
@@ -133,16 +133,16 @@ def section_of(name: str, run: Run, bounds: Sequence[Bound]) -> Section:
 
 
 def _overview(run: Run, workload: str) -> Sheet:
-    """Return a sheet with a column per contender and a row per question, in which topicstore's best is marked."""
+    """Return a sheet with a column per contender and a row per criterion, in which topicstore's best is marked."""
     columns: dict[str, None] = {}
     rows = []
-    for question, found in by_question(run, workload, _DURABILITY):
+    for criterion, found in by_criterion(run, workload, _DURABILITY):
         ours = [one.median for one in found.values() if one.contender.kind == "topicstore"]
-        best = None if len(ours) < 2 else max(ours) if question.more_is_better else min(ours)
-        values = {label: _cell(question, one.median, best) for label, one in found.items()}
+        best = None if len(ours) < 2 else max(ours) if criterion.more_is_better else min(ours)
+        values = {label: _cell(criterion, one.median, best) for label, one in found.items()}
         if values:
             columns |= dict.fromkeys(values)
-            rows.append((f"{question.name}, {UNITS[question.metric]}", values))
+            rows.append((f"{criterion.name}, {UNITS[criterion.metric]}", values))
     about = run.workloads[workload]
     return Sheet(
         title=f"{workload}: {about.messages:,} messages, {about.topics:,} topics",
@@ -152,5 +152,5 @@ def _overview(run: Run, workload: str) -> Sheet:
     )
 
 
-def _cell(question: Question, value: float, best: float | None) -> Cell:
-    return Cell(bare(question.metric, value), "best" if value == best else "")
+def _cell(criterion: Criterion, value: float, best: float | None) -> Cell:
+    return Cell(bare(criterion.metric, value), "best" if value == best else "")

@@ -17,7 +17,7 @@ from topicstore_benchmarks.results import UNITS
 
 from .quantities import bare
 from .run import Contender, Run
-from .verdict import Question, Result, questions, results
+from .verdict import Criterion, Result, criteria, results
 
 __all__ = ["Picture", "colour", "pictures"]
 
@@ -53,9 +53,9 @@ _CONFIG: dict[str, Any] = {
 
 @attrs.frozen(kw_only=True)
 class Picture:
-    """A chart of the results for one question."""
+    """A chart of the results for one criterion."""
 
-    question: Question
+    criterion: Criterion
     note: str
     """A text with the unit, the better direction, and the meaning of hollow marks."""
     svg: str
@@ -70,36 +70,36 @@ def colour(contender: Contender) -> str:
 
 
 def pictures(run: Run) -> Iterator[Picture]:
-    """Yield a chart for each question that has results, in order."""
-    for question in questions(run):
-        rows = list(_rows(run, question))
+    """Yield a chart for each criterion that has results, in order."""
+    for criterion in criteria(run):
+        rows = list(_rows(run, criterion))
         if rows:
-            better = "more" if question.more_is_better else "less"
-            hollow = f"; hollow: {'sync' if question.compacted is None else 'after compact'}"
-            note = f"{_unit(question)}, {better} is better{hollow if any(row['hollow'] for row in rows) else ''}"
-            yield Picture(question=question, note=note, svg=_svg(run, question, rows))
+            better = "more" if criterion.more_is_better else "less"
+            hollow = f"; hollow: {'sync' if criterion.compacted is None else 'after compact'}"
+            note = f"{_unit(criterion)}, {better} is better{hollow if any(row['hollow'] for row in rows) else ''}"
+            yield Picture(criterion=criterion, note=note, svg=_svg(run, criterion, rows))
 
 
-def _rows(run: Run, question: Question) -> Iterator[dict[str, Any]]:
+def _rows(run: Run, criterion: Criterion) -> Iterator[dict[str, Any]]:
     """Yield the data of a chart's marks, for the first durability.
 
     Marks are hollow for compacted contenders and, in the phase ``store``, for the other durabilities.
     """
     for workload in run.workloads:
-        found = results(run, question, workload, run.durabilities[0])
+        found = results(run, criterion, workload, run.durabilities[0])
         marks = [(one, one.compacted) for one in found]
-        if question.phase == "store" and question.compacted is None:
+        if criterion.phase == "store" and criterion.compacted is None:
             marks += [
                 (one, True)
                 for durability in run.durabilities[1:]
-                for one in results(run, question, workload, durability)
+                for one in results(run, criterion, workload, durability)
             ]
         for one, hollow in marks:
             if min(one.values.values()) > 0:
-                yield _mark(question, workload, one, hollow=hollow)
+                yield _mark(criterion, workload, one, hollow=hollow)
 
 
-def _mark(question: Question, workload: str, one: Result, *, hollow: bool) -> dict[str, Any]:
+def _mark(criterion: Criterion, workload: str, one: Result, *, hollow: bool) -> dict[str, Any]:
     values, paint = one.values.values(), colour(one.contender)
     return {
         "workload": workload,
@@ -108,19 +108,19 @@ def _mark(question: Question, workload: str, one: Result, *, hollow: bool) -> di
         "median": one.median,
         "high": max(values),
         "hollow": hollow,
-        "text": bare(question.metric, one.median),
+        "text": bare(criterion.metric, one.median),
         "colour": paint,
         "fill": "var(--page)" if hollow else paint,
         "shape": _SHAPES[one.contender.kind],
     }
 
 
-def _svg(run: Run, question: Question, rows: list[dict[str, Any]]) -> str:
+def _svg(run: Run, criterion: Criterion, rows: list[dict[str, Any]]) -> str:
     names = [name for name in run.contenders if any(row["contender"] == name for row in rows)]
     low, high = min(row["low"] for row in rows) / 1.1, max(row["high"] for row in rows) * 1.1
     column = _column(names, len({row["workload"] for row in rows}))
     scale = alt.Scale(type="log", domain=[low, high], range=[0, column - _VALUES], nice=False)
-    axis = alt.Axis(format="~s" if low >= 1 and UNITS[question.metric] not in ("ms", "s") else ",~r", tickCount=3)
+    axis = alt.Axis(format="~s" if low >= 1 and UNITS[criterion.metric] not in ("ms", "s") else ",~r", tickCount=3)
     y = alt.Y("contender:N", sort=names, title=None, axis=alt.Axis(grid=True))
     base = alt.Chart().encode(y=y)
     lines = base.mark_rule(strokeWidth=1.5).encode(
@@ -163,10 +163,10 @@ def _raw(field: str, channel: Any) -> Any:
     return channel(f"{field}:N", scale=None, legend=None)
 
 
-def _unit(question: Question) -> str:
+def _unit(criterion: Criterion) -> str:
     return {
         "messages_per_second": "messages a second",
         "seconds": "seconds",
         "bytes_per_message": "bytes",
         "peak_memory": "bytes",
-    }.get(question.metric, "milliseconds")
+    }.get(criterion.metric, "milliseconds")

@@ -17,7 +17,7 @@ from .charts import Picture, colour, pictures
 from .estimates import Ratio
 from .quantities import bare, quantity, short
 from .run import MadeOf, Run, load
-from .verdict import Loss, against_peers, by_question, failures, losses, questions, winners
+from .verdict import Loss, against_peers, by_criterion, criteria, failures, losses, winners
 
 __all__ = ["render", "write_report"]
 
@@ -48,17 +48,17 @@ def render(run: Run, drawn: Sequence[Picture]) -> str:
     )
     environment.filters |= {"short": short, "times": _times, "quantity": quantity}
     met = against_peers(run)
-    answers = [answer for grid in met for answer in grid.answers()]
+    rankings = [ranking for grid in met for ranking in grid.rankings()]
     skipped = run.asked.get("skipped_contenders", ())
     return environment.get_template("page.html").render(
         run=run,
         winners=winners(run),
         against_peers=met,
-        ahead=[answer for answer in answers if answer.ahead],
-        behind=[answer for answer in answers if not answer.ahead],
+        ahead=[ranking for ranking in rankings if ranking.ahead],
+        behind=[ranking for ranking in rankings if not ranking.ahead],
         pictures=drawn,
         medians=[_medians(run, name, durability) for name in run.workloads for durability in run.durabilities],
-        columns=[(question.name, UNITS[question.metric]) for question in questions(run)],
+        columns=[(criterion.name, UNITS[criterion.metric]) for criterion in criteria(run)],
         summaries={one["name"]: one.get("summary", "") for one in run.asked.get("plan", {}).get("workloads", ())},
         failures=failures(run),
         budget=run.asked.get("plan", {}).get("settings", {}).get("budget"),
@@ -88,12 +88,12 @@ def _losses(run: Run) -> list[Loss] | None:
 
 
 def _medians(run: Run, workload: str, durability: str) -> dict[str, Any]:
-    """Return a table's data: for each result its medians in the order of the questions, or None without a value."""
-    columns, order = by_question(run, workload, durability), list(run.contenders)
+    """Return a table's data: for each result its medians in the order of the criteria, or None without a value."""
+    columns, order = by_criterion(run, workload, durability), list(run.contenders)
     found = {label: one for _, column in columns for label, one in column.items()}
     rows = {
         label: [
-            bare(question.metric, column[label].median) if label in column else None for question, column in columns
+            bare(criterion.metric, column[label].median) if label in column else None for criterion, column in columns
         ]
         for label in sorted(found, key=lambda label: (order.index(found[label].contender.name), found[label].compacted))
     }

@@ -1,4 +1,4 @@
-"""The questions of a report, and their answers: the winners, topicstore against the best peer, and failures."""
+"""The criteria of a report, and rankings by them: the winners, topicstore against the best peer, and failures."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from .estimates import Ratio, paired_ratio
 from .run import Contender, Problem, Run
 
 __all__ = [
+    "Criterion",
     "Failure",
     "Grid",
     "Loss",
-    "Question",
     "Ranking",
     "Result",
     "against_peers",
-    "by_question",
+    "by_criterion",
+    "criteria",
     "failures",
     "losses",
-    "questions",
     "results",
     "winners",
 ]
 
 
 @attrs.frozen(kw_only=True)
-class Question:
+class Criterion:
     """A metric of a phase by which contenders are compared."""
 
     name: str
@@ -42,10 +42,10 @@ class Question:
     more_is_better: bool = False
 
 
-def questions(run: Run) -> list[Question]:
-    """Return the questions that a run may answer, in the order of the report."""
+def criteria(run: Run) -> list[Criterion]:
+    """Return the criteria for which a run may have results, in the order of the report."""
     replays = (
-        Question(
+        Criterion(
             name=request.capitalize(),
             phase=request,
             metric="messages_per_second",
@@ -55,19 +55,19 @@ def questions(run: Run) -> list[Question]:
         for request in run.requests()
     )
     return [
-        Question(name="Store", phase=STORE, metric="messages_per_second", more_is_better=True),
+        Criterion(name="Store", phase=STORE, metric="messages_per_second", more_is_better=True),
         *replays,
-        Question(name="Bytes a message", phase=STORE, metric="bytes_per_message", compacted="compact"),
-        Question(name="Mixed, p99 of stores", phase="mixed", metric="store_p99_ms"),
-        Question(name="Mixed, p99 of reads", phase="mixed", metric="read_p99_ms"),
-        Question(name="Reopen", phase="reopen", metric="seconds"),
-        Question(name="Peak memory", phase=WORKER, metric="peak_memory"),
+        Criterion(name="Bytes a message", phase=STORE, metric="bytes_per_message", compacted="compact"),
+        Criterion(name="Mixed, p99 of stores", phase="mixed", metric="store_p99_ms"),
+        Criterion(name="Mixed, p99 of reads", phase="mixed", metric="read_p99_ms"),
+        Criterion(name="Reopen", phase="reopen", metric="seconds"),
+        Criterion(name="Peak memory", phase=WORKER, metric="peak_memory"),
     ]
 
 
 @attrs.frozen
 class Result:
-    """The values of a contender, compacted or not, for one question, workload and durability."""
+    """The values of a contender, compacted or not, for one criterion, workload and durability."""
 
     contender: Contender
     compacted: bool
@@ -87,7 +87,7 @@ class Result:
 
 @attrs.frozen(kw_only=True)
 class Ranking:
-    """A comparison of a result with another one for the same question, workload and durability."""
+    """A comparison of a result with another one for the same criterion, workload and durability."""
 
     result: Result
     other: Result | None
@@ -108,34 +108,34 @@ class Ranking:
 
 @attrs.frozen
 class Grid:
-    """The answers of one durability: a row for each question, a column for each workload; None without an answer."""
+    """The rankings of one durability: a row for each criterion, a column for each workload; None without results."""
 
     durability: str
-    rows: tuple[tuple[Question, tuple[Ranking | None, ...]], ...]
+    rows: tuple[tuple[Criterion, tuple[Ranking | None, ...]], ...]
 
-    def answers(self) -> list[Ranking]:
-        """Return all answers that are not None."""
-        return [answer for _, answers in self.rows for answer in answers if answer is not None]
+    def rankings(self) -> list[Ranking]:
+        """Return all rankings that are not None."""
+        return [ranking for _, rankings in self.rows for ranking in rankings if ranking is not None]
 
 
-def results(run: Run, question: Question, workload: str, durability: str, *kinds: str) -> list[Result]:
+def results(run: Run, criterion: Criterion, workload: str, durability: str, *kinds: str) -> list[Result]:
     """Return the results of contenders of some kinds, or of all, in the order of the run's contenders.
 
     A contender that can compact has two results, one before and one after compaction.
     """
-    phases = ((question.phase, False), (question.compacted, True))
+    phases = ((criterion.phase, False), (criterion.compacted, True))
     return [
         Result(contender, compacted, values)
         for contender in run.of_kind(*kinds)
         for phase, compacted in phases
-        if phase and (values := run.of(workload, durability, contender.name, phase, question.metric))
+        if phase and (values := run.of(workload, durability, contender.name, phase, criterion.metric))
     ]
 
 
-def by_question(run: Run, workload: str, durability: str) -> list[tuple[Question, dict[str, Result]]]:
-    """Return for each question the results of all contenders, by label."""
-    found = [(question, results(run, question, workload, durability)) for question in questions(run)]
-    return [(question, {one.label: one for one in some}) for question, some in found]
+def by_criterion(run: Run, workload: str, durability: str) -> list[tuple[Criterion, dict[str, Result]]]:
+    """Return for each criterion the results of all contenders, by label."""
+    found = [(criterion, results(run, criterion, workload, durability)) for criterion in criteria(run)]
+    return [(criterion, {one.label: one for one in some}) for criterion, some in found]
 
 
 _UNRANKED = "reference"
@@ -145,12 +145,12 @@ _UNRANKED = "reference"
 def winners(run: Run) -> list[Grid]:
     """Return for each durability the results with the best median, compared with the best of another contender."""
 
-    def winner(question: Question, workload: str, durability: str) -> Ranking | None:
-        ranked = _ranked(run, question, workload, durability, "topicstore", "peer")
+    def winner(criterion: Criterion, workload: str, durability: str) -> Ranking | None:
+        ranked = _ranked(run, criterion, workload, durability, "topicstore", "peer")
         if not ranked:
             return None
         other = next((one for one in ranked if one.contender != ranked[0].contender), None)
-        return _answer(question, ranked[0], other)
+        return _ranking(criterion, ranked[0], other)
 
     return _grids(run, winner)
 
@@ -158,19 +158,19 @@ def winners(run: Run) -> list[Grid]:
 def against_peers(run: Run) -> list[Grid]:
     """Return for each durability topicstore's best result compared with the best peer's, if both have one."""
 
-    def against_peer(question: Question, workload: str, durability: str) -> Ranking | None:
-        ours = _ranked(run, question, workload, durability, "topicstore")
-        theirs = _ranked(run, question, workload, durability, "peer")
-        return _answer(question, ours[0], theirs[0]) if ours and theirs else None
+    def against_peer(criterion: Criterion, workload: str, durability: str) -> Ranking | None:
+        ours = _ranked(run, criterion, workload, durability, "topicstore")
+        theirs = _ranked(run, criterion, workload, durability, "peer")
+        return _ranking(criterion, ours[0], theirs[0]) if ours and theirs else None
 
     return _grids(run, against_peer)
 
 
 @attrs.frozen(kw_only=True)
 class Loss:
-    """A question for which the default pair is behind a peer."""
+    """A criterion for which the default pair is behind a peer."""
 
-    question: Question
+    criterion: Criterion
     workload: str
     durability: str
     ranking: Ranking
@@ -178,44 +178,44 @@ class Loss:
 
 
 def losses(run: Run, default: Contender, peer: Contender) -> list[Loss]:
-    """Return the questions for which the default pair's median within trials is behind a peer's, the clear ones first.
+    """Return the criteria for which the default pair's median within trials is behind a peer's, the clear ones first.
 
     Of a contender that can compact, the better result counts.
     """
     found = []
     for durability in run.durabilities:
-        for question in questions(run):
+        for criterion in criteria(run):
             for workload in run.workloads:
                 ours, theirs = (
-                    [one for one in _ranked(run, question, workload, durability) if one.contender == contender]
+                    [one for one in _ranked(run, criterion, workload, durability) if one.contender == contender]
                     for contender in (default, peer)
                 )
-                if ours and theirs and not (ranking := _answer(question, ours[0], theirs[0])).ahead:
-                    found.append(Loss(question=question, workload=workload, durability=durability, ranking=ranking))
+                if ours and theirs and not (ranking := _ranking(criterion, ours[0], theirs[0])).ahead:
+                    found.append(Loss(criterion=criterion, workload=workload, durability=durability, ranking=ranking))
     return sorted(found, key=lambda one: not one.ranking.clear)
 
 
-def _ranked(run: Run, question: Question, workload: str, durability: str, *kinds: str) -> list[Result]:
+def _ranked(run: Run, criterion: Criterion, workload: str, durability: str, *kinds: str) -> list[Result]:
     """Return the results in order of their medians, the best first; without those of the reference layout."""
-    found = [one for one in results(run, question, workload, durability, *kinds) if one.contender.layout != _UNRANKED]
-    return sorted(found, key=lambda one: one.median, reverse=question.more_is_better)
+    found = [one for one in results(run, criterion, workload, durability, *kinds) if one.contender.layout != _UNRANKED]
+    return sorted(found, key=lambda one: one.median, reverse=criterion.more_is_better)
 
 
-def _answer(question: Question, one: Result, other: Result | None) -> Ranking:
+def _ranking(criterion: Criterion, one: Result, other: Result | None) -> Ranking:
     lead = None if other is None else paired_ratio(one.values, other.values)
-    if lead is not None and not question.more_is_better:
+    if lead is not None and not criterion.more_is_better:
         lead = lead.inverse()
     return Ranking(result=one, other=other, lead=lead)
 
 
-def _grids(run: Run, answer: Callable[[Question, str, str], Ranking | None]) -> list[Grid]:
+def _grids(run: Run, ranking: Callable[[Criterion, str, str], Ranking | None]) -> list[Grid]:
     grids = [
         Grid(
             durability,
             tuple(
-                (question, answers)
-                for question in questions(run)
-                if any(answers := tuple(answer(question, workload, durability) for workload in run.workloads))
+                (criterion, rankings)
+                for criterion in criteria(run)
+                if any(rankings := tuple(ranking(criterion, workload, durability) for workload in run.workloads))
             ),
         )
         for durability in run.durabilities

@@ -54,8 +54,8 @@ def test_newer_version(tmp_path: Path) -> None:
     """Opening a manifest of a newer format raises NewerFormatError, and doesn't change the file."""
     pairs("persistent")[0].open(tmp_path / "db").close()
     manifest = tmp_path / "db" / "topicstore.json"
-    newer = manifest.read_bytes().replace(b'"format": 1', b'"format": 2')
+    newer = manifest.read_bytes().replace(b'"format": 1', b'"format": 3')
     manifest.write_bytes(newer)
-    with pytest.raises(ts.NewerFormatError, match="format 2"):
+    with pytest.raises(ts.NewerFormatError, match="format 3"):
         ts.open(tmp_path / "db")
     assert newer == manifest.read_bytes()

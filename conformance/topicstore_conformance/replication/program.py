@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import attrs
 import msgspec
-from topicstore.contract.errors import CorruptionError, InvalidArgumentError
+from topicstore.contract.errors import CorruptionError, InvalidArgumentError, ShardMovedError
 from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
 from topicstore.replication.bases import cut_log, read_part, write_base
 from topicstore.replication.heads import BEGINNING
-from topicstore.replication.log import Proposal, ShardLog, ShardMovedError
+from topicstore.replication.log import Proposal, ShardLog
 from topicstore.replication.objects import Base, Entry
 from topicstore.replication.reading import LocalWrite
 from topicstore.replication.taking_over import Step

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from topicstore.contract.errors import ShardMovedError
 from topicstore.replication.heads import BEGINNING
-from topicstore.replication.log import ShardLog, ShardMovedError
+from topicstore.replication.log import ShardLog
 from topicstore.replication.log_stores import open_log_store
 from topicstore.replication.objects import Base, Entry
 from topicstore.replication.reading import LocalWrite

@@ -13,12 +13,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.contract.errors import CorruptionError, DatabaseClosedError, InvalidArgumentError
+from topicstore.contract.errors import CorruptionError, DatabaseClosedError, InvalidArgumentError, ShardMovedError
 from topicstore.contract.log_store import LogStore, ObjectExistsError, StorageUnavailableError
 from topicstore.replication import log, log_reader, names
 from topicstore.replication.bases import cut_log, write_base
 from topicstore.replication.heads import Kind
-from topicstore.replication.log import LogFullError, ShardLog, ShardMovedError
+from topicstore.replication.log import ShardLog
 from topicstore.replication.log_reader import LogReader
 from topicstore.replication.log_stores import open_log_store
 from topicstore.replication.objects import (
@@ -34,6 +34,7 @@ from topicstore.replication.objects import (
 )
 from topicstore.replication.reading import LocalWrite
 from topicstore.replication.taking_over import Step, may_suspect
+from topicstore.shard.writer import LogFullError
 from topicstore_conformance.faults.threads import together
 from topicstore_conformance.replication.program import Copy
 

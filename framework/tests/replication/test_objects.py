@@ -33,6 +33,11 @@ RECORDS: dict[str, tuple[objects.ObjectCodec[Any], str, st.SearchStrategy[Any]]]
             sites=st.dictionaries(TEXT, st.builds(objects.Site, TEXT, BYTES), max_size=3),
             shards=st.lists(st.builds(objects.ShardPlace, TEXT, INT, BYTES, NAMES, NAMES, TEXT), max_size=3).map(tuple),
             policies=st.dictionaries(TEXT, INT | TEXT | st.booleans(), max_size=3),
+            settings=st.dictionaries(TEXT, INT | TEXT, max_size=3),
+            generations=st.lists(
+                st.builds(objects.GenerationPlan, INT, TEXT, st.dictionaries(TEXT, INT, max_size=2), st.booleans()),
+                max_size=2,
+            ).map(tuple),
         ),
     ),
     "beat": (

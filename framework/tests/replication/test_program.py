@@ -20,7 +20,7 @@ from topicstore_conformance.replication.memory_store import Objects
 from topicstore_conformance.replication.program import follow, own
 
 FULL = os.environ.get("TOPICSTORE_CONFORMANCE") == "thorough"
-MOST = 4_000_000
+MOST = 8_000_000
 """The maximum number of states to check; a complete search has fewer."""
 TRUNCATED = own(1, b"a1", truncates=True)
 QUICK = {

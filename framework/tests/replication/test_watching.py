@@ -1,12 +1,10 @@
-"""Detection of silent sites, the order of takeovers, and two processes with the same site id."""
+"""Detection of silent sites, and the order of takeovers."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from topicstore.replication.owning import Answer
-from topicstore.replication.watching import BeatCame, Silences, after_beat, patience
+from topicstore.replication.watching import Silences, patience
 
 
 def test_a_site_is_silent_since_its_beat_was_first_seen() -> None:
@@ -26,21 +24,8 @@ SITES = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 9), min_size=1
 
 @given(SITES)
 def test_who_is_furthest_waits_least_and_no_two_wait_equally(applied: dict[str, int]) -> None:
+    """The most advanced replica waits least before it takes over, and no two replicas wait for the same time."""
     waits = {site: patience(8.0, 1, site, applied) for site in applied}
     assert [8.0 + 2.0 * turn for turn in range(len(applied))] == sorted(waits.values())
     assert max(applied.values()) == applied[min(waits, key=lambda site: waits[site])]
     assert patience(8.0, 1, "unknown", applied) > max(waits.values())
-
-
-@pytest.mark.parametrize(
-    ("answer", "found", "came"),
-    [
-        (Answer.CREATED, None, BeatCame.NEXT),
-        (Answer.EXISTS, b"mine", BeatCame.NEXT),
-        (Answer.EXISTS, b"other", BeatCame.REPLACED),
-        (Answer.EXISTS, None, BeatCame.AGAIN),
-        (Answer.NONE, None, BeatCame.AGAIN),
-    ],
-)
-def test_of_two_processes_with_one_id_the_older_ends(answer: Answer, found: bytes | None, came: BeatCame) -> None:
-    assert came is after_beat(b"mine", answer, found)

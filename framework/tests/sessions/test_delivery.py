@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from unittest.mock import patch
 
 import pytest
 import topicstore as ts
-from topicstore.contract.state import StateWrite
 from topicstore.sessions import Publish, PubRel, Session, Sessions
 from topicstore.shard.writer import PendingWrite, ShardWriter
 from topicstore_conformance.faults.clock import START
@@ -80,16 +79,16 @@ def test_what_is_wanted_is_first_read_while_a_subscription_ends(sessions: Sessio
     session = opened(sessions)
     if changing == "expire":
         session.disconnect()
-    write, reading = ShardWriter.submit_state, list[Future[bool]]()
+    write, reading = ShardWriter.submit, list[Future[bool]]()
 
-    def beside(self: ShardWriter, writes: Sequence[StateWrite]) -> PendingWrite:
-        pending = write(self, writes)
+    def beside(self: ShardWriter, given: PendingWrite) -> PendingWrite:
+        pending = write(self, given)
         if not reading and not list(sessions._registry.states.all_subscriptions()):
             reading.append(begin(lambda: sessions.wants("a/b")))
             wait_until(lambda: reading[0].done() or sessions._locks._waiting, "the other call to read")
         return pending
 
-    with patch.object(ShardWriter, "submit_state", beside):
+    with patch.object(ShardWriter, "submit", beside):
         if changing == "expire":
             sessions.expire("subscriber")
         else:

@@ -234,7 +234,7 @@ def test_it_stays_in_memory_if_it_can_not_be_stored(
     """If storing fails, the shared subscription is refused and the session stays in memory; a later attempt works."""
     session = opened(sessions)
     with monkeypatch.context() as full:
-        full.setattr(ShardWriter, "submit_state", _fails)
+        full.setattr(ShardWriter, "submit", _fails)
         rows = [(session, "b", SubscribeOptions(1)), (session, "$share/g/a/#", SubscribeOptions(1))]
         if partial:
             made, refused = sessions.subscribe(rows, partial=True)
@@ -260,7 +260,7 @@ def test_a_commit_that_fails_concerns_stored_sessions_only(
         one.subscribe("a/#", 1)
     publish("1")
     with monkeypatch.context() as full:
-        full.setattr(ShardWriter, "submit_state", _fails)
+        full.setattr(ShardWriter, "submit", _fails)
         assert [("client", [("1", 1, 1)])] == [
             (one.client_id, received(packets)) for one, packets in sessions.deliver()
         ]

@@ -202,17 +202,17 @@ def test_a_removal_that_was_interrupted_is_finished(
     sessions.subscribe([(session, f"f/{number}", options) for number in range(1_500)])
     session.disconnect()
     shard = db.storage.shards[db.shard_of("client")]
-    original, writes = shard.writer.submit_state, iter([True])
+    original, writes = shard.writer.submit, iter([True])
 
-    def only_once(given: Sequence[StateWrite]) -> PendingWrite:
+    def only_once(given: PendingWrite) -> PendingWrite:
         if next(writes, None) is None:
             raise KeyboardInterrupt
         return original(given)
 
-    shard.writer.submit_state = only_once  # type: ignore[method-assign]
+    shard.writer.submit = only_once  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         sessions.expire("client")
-    shard.writer.submit_state = original  # type: ignore[method-assign]
+    shard.writer.submit = original  # type: ignore[method-assign]
     sessions = crash()
     assert [] == list(sessions)
     assert 500 < len(session_keys(db))

@@ -158,7 +158,7 @@ def test_they_come_later_if_what_is_sent_with_them_can_not_be_committed(
     publish("1", qos=1)
     publish("2", "3", qos=0)
     full = ts.StorageFullError("the disk is full")
-    with patch.object(ShardWriter, "submit_state", side_effect=full), pytest.raises(ts.StorageFullError):
+    with patch.object(ShardWriter, "submit", side_effect=full), pytest.raises(ts.StorageFullError):
         session.deliver()
     publish("4", qos=0)
     found = payloads(session.deliver())

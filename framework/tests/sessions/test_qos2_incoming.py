@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import topicstore as ts
-from topicstore.contract.state import StateWrite
 from topicstore.sessions import Sessions, SessionTakenOverError
 from topicstore.shard.writer import PendingWrite, ShardWriter
 from topicstore_conformance.database.intercepting_engines import Turnstile, replace_engine
@@ -63,17 +62,17 @@ def test_an_owner_that_another_call_finds_overtaken_during_a_commit(
     client.subscribe("a/#", 2)
     db.publish([message("1", client_id="publisher")])
     client.pubrec(*[packet.packet_id for packet in client.deliver()])
-    write, found = ShardWriter.submit_state, list[BaseException | None]()
+    write, found = ShardWriter.submit, list[BaseException | None]()
 
-    def overtaken(self: ShardWriter, writes: Sequence[StateWrite]) -> PendingWrite:
-        pending = write(self, writes)
+    def overtaken(self: ShardWriter, given: PendingWrite) -> PendingWrite:
+        pending = write(self, given)
         if not found:
             found.append(None)
             crash().open("client", expiry_interval=None)
             found[0] = begin(lambda: client.publish([message("2")], [1])).exception(PATIENCE)
         return pending
 
-    with patch.object(ShardWriter, "submit_state", overtaken), pytest.raises(SessionTakenOverError):
+    with patch.object(ShardWriter, "submit", overtaken), pytest.raises(SessionTakenOverError):
         client.deliver() if call == "deliver" else client.subscribe("b/#", 2)
     assert [SessionTakenOverError] == [type(failure) for failure in found]
     assert not sessions.wait(0)

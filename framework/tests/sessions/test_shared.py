@@ -239,16 +239,16 @@ def test_what_comes_back_is_delivered_once_though_the_group_is_saved_during_a_co
     sessions.expire("a")
     sent = one.deliver(3)
     one.puback(*[item.packet_id for item in sent])
-    write, saved = ShardWriter.submit_state, list[bool]()
+    write, saved = ShardWriter.submit, list[bool]()
 
-    def saving(self: ShardWriter, writes: Sequence[ts.StateWrite]) -> PendingWrite:
-        pending = write(self, writes)
+    def saving(self: ShardWriter, given: PendingWrite) -> PendingWrite:
+        pending = write(self, given)
         if not saved:
             saved.append(True)
             begin(lambda: other.unsubscribe(TEXT)).result(PATIENCE)
         return pending
 
-    with patch.object(ShardWriter, "submit_state", saving):
+    with patch.object(ShardWriter, "submit", saving):
         sent += one.deliver(4)
     assert [True] == saved
     after = member(crash(), "b")

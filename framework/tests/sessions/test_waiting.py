@@ -301,7 +301,7 @@ def test_a_session_rests_while_what_came_back_to_its_group_cannot_be_read(
 
 def failing_writes(db: ts.Database, client_id: str, error: BaseException) -> AbstractContextManager[object]:
     """Make all writes to a client's shard fail."""
-    return patch.object(db.storage.shards[db.shard_of(client_id)].writer, "submit_state", side_effect=error)
+    return patch.object(db.storage.shards[db.shard_of(client_id)].writer, "submit", side_effect=error)
 
 
 @pytest.mark.parametrize("qos", [1, 2])

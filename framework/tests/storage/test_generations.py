@@ -192,16 +192,16 @@ def test_a_shard_far_behind_catches_up_at_open(tmp_path: Path) -> None:
 def test_an_addition_that_fails_between_shards_is_finished_by_the_next(db: ts.Database) -> None:
     """The next addition finishes one that failed in some shards; a shard's current generation can't be dropped."""
     broken = db.storage.shards[1].generations
-    add: Any = broken.prepare_add_locked
+    add: Any = broken._encode_add_locked
 
     def fail(*_: object) -> None:
         raise ts.StorageFullError("disk full")
 
-    broken.prepare_add_locked = fail  # type: ignore[method-assign]
+    broken._encode_add_locked = fail  # type: ignore[method-assign]
     with pytest.raises(ts.StorageFullError):
         db.add_generation()
     assert [1] == [generation.number for generation in db.generations()]
-    broken.prepare_add_locked = add  # type: ignore[method-assign]
+    broken._encode_add_locked = add  # type: ignore[method-assign]
     assert 2 == db.add_generation()
     assert [2] * SHARDS == [shard.generations.current for shard in db.storage.shards]
     store(db, "after")

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from topicstore.pubsub.subscription import OnDropped
     from topicstore.storage.directory.manifest import Manifest
 
+    from .cluster import AsyncSite
+
 __all__ = ["AsyncDatabase"]
 
 
@@ -85,6 +87,16 @@ class AsyncDatabase(Face[Database]):
     def read_only(self) -> bool:
         """Whether the database was opened with ``mode="r"``, so that it can't be written."""
         return self.synchronous.read_only
+
+    @property
+    def cluster(self) -> AsyncSite | None:
+        """The site that this process is in the cluster that shares the database; None if it isn't shared."""
+        site = self.synchronous.cluster
+        if site is None:
+            return None
+        from .cluster import AsyncSite
+
+        return AsyncSite(self._threads, lambda: site, self.synchronous.storage)
 
     # --- storing ---
 

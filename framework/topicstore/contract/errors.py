@@ -14,6 +14,7 @@ from __future__ import annotations
 
 __all__ = [
     "BackendUnavailableError",
+    "ClusterNotReadyError",
     "CorruptionError",
     "DataLossError",
     "DatabaseClosedError",
@@ -51,6 +52,8 @@ __all__ = [
     "SessionEndedError",
     "SessionNotFoundError",
     "SessionTakenOverError",
+    "ShardElsewhereError",
+    "ShardMovedError",
     "ShardReadOnlyError",
     "StateConflictError",
     "StorageFullError",
@@ -379,3 +382,34 @@ class ShardReadOnlyError(RecoverableError):
     Acknowledged messages are safe and readable. Remove the cause, then call `Database.recover`, or close and reopen the
     database.
     """
+
+
+# --- clusters -----------------------------------------------------------------------
+
+
+class ClusterNotReadyError(RecoverableError):
+    """Fewer sites have joined the cluster than `Cluster.n_sites`. Nothing was stored; start the missing sites."""
+
+
+class ShardElsewhereError(RecoverableError):
+    """Another site of the cluster owns the shard. Nothing was stored: send the call to the owner."""
+
+    def __init__(self, reason: str, shard: int = 0, site: str = "", address: str = "") -> None:
+        super().__init__(reason)
+        self.shard = shard
+        self.site = site
+        """The owner; empty while the shard has none."""
+        self.address = address
+
+
+class ShardMovedError(RecoverableError):
+    """Another site took over the shard during the call, or this site has released it. Send the call to the owner.
+
+    Look at ``stored`` first, so that nothing is stored twice.
+    """
+
+    def __init__(self, reason: str, *, stored: bool | None = False) -> None:
+        super().__init__(reason)
+        self.stored = stored
+        """Whether the call's changes were stored in this shard: False, or None if that is unknown, because an answer of
+        the log store was lost."""

@@ -65,6 +65,8 @@ def expire(
 ) -> Expired:
     """Delete messages that have expired by the rules: all with ``at_once``, otherwise only ranges of full length.
 
+    On a site of a cluster, only in the shards that it owns.
+
     ``now``: microseconds since the epoch. ``generations``: their ages, which also apply to messages with positions in
     the future.
 
@@ -73,6 +75,8 @@ def expire(
     deleted = dict.fromkeys((rule.name for rule in rules), 0)
     wait, digest, damages = FOREVER, _digest(rules), list[CorruptionError]()
     for number, shard in enumerate(storage.shards) if rules else ():
+        if not shard.writer.owned:
+            continue
         before = _reached(storage, number, digest)
         reached = dict(before)
         for rule in rules:

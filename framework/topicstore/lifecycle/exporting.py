@@ -137,6 +137,8 @@ def archive(
     progress: Callable[[int, int], object] | None = None,
 ) -> ExportReport:
     """Export generations, by default all that are sealed and local, and remove them locally; see `Archives.archive`."""
+    if storage.site is not None:
+        raise UnsupportedError("a database that is shared through a cluster can be exported, and not archived")
     storage.check_writable()
     began, target = time.perf_counter(), archive_directory(storage.path, location)
     if generations is None:

@@ -27,6 +27,9 @@ actually elapsed, even if the clock jumps forward, or is set back for a while du
 (`topicstore.lifecycle.clock_guard`). A clock that stays changed is trusted again ``max_age`` later, after the next
 opening, or in a `Retention.run` with an explicit time.
 
+On a site of a cluster, only the owner of shard 0 begins and drops generations, and each owner deletes messages in its
+own shards.
+
 With ``archive_to``, generations are archived there instead of dropped (`Archives.archive`), and stay until they are
 dropped explicitly. Messages that expire by filters are deleted before the archiving. If archiving fails, the
 generations stay local, and the run raises. They also stay local if the archive lacks generations that were archived
@@ -366,24 +369,27 @@ class Retention:
 
     def _sweep(self, storage: Storage, given: int | None, *, at_once: bool) -> RetentionReport:
         with self._running:
+            if storage.site is not None:
+                self._settings = None  # another site may have changed them
+            leads = storage.shards[0].writer.owned
             settings, written = self.settings, written_bytes(self._storage().shards)
             now, held_back, passed = given, 0, storage.clocks.monotonic()
             if now is None:
                 self._guard.look(settings.longest_age)
                 now, held_back = storage.clock(), self._guard.held_back
             rotated = None
-            if must_rotate(settings, self._ages(storage, now)[-1], now):
+            if leads and must_rotate(settings, self._ages(storage, now)[-1], now):
                 rotated = add_generation(storage)
             self._due = (passed + _AGAIN, FOREVER)  # the time of the next run if this one fails
             archiving, limits = settings.archive_to is not None, rules(settings)
-            old = outdated(settings, self._in_turn(storage, now), now - held_back)
+            old = outdated(settings, self._in_turn(storage, now), now - held_back) if leads else []
             if archiving and old:  # before messages that expire by a filter are archived
                 expired = expire(storage, limits, self._ages(storage, now), now - held_back, at_once=True)
             self._refused = None
             gone = self._let_go(storage, settings, old, remove=at_once)
             if not (archiving and old):  # after dropping generations, whose messages need not be deleted one by one
                 expired = expire(storage, limits, self._ages(storage, now), now - held_back, at_once=at_once)
-            emptied = [one for one in self._in_turn(storage, now)[:-1] if is_emptied(settings, one)]
+            emptied = [one for one in self._in_turn(storage, now)[:-1] if leads and is_emptied(settings, one)]
             gone += self._let_go(storage, settings, emptied, remove=at_once)
             if self._refused is None:
                 wait, until = due(settings, self._in_turn(storage, now), now, held_back, written)

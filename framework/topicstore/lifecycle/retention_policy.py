@@ -72,7 +72,8 @@ class RetentionSettings:
     several filters match a message, the longest time applies."""
     delivered: float | None = attrs.field(default=None, converter=seconds)
     """Age after which messages that are stored only because sessions wait for them are removed, once no session needs
-    them (`topicstore.sessions.delivered`); None: they stay like all others. `topicstore.server` sets ten minutes."""
+    them (`topicstore.sessions.delivered`); None: they stay like all others, as in a database that a cluster shares.
+    `topicstore.server` sets ten minutes."""
 
     def __attrs_post_init__(self) -> None:
         lengths = {"max_age": self.max_age, "rotate_every": self.rotate_every, "delivered": self.delivered}

@@ -112,7 +112,12 @@ class Publisher:
         return None if self._hub is None else self._hub.reads.failure
 
     def requested(self, batch: MessageBatch) -> Chosen:
-        """Return, for each message, whether a rule or its publisher requires that it is stored."""
+        """Return, for each message, whether a rule or its publisher requires that it is stored.
+
+        On a site of a cluster, all messages are stored, because followers and sessions on other sites may match.
+        """
+        if self.storage().site is not None:
+            return True
         rules = self.rules
         return _either(_shortened(rules.matching(batch)) if rules else False, _asked(batch.properties, len(batch)))
 

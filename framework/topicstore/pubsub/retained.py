@@ -104,9 +104,12 @@ def remove_expired(storage: Storage, now: int) -> int:
 
 
 def remove_expired_until(storage: Storage, now: int, stop: Callable[[], bool]) -> Removed:
-    """Remove expired messages as `remove_expired` does, until ``stop`` returns True."""
+    """Remove expired messages as `remove_expired` does, until ``stop`` returns True.
+
+    On a site of a cluster, only in the shards that it owns.
+    """
     count, earliest = 0, FOREVER
-    for shard in range(len(storage.shards)):
+    for shard in [shard.number for shard in storage.shards if shard.writer.owned]:
         for batch in batches_between(storage, shard, _PREFIX, AFTER_ALL):
             if stop():
                 return Removed(count, earliest)

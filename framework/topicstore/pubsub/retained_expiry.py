@@ -32,6 +32,8 @@ _SHARE = 50
 _SECOND = 1_000_000
 _SHORTEST, _LONGEST = 0.01, 3_600.0
 """Shortest and longest sleep of the task in seconds, if an expiry time is known."""
+_SHARED_INTERVAL = 60.0
+"""Seconds between two runs on a site of a cluster, while no expiry time is known there."""
 
 
 class EarliestEnd:
@@ -118,6 +120,8 @@ class RetainedExpiry:
         if storage is None:  # the database has no references left, and is about to close itself
             return
         time = self._earliest.time
+        if time == FOREVER and storage.site is not None:  # other sites retain messages in shards that come here
+            time = None
         rested = self._monotonic() >= self._again or self.task.failure is not None
         if rested and (time is None or time <= _now(storage)):
             self._look(storage)
@@ -139,7 +143,7 @@ class RetainedExpiry:
         """Set the task to wake at the earliest known expiry time, but not before the pause is over."""
         time = self._earliest.time
         if time == FOREVER:
-            self.task.interval = None
+            self.task.interval = None if storage.site is None else _SHARED_INTERVAL
             return
         self._job.time = self._again
         wait = max(0 if time is None else time - _now(storage), self._again - self._monotonic())

@@ -17,10 +17,11 @@ from queue import SimpleQueue
 
 import attrs
 
-from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, RecoverableError
+from topicstore.contract.errors import DatabaseClosedError, InvalidArgumentError, ShardMovedError
 from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
 from topicstore.runtime.background import end_at_exit
 from topicstore.runtime.wake_event import AutoResetEvent
+from topicstore.shard.writer import LogFullError
 
 from . import names
 from .heads import Head, Kind, Progress
@@ -30,7 +31,7 @@ from .owning import Answer, Outcome, Stage, after_put, again, may_acknowledge, m
 from .reading import apply
 from .taking_over import Step, after_fence, after_look, after_reading, at_end
 
-__all__ = ["LogFullError", "Proposal", "ShardLog", "ShardMovedError"]
+__all__ = ["Proposal", "ShardLog"]
 
 _MOST_BYTES = 8 << 20
 """The most bytes of the changes of one entry, unless the entry has a single, larger change."""
@@ -38,21 +39,6 @@ _MOST_QUEUED = 64 << 20
 """The bytes of queued changes at which the queue is full, unless a single change has more."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
 """The least and the most seconds between two tries of a PUT."""
-
-
-class ShardMovedError(RecoverableError):
-    """Another site owns the shard, or this site has released it. Send the change to the owner.
-
-    A change that was only queued was not stored. A change whose PUT was sent may have been stored, if the answer was
-    lost; the log shows whether it was.
-    """
-
-
-class LogFullError(RecoverableError):
-    """Too many bytes of changes wait for the store; nothing was queued.
-
-    Release the shard's lock, call `ShardLog.wait_for_room`, and propose again.
-    """
 
 
 @attrs.define(eq=False)
@@ -63,6 +49,8 @@ class Proposal:
     first_position: int
     """The lowest position that the change assigns; 0 if it assigns none."""
     last_position: int
+    alone: bool
+    """Whether the change must be the only one of its entry."""
     _log: ShardLog
     _done: threading.Event = attrs.field(factory=threading.Event, init=False)
     _failure: BaseException | None = attrs.field(default=None, init=False)
@@ -181,6 +169,8 @@ class ShardLog:
         self._applier = _Applier(f"topicstore-applying-{shard}", threads=threads)
         self.failure: str | None = None
         """The error with which the store answered the last PUT; None after a success. Reading it needs no lock."""
+        self._unanswered = False
+        """Whether a try of the current entry had no answer. Used by the writing thread."""
         self._epoch = 0
         self._thread: threading.Thread | None = None
         end_at_exit(self, ShardLog.close)
@@ -240,30 +230,43 @@ class ShardLog:
 
     # --- writing ---
 
-    def propose(self, change: bytes, first_position: int = 0, last_position: int = 0) -> Proposal:
-        """Queue a change for the log; return without waiting for it.
+    def check(self, size: int) -> None:
+        """Raise the error that `propose` raises for a change of ``size`` bytes; return if the change is accepted.
+
+        Until the caller releases the shard's lock, only a change of the owner can make a later `propose` fail.
+        """
+        if size + CHANGE_OVERHEAD > LARGEST_CHANGE:
+            raise EntryTooLargeError(
+                f"a change has {size} bytes, and a log entry has room for {LARGEST_CHANGE - CHANGE_OVERHEAD}; "
+                "split the batch"
+            )
+        with self._lock:
+            self._check_locked(size)
+
+    def _check_locked(self, size: int) -> None:
+        if self._refuses is not None:
+            raise self._refuses.with_traceback(None)
+        if self._leaving:
+            raise ShardMovedError(f"site {self._site} is releasing shard {self._shard}")
+        if not self._has_room_locked(size):
+            raise LogFullError(f"{self._queued} bytes of changes wait for the store{self.reason}")
+
+    def propose(
+        self, change: bytes, first_position: int = 0, last_position: int = 0, *, alone: bool = False
+    ) -> Proposal:
+        """Queue a change for the log; return without waiting for it. With ``alone``, it gets an entry of its own.
 
         The caller holds the shard's lock, so that proposals are queued in the order of their positions. Changes are
         acknowledged in this order too: a batch too large for one change is proposed as several, and awaited by its
         last. Raises `LogFullError`, `EntryTooLargeError` for more than `LARGEST_CHANGE` bytes less `CHANGE_OVERHEAD`,
         `ShardMovedError`, or the error that has stopped the log.
         """
-        size = len(change) + CHANGE_OVERHEAD
-        if size > LARGEST_CHANGE:
-            raise EntryTooLargeError(
-                f"a change has {len(change)} bytes, and a log entry has room for {LARGEST_CHANGE - CHANGE_OVERHEAD}; "
-                "split the batch"
-            )
-        proposal = Proposal(change, first_position, last_position, self)
+        self.check(len(change))
+        proposal = Proposal(change, first_position, last_position, alone, self)
         with self._lock:
-            if self._refuses is not None:
-                raise self._refuses
-            if self._leaving:
-                raise ShardMovedError(f"site {self._site} is releasing shard {self._shard}")
-            if not self._has_room_locked(len(change)):
-                raise LogFullError(f"{self._queued} bytes of changes wait for the store{self.reason}")
+            self._check_locked(len(change))
             self._queue.append(proposal)
-            self._queued += size
+            self._queued += len(change) + CHANGE_OVERHEAD
         self._wake.set()
         return proposal
 
@@ -282,15 +285,19 @@ class ShardLog:
     def _has_room_locked(self, size: int) -> bool:
         return not self._queue or self._queued + size + CHANGE_OVERHEAD <= _MOST_QUEUED
 
-    def release(self) -> None:
-        """Write all queued changes and then an entry that releases the shard; wait until this is done.
-
-        The call also returns if another site has taken over the shard.
-        """
+    def leave(self) -> None:
+        """Begin to release the shard: refuse further changes, write the queued ones, and then an entry that says so."""
         with self._lock:
             self._leaving = True
         self._wake.set()
-        self._join()
+
+    def release(self, timeout: float | None = None) -> bool:
+        """Release the shard, and wait until this is done; return False if it isn't after ``timeout`` seconds.
+
+        The call also returns if another site has taken over the shard.
+        """
+        self.leave()
+        return self._join(timeout)
 
     def close(self) -> None:
         """Stop the log. Queued and in-flight changes fail; the changes in flight may still be stored."""
@@ -298,9 +305,11 @@ class ShardLog:
         self._wake.set()
         self._join()
 
-    def _join(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
+    def _join(self, timeout: float | None = None) -> bool:
+        if self._thread is None:
+            return True
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def _work(self) -> None:
         while self.write_queued():
@@ -350,9 +359,11 @@ class ShardLog:
             size = number = 0
             for proposal in self._queue:
                 size += len(proposal.change) + CHANGE_OVERHEAD
-                if number and size > _MOST_BYTES:
+                if number and (proposal.alone or size > _MOST_BYTES):
                     break
                 number += 1
+                if proposal.alone:
+                    break
             taken, self._queue = self._queue[:number], self._queue[number:]
             self._queued -= sum(len(proposal.change) + CHANGE_OVERHEAD for proposal in taken)
             self._room.notify_all()
@@ -382,7 +393,9 @@ class ShardLog:
                 return [*void, entry]
             if outcome is Outcome.FENCED or found is None:
                 owner = f"site {found.head.site}" if found is not None else "another site"
-                raise ShardMovedError(f"shard {self._shard} has moved to {owner}; epoch {self._epoch} is over")
+                reason = f"shard {self._shard} has moved to {owner}; epoch {self._epoch} is over"
+                # After a lost answer, the entry may have been written, applied by others, and deleted by truncation.
+                raise ShardMovedError(reason, stored=None if self._unanswered else False)
             void.append(found)
             at = self._after(at, [found])
 
@@ -413,9 +426,11 @@ class ShardLog:
     def _put(self, head: Head, changes: tuple[bytes, ...]) -> tuple[Entry, Outcome, Entry | None]:
         """Send an entry until its outcome is known; return the entry, the outcome, and the entry found at its index."""
         tries = 0
+        self._unanswered = False
         while True:
             entry, data = encode_entry(self._shard, head, changes)
             answer, found = self._create(entry.head.index, data)
+            self._unanswered = self._unanswered or answer is Answer.NONE
             outcome = after_put(entry.head, answer, found.head if found is not None else None)
             if outcome is not Outcome.AGAIN:
                 return entry, outcome, found
@@ -460,5 +475,9 @@ class ShardLog:
             self._in_flight = 0
             queued, self._queue, self._queued = self._queue, [], 0
             self._room.notify_all()
-        for proposal in (*pending, *queued):
+        for proposal in pending:
+            proposal.settle(reason)
+        if isinstance(reason, ShardMovedError) and reason.stored is not False:
+            reason = ShardMovedError(str(reason))
+        for proposal in queued:
             proposal.settle(reason)

@@ -113,6 +113,11 @@ class LogReader:
         found = self._get(progress.next - 1) if progress.next else None
         return None if found is None else found.head
 
+    def head(self, index: int) -> Head | None:
+        """Return the head of the entry at an index, None if there is none."""
+        found = self._get(index)
+        return None if found is None else found.head
+
     def cut(self) -> int:
         """Return the index of the highest cut, 0 if there is none."""
         return highest(self._store, names.cuts(self._shard)) or 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from topicstore.contract.errors import CorruptionError
 
 __all__ = [
+    "BEATS",
     "CLUSTER",
     "base_head",
     "base_of",
@@ -23,10 +24,13 @@ __all__ = [
     "generations",
     "number_of",
     "parts",
+    "site_of",
 ]
 
 CLUSTER = "cluster"
 """The prefix of cluster documents."""
+BEATS = "beats"
+"""The prefix of the beats of all sites."""
 _DIGITS = 20
 
 
@@ -37,12 +41,20 @@ def cluster_document(number: int) -> str:
 
 def beats(site: str) -> str:
     """Return the prefix of a site's beats, its heartbeat objects."""
-    return f"beats/{site}"
+    return f"{BEATS}/{site}"
 
 
 def beat(site: str, number: int) -> str:
     """Return the name of a beat. A site creates its beats in order, and deletes the earlier ones."""
     return f"{beats(site)}/{number:0{_DIGITS}}"
+
+
+def site_of(name: str) -> str:
+    """Return the site of a beat with this name. Raises `CorruptionError` for a name that isn't a beat's."""
+    parts_of = name.split("/")
+    if len(parts_of) != 3:
+        raise CorruptionError("it is not the name of a beat", name)
+    return parts_of[1]
 
 
 def entries(shard: int) -> str:

@@ -7,7 +7,7 @@ object stored under a wrong name is detected like a flipped bit. Each log entry 
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import xxhash
@@ -33,6 +33,7 @@ __all__ = [
     "Cut",
     "Entry",
     "EntryTooLargeError",
+    "GenerationPlan",
     "ObjectCodec",
     "Part",
     "ShardPlace",
@@ -88,6 +89,15 @@ class ShardPlace(msgspec.Struct, frozen=True, array_like=True):
     """The replica to which the owner is to hand over the shard; empty if the owner stays."""
 
 
+class GenerationPlan(msgspec.Struct, frozen=True, array_like=True):
+    """A generation that every shard is to have. The owner of each shard adds and drops it there."""
+
+    number: int
+    layout: str
+    options: dict[str, Any]
+    dropped: bool = False
+
+
 class ClusterDocument(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The cluster's sites, and the owner and replicas of each shard. The document with the highest number counts."""
 
@@ -99,6 +109,10 @@ class ClusterDocument(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     sites: dict[str, Site]
     shards: tuple[ShardPlace, ...]
     policies: dict[str, int | float | str | bool] = {}
+    settings: dict[str, Any] = {}
+    """The settings of the database that are the same on all sites."""
+    generations: tuple[GenerationPlan, ...] = ()
+    """All generations, by number from 1."""
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -7,35 +7,11 @@ suspicion costs time only.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 
-from .owning import Answer
 from .placement import rank
 
-__all__ = ["BeatCame", "Silences", "after_beat", "patience"]
-
-
-class BeatCame(enum.Enum):
-    """The outcome of creating a beat."""
-
-    NEXT = enum.auto()
-    """The beat was created; the next beat has the next number."""
-    AGAIN = enum.auto()
-    """Unknown: the same beat is created again."""
-    REPLACED = enum.auto()
-    """Another process with the same site id started later: this process must end."""
-
-
-def after_beat(incarnation: bytes, answer: Answer, found: bytes | None) -> BeatCame:
-    """Return the outcome of creating a beat; ``found`` is the incarnation in a beat that already has its number.
-
-    A process starts after the highest beat of its site. So of two processes with the same site id, the older finds the
-    newer one's beat.
-    """
-    if answer is Answer.CREATED or found == incarnation:
-        return BeatCame.NEXT
-    return BeatCame.AGAIN if answer is Answer.NONE or found is None else BeatCame.REPLACED
+__all__ = ["Silences", "patience"]
 
 
 class Silences:

@@ -13,8 +13,11 @@ while no process is running, can't be distinguished from elapsed time.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 
+from topicstore.contract.errors import ShardElsewhereError
 from topicstore.runtime.clocks import SteadyClock
 from topicstore.shard.rewriter import Decoders
 from topicstore.shard.state import ShardState
@@ -69,7 +72,8 @@ class SessionClock:
         """Commit the time by both clocks, if the stored record is outdated. Raises the errors of writing state."""
         now, behind = self(), self._behind_steady + self._steady.behind()
         if now >= self._note_at or abs(behind - self._behind_wall) >= _TOLERANCE:
-            self._state.write([put(CLOCK, _Moment(VERSION, now + behind, now))])
+            with suppress(ShardElsewhereError):  # of a cluster, the owner of shard 0 commits it
+                self._state.write([put(CLOCK, _Moment(VERSION, now + behind, now))])
             self._behind_wall = behind
             self._note_at = now + _NOTED_EVERY
 

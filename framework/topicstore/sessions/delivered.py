@@ -101,8 +101,8 @@ class DeliveredMessages:
         self._registry = registry
         self._retention = retention
         self._entered = entered
-        self._due = 0
-        """The monotonic time of the next run in the background."""
+        self._next: tuple[float | None, int] = (None, 0)
+        """The age for which the next run in the background was planned, and the monotonic time of that run."""
         self._task = BackgroundTask("removal of delivered messages", lambda _: self.remove())
 
     @property
@@ -115,8 +115,8 @@ class DeliveredMessages:
         age = self._retention.settings.delivered
         if age is not None:
             now = self._registry.publisher.storage().clocks.monotonic()
-            if now >= self._due:
-                self._due = now + micros(age) // _PARTS
+            if self._next[0] != age or now >= self._next[1]:
+                self._next = age, now + micros(age) // _PARTS
                 self._task.wake()
 
     def stop(self) -> None:
@@ -150,11 +150,11 @@ class DeliveredMessages:
         needs = self._needs(storage)
         spared = {rule.topic_filter for rule in self._registry.publisher.rules}
         for shard, mark in enumerate(marks):
-            for first, last, spare in self._removable(storage, shard, min(cutoff, mark), needs):
+            for first, last, filters in self._removable(storage, shard, min(cutoff, mark), needs):
                 with replays.lock:
                     if self._task.stopping.is_set() or not replays.none_since(made):
                         return removed, self._task.stopping.is_set()
-                    spare = sorted(spared.union(spare))
+                    spare = sorted(spared.union(filters))
                     removed += delete_local(storage, storage.shards[shard], _ALL, first, last, spare)
                     storage.interest.removed(shard, last)
         return removed, True

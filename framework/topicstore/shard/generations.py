@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -31,7 +32,7 @@ from .records import (
     remove_messages,
 )
 from .tally_records import remove_tallies
-from .writer import PendingWrite, ShardWriter
+from .writer import AddGeneration, DropGeneration, PendingWrite, ShardWriter
 from .zones import Zone, ZoneRecord, load_zones, put_zone
 
 __all__ = ["Generations", "MakeLayout", "OpenArchive", "check_local"]
@@ -186,36 +187,46 @@ class Generations:
 
     def add(self, layout_name: str, options: dict[str, Any]) -> int:
         """Seal the current generation and add a new one, in one engine write; return the new number."""
-        self._writer.commit(lambda pending: self.prepare_add_locked(pending, layout_name, options))
+        self._writer.finish_commit(self._writer.submit(self.adding(layout_name, options)))
         return self.current
 
-    def prepare_add_locked(self, pending: PendingWrite, layout_name: str, options: dict[str, Any]) -> None:
-        """Add to a pending write the changes that seal the current generation and begin a new one.
+    def adding(self, layout_name: str, options: dict[str, Any]) -> PendingWrite:
+        """Return the write that seals the current generation, and begins a new one."""
+        change = AddGeneration(self.current + 1, layout_name, options, self._writer.policy.now())
+        return self.pending_add(change)
 
-        Raises `GenerationError` if the shard has no generation number left.
+    def pending_add(self, change: AddGeneration) -> PendingWrite:
+        """Return the write that makes a change: it seals the current generation, and begins a new one.
+
+        It changes nothing if the shard has the generation already. Encoding it raises `GenerationError` if the shard
+        has no generation number left.
         """
-        writer = self._writer
-        now, number, tail = writer.policy.now(), self.current + 1, pending.tail
+        return PendingWrite(self._writer, change=change, encode=partial(self._encode_add_locked, change))
+
+    def _encode_add_locked(self, change: AddGeneration, pending: PendingWrite) -> None:
+        writer, number, tail = self._writer, change.number, pending.tail
+        if number <= self.current:
+            return  # two threads of an owner have proposed it
         if number >= GENERATION_END:
             raise GenerationError(f"shard {writer.number} has used up its generations")
-        layout, write = self._make_layout(layout_name, options), pending.write
-        parent, sealed = self._seal_locked(now, write)
+        layout, write = self._make_layout(change.layout, change.options), pending.write
+        parent, sealed = self._seal_locked(change.created, write)
         record = GenerationRecord(
             number=number,
-            layout=layout_name,
+            layout=change.layout,
             format=layout.format,
             options=options_dict(layout.options),
-            created=now,
+            created=change.created,
             first_position=tail.last_position + 1,
         )
         put_generation(write, record)
-        same = sealed is not None and sealed.layout == layout_name
+        same = sealed is not None and sealed.layout == change.layout
         heir = same and not isinstance(parent, DamagedSlab)
         layout.create(writer.engine, writer.number, number, parent if heir else None, write)
         pending.tail = msgspec.structs.replace(tail, messages=0, live_bytes=0, zone=Zone(tail.last_position + 1))
 
         def install() -> None:
-            slab = self.slabs[number] = self._open_with(layout, layout_name, number)
+            slab = self.slabs[number] = self._open_with(layout, change.layout, number)
             if sealed is not None:
                 self.records[sealed.number] = sealed
             self.replace_locked(record)
@@ -267,12 +278,18 @@ class Generations:
 
         `remove_dropped` then removes its messages.
         """
-        return self._writer.commit(lambda pending: self.prepare_drop_locked(pending, number)) is not None
-
-    def prepare_drop_locked(self, pending: PendingWrite, number: int) -> bool:
-        """Complete a write that makes a generation invisible. Returns False if it is already dropped."""
         if not self.check_droppable(number):
             return False
+        self._writer.finish_commit(self._writer.submit(self.pending_drop(DropGeneration(number))))
+        return True
+
+    def pending_drop(self, change: DropGeneration) -> PendingWrite:
+        """Return the write that makes a generation invisible. It changes nothing if the generation is dropped."""
+        return PendingWrite(self._writer, change=change, encode=partial(self._encode_drop_locked, change.number))
+
+    def _encode_drop_locked(self, number: int, pending: PendingWrite) -> None:
+        if not self.check_droppable(number):
+            return
         record = msgspec.structs.replace(self.records[number], dropped=True)
         put_generation(pending.write, record)
         remove_tallies(pending.write, number)
@@ -282,7 +299,6 @@ class Generations:
             self.replace_locked(record)
 
         pending.install = install
-        return True
 
     def archive(self, number: int, location: str, messages: int) -> None:
         """Switch a generation to its export at ``location``, and remove its local messages, in one engine write.
@@ -331,10 +347,8 @@ class Generations:
     def _remove(self, number: int) -> None:
         for write in remove_messages(number):
             with self._writer.lock:  # without an fsync: after a power failure the next opening repeats the removal
-                self._writer.drain_locked()
-                pending = PendingWrite(self._writer, write=write)
-                self._writer.prepare_locked(pending)
-                self._writer.commit_locked(pending)
+                self._writer.check_writable()
+                self._writer.commit_locked(PendingWrite(self._writer, write=write))
         with self._writer.lock:
             self.records.pop(number, None)
             self._removed.add(number)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from topicstore.contract.batch import ALL_FIELDS
 from topicstore.contract.cursors import Cursor
 from topicstore.contract.errors import (
@@ -31,7 +29,7 @@ from topicstore.runtime.cancelling import check_wanted
 
 from .generations import Generations
 from .records import GenerationRecord
-from .writer import PendingWrite, ShardWriter
+from .writer import LogFullError, PendingWrite, ShardWriter
 from .zones import Span, may_hold
 
 __all__ = [
@@ -273,19 +271,18 @@ class ShardReader:
         ``wait``, do nothing if the epoch isn't over.
         """
         writer, epoch = self._writer, self._generations.slab(generation).epoch
-        if epoch == 1 or writer.read_only:
-            return
+        if epoch == 1 or writer.read_only or not writer.owned:
+            return  # a replica's epochs end where its log says
         latest = (time.monotonic() if since is None else since) + time_of(epoch) / 1e6
         with writer.lock:
             while generation == writer.generation and self._is_open_locked(position, epoch):
                 seconds = self._left_locked(epoch, latest)
-                if seconds <= 0 and (wait or writer.failure is None):
-                    self._commit_end_locked(epoch)
+                if seconds <= 0 and (wait or writer.failure is None) and self._submit_end_locked(epoch):
                     break
                 if not wait:
                     return
                 writer.check_writable()
-                writer.moved_on.wait(min(seconds, _LOOK))
+                writer.moved_on.wait(min(max(seconds, 0), _LOOK) or _LOOK)
         if wait or writer.failure is None:
             writer.finish_all()  # another thread may have committed the epoch's end, but not made it visible yet
 
@@ -298,7 +295,8 @@ class ShardReader:
 
     def _is_open_locked(self, position: int, epoch: int) -> bool:
         """Return whether a position lies in the current epoch, and the epoch's end isn't committed yet."""
-        last = self._writer.tail.last_position
+        proposed = self._writer.proposed
+        last = (proposed[-1] if proposed else self._writer.tail).last_position
         end = last | (epoch - 1)
         return end - epoch < position and last < end
 
@@ -314,10 +312,13 @@ class ShardReader:
         after = (self._writer.tail.last_position | (epoch - 1)) + 1
         return min(lasted, (time_of(after) - self._writer.policy.now()) / 1e6)
 
-    def _commit_end_locked(self, epoch: int) -> None:
-        self._writer.drain_locked()
+    def _submit_end_locked(self, epoch: int) -> bool:
+        """Submit the end of the current epoch; return False if the log is full."""
         pending = PendingWrite(self._writer)
         self._writer.prepare_locked(pending)
-        last_position = pending.tail.last_position | (epoch - 1)
-        pending.tail = msgspec.structs.replace(pending.tail, last_position=last_position)
-        self._writer.submit_locked(pending)
+        pending.last_position |= epoch - 1
+        try:
+            self._writer.submit_locked(pending)
+        except LogFullError:
+            return False
+        return True

@@ -5,6 +5,8 @@ Stored form (state keyspace, keys begin with a zero byte)::
     00 "identity"          -> msgpack array of the version 1, the database's id and the shard's number; written once
     00 "tail"              -> Tail, part of every write
     00 "generation" u32    -> GenerationRecord, written when one is added, sealed, archived or dropped
+    00 "progress"          -> of a replicated shard, the progress of `topicstore.replication`; part of every write that
+                              its log has ordered
 
 All values have a checksum (see `topicstore.contract.checksums`). The tail and the generations are records in the sense
 of `topicstore.shard.record_codec`. Their version is 1; that of an archived generation's record
@@ -40,12 +42,16 @@ from .zones import Zone, remove_zones
 
 __all__ = [
     "ARCHIVED_VERSION",
+    "LOCAL_KEYS",
+    "PROGRESS",
     "GenerationRecord",
     "Tail",
     "check_identity",
     "load_generations",
+    "load_progress",
     "load_tail",
     "put_generation",
+    "put_progress",
     "put_tail",
     "ranges_of",
     "remove_messages",
@@ -80,6 +86,10 @@ _VERSION = 1
 ARCHIVED_VERSION = 2
 _TAIL = b"\0tail"
 _GENERATION = b"\0generation"
+PROGRESS = b"\0progress"
+"""The key of a replica's progress."""
+LOCAL_KEYS = (_KEY, PROGRESS)
+"""The keys of a replica that are not copied to other replicas: the shard's identity, and its progress."""
 
 
 class Tail(msgspec.Struct, frozen=True, gc=False, array_like=True, kw_only=True):
@@ -143,6 +153,20 @@ def load_tail(reader: Reader) -> Tail:
 def put_tail(batch: WriteBatch, tail: Tail) -> None:
     """Add the tail to a write."""
     batch.put(STATE, _TAIL, _TAILS.encode(_TAIL, tail))
+
+
+def load_progress(reader: Reader) -> bytes | None:
+    """Return the encoded progress of a replicated shard; None of any other. Raises `CorruptionError`."""
+    data = reader.get(STATE, PROGRESS)
+    try:
+        return None if data is None else strip_checksum(PROGRESS, data)
+    except CorruptionError as bad:
+        raise CorruptionError(bad.reason, "state: progress") from bad
+
+
+def put_progress(batch: WriteBatch, progress: bytes) -> None:
+    """Add the encoded progress of a replicated shard to a write."""
+    batch.put(STATE, PROGRESS, add_checksum(PROGRESS, progress))
 
 
 def load_generations(reader: Reader) -> Iterator[GenerationRecord]:

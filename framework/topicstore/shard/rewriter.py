@@ -28,7 +28,7 @@ from .generations import Generations, check_local
 from .records import GenerationRecord, Tail, put_generation
 from .state import OWN, RESERVED
 from .tally_tables import TallyTables
-from .writer import PendingWrite, ShardWriter
+from .writer import Delete, PendingWrite, ShardWriter
 
 __all__ = [
     "Decoders",
@@ -70,6 +70,8 @@ class Rewriter:
         """Remove the matching messages with positions from ``first`` to ``last``; return their number."""
         deleted = 0
         last = min(last, self._writer.watermark)
+        if self._writer.log is not None:
+            return self._delete_everywhere(Delete(topic_filter.text, first, last))
         for record in self._generations.listed():
             if record.first_position <= last and (record.last_position is None or record.last_position >= first):
                 deleted += self._delete_in(record.number, topic_filter, first, last)
@@ -83,8 +85,29 @@ class Rewriter:
         Without a topic filter, messages of all topics are removed. Archived generations are skipped. Returns the number
         of removed messages.
         """
-        deleted = 0
         last = min(last, self._writer.watermark)
+        if self._writer.log is not None:
+            pattern = None if topic_filter is None else topic_filter.text
+            return self._delete_everywhere(Delete(pattern, first, last, tuple(one.text for one in spare)))
+        return self._delete_here(topic_filter, first, last, spare)
+
+    def _delete_everywhere(self, change: Delete) -> int:
+        """Delete through the log; return the number of messages that were removed on this site."""
+        pending = self._writer.submit(self.pending_delete(change))
+        self._writer.finish_commit(pending)
+        return pending.result
+
+    def pending_delete(self, change: Delete) -> PendingWrite:
+        """Return the write that removes messages, in several writes before it."""
+        topic_filter = None if change.topic_filter is None else TopicFilter(change.topic_filter)
+        spare = [*map(TopicFilter, change.spare)]
+        work = functools.partial(self._delete_here, topic_filter, change.first, change.last, spare)
+        return PendingWrite(self._writer, change=change, work=work)
+
+    def _delete_here(
+        self, topic_filter: TopicFilter | None, first: int, last: int, spare: Sequence[TopicFilter]
+    ) -> int:
+        deleted = 0
         for record, slab in self._generations.with_slabs():
             start = max(first, record.first_position)
             end = last if record.last_position is None else min(last, record.last_position)

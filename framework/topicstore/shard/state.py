@@ -8,7 +8,7 @@ a value is responsible for versioning its format.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
@@ -47,27 +47,34 @@ class ProposedState:
 
     def __init__(self, engine: Reader) -> None:
         self._engine = engine
-        self._changes: deque[dict[Key, bytes | None]] = deque()
+        self._writes: deque[dict[Key, bytes | None]] = deque()
+        self._values: dict[Key, bytes | None] = {}
+        """The newest proposed value of each key."""
+        self._counts: Counter[Key] = Counter()
+        """The number of proposed writes of each key."""
 
     def add(self, write: WriteBatch) -> None:
         """Add the state changes of a proposed write."""
-        self._changes.append({key: value for keyspace, key, value in write.operations if keyspace is STATE})
+        changes = {key: value for keyspace, key, value in write.operations if keyspace is STATE}
+        self._writes.append(changes)
+        self._values.update(changes)
+        self._counts.update(changes.keys())
 
-    def applied(self, count: int) -> None:
-        """Remove the ``count`` oldest writes, because the engine has them."""
-        for _ in range(count):
-            self._changes.popleft()
+    def applied(self) -> None:
+        """Remove the oldest write, because the engine has it."""
+        for key in self._writes.popleft():
+            self._counts[key] -= 1
+            if not self._counts[key]:
+                del self._counts[key], self._values[key]
 
     def get(self, keyspace: Keyspace[bytes], key: bytes) -> bytes | None:
         """Return the value of the newest write of ``key``, proposed or applied, or None."""
-        return self.get_many(keyspace, [key])[0]
+        return self._values[key] if key in self._values else self._engine.get(keyspace, key)
 
     def get_many(self, keyspace: Keyspace[bytes], keys: Sequence[bytes]) -> list[bytes | None]:
         """Return, for each key, the value of its newest write, proposed or applied, or None."""
         found = self._engine.get_many(keyspace, keys)
-        for changes in self._changes:
-            found = [changes.get(key, value) for key, value in zip(keys, found, strict=True)]
-        return found
+        return [self._values.get(key, value) for key, value in zip(keys, found, strict=True)]
 
 
 def stage(writes: Iterable[StateWrite], reader: StateReader, batch: WriteBatch) -> None:

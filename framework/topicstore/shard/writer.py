@@ -38,6 +38,7 @@ from topicstore.contract.errors import (
     GenerationError,
     LateMessageError,
     ReadOnlyDatabaseError,
+    RecoverableError,
     ShardReadOnlyError,
     TimestampAheadError,
 )
@@ -59,15 +60,20 @@ from topicstore.runtime.warning import warn_caller
 
 from .damaged_slab import DamagedSlab
 from .record_codec import RecordCodec
-from .records import Tail, load_tail, put_tail
-from .state import ProposedState, StateReader, stage
+from .records import Tail, load_tail, put_progress, put_tail
+from .state import ProposedState, stage
 from .zones import Zone, fill, put_zone
 
 __all__ = [
     "BOUNDS",
+    "AddGeneration",
+    "Change",
     "ChangeLog",
     "CommitListener",
+    "Delete",
+    "DropGeneration",
     "Latencies",
+    "LogFullError",
     "PendingWrite",
     "RecordRecoveryPoint",
     "ShardCounters",
@@ -237,6 +243,47 @@ class CommitListener(Protocol):
         ``announced`` is the result of `announce`.
         """
 
+    def dropped(self) -> None:
+        """React to a dropped generation or a reopened shard; called without a shard's lock."""
+
+    def forget(self) -> None:
+        """Discard cached messages; called after messages were deleted or archived, without a shard's lock."""
+
+
+class AddGeneration(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """The change that seals the current generation of a shard and adds a new one."""
+
+    number: int
+    layout: str
+    options: dict[str, Any]
+    created: int
+    """The time of the change, in microseconds since the epoch."""
+
+
+class DropGeneration(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """The change that makes a sealed generation invisible."""
+
+    number: int
+
+
+class Delete(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """The change that removes messages with positions from ``first`` to ``last``, inclusive."""
+
+    topic_filter: str | None
+    """The filter that the messages match; None for all topics."""
+    first: int
+    last: int
+    spare: tuple[str, ...] = ()
+    """Filters of messages that are kept."""
+
+
+Change = AddGeneration | DropGeneration | Delete
+"""A change of a shard other than storing messages and state, in the form in which a log records it."""
+
+
+class LogFullError(RecoverableError):
+    """Too many bytes of proposed writes wait for the log; nothing was proposed."""
+
 
 class ChangeLog(Protocol):
     """A replicated log that orders a shard's writes, for a database shared by several sites.
@@ -245,14 +292,25 @@ class ChangeLog(Protocol):
     calls `ShardWriter.apply`, in order, for one or several writes at a time.
     """
 
+    @property
+    def owned(self) -> bool:
+        """Whether this site may propose writes."""
+
+    def encode_locked(self, pending: PendingWrite) -> None:
+        """Give a prepared write the form in which it is proposed, and check that the log accepts it.
+
+        Called under the writer's lock, so it must not wait. Raises `LogFullError`, and the errors of sites that may not
+        propose writes.
+        """
+
     def propose_locked(self, pending: PendingWrite) -> None:
-        """Accept a prepared write for the log. Called under the writer's lock, so it must not wait."""
+        """Accept an encoded write for the log. Called under the writer's lock, so it must not wait."""
+
+    def wait_for_room(self, pending: PendingWrite) -> None:
+        """Return when the log may accept the write for which it raised `LogFullError`. No lock may be held."""
 
     def wait(self, pending: PendingWrite) -> None:
         """Return when a write is as durable as promised. Raises the reason if the write will not be applied."""
-
-    def drain_locked(self, writer: ShardWriter) -> None:
-        """Apply all proposed writes, because the next write depends on the applied state."""
 
 
 class PendingWrite:
@@ -263,18 +321,30 @@ class PendingWrite:
     state:    writes of state, whose conditions are checked in the preparation.
     rows:     the messages' indices in the batch that was split among shards; None if the batch wasn't split.
     write:    other keys and values to write.
+    change:   the change that ``encode`` or ``work`` makes, in the form that a log records.
+    encode:   a function that adds the change's keys and values to `write`. It is called under the lock, immediately
+              before the commit, and so with a log once the earlier writes are applied.
+    work:     a function that makes the part of the change that takes several writes. With a log, it is called without
+              the lock before the commit, and is repeated if the process ends between. Its result is kept.
     """
 
     __slots__ = (
         "announced",
         "batch",
+        "change",
+        "encode",
         "install",
+        "last_position",
+        "last_time",
         "lifted",
         "messages",
         "number",
+        "proposal",
+        "result",
         "rows",
         "state",
         "tail",
+        "work",
         "write",
         "writer",
     )
@@ -286,13 +356,20 @@ class PendingWrite:
         state: Sequence[StateWrite] = (),
         rows: npt.NDArray[np.intp] | None = None,
         write: WriteBatch | None = None,
+        *,
+        change: Change | None = None,
+        encode: Callable[[PendingWrite], object] | None = None,
+        work: Callable[[], int] | None = None,
     ) -> None:
         self.writer, self.state, self.rows = writer, state, rows
         self.messages = _NONE if messages is None else messages
         self.batch = self.messages
         """The messages; with positions and times after the preparation."""
+        self.change, self.encode, self.work = change, encode, work
+        self.last_position = self.last_time = 0
+        """The shard's last position and time after the write. Valid after the preparation."""
         self.tail = writer.tail
-        """The shard's tail after the write. Valid after the preparation."""
+        """The shard's tail after the write. Valid once the write is encoded."""
         self.write = WriteBatch() if write is None else write
         self.lifted = 0
         """The number of late messages that took the next position."""
@@ -302,6 +379,10 @@ class PendingWrite:
         """The result of `CommitListener.announce`."""
         self.number = 0
         """The write's number in the shard, counted from 1; 0 until it is committed or, with a log, proposed."""
+        self.proposal: Any = None
+        """The form in which the write is proposed to a log; only the log uses it."""
+        self.result = 0
+        """The result of ``work``."""
 
 
 _NONE = MessageBatch.empty()
@@ -343,10 +424,7 @@ class ShardWriter:
         """The writes that were proposed to the log and are not applied to the engine, oldest first. Guarded by `lock`.
         """
         self._proposed_state = ProposedState(engine)
-        self._pending_state: StateReader = engine
         """The state including all proposed writes. Guarded by `lock`."""
-        self.pending_tail = self.tail
-        """The tail including all proposed writes. Guarded by `lock`."""
         self.displacement = load_displacement(engine)
         """The maximum, in microseconds, by which a position's time is later than its message's own time; 0 while
         positions follow the time of storing. Guarded by `lock`; reading it needs no lock."""
@@ -393,62 +471,63 @@ class ShardWriter:
         """The reason why the shard takes no writes, or None."""
         return None if self._failure is None else str(self._failure) or type(self._failure).__name__
 
+    @property
+    def owned(self) -> bool:
+        """Whether this process decides what is written: always, unless another site of a cluster owns the shard."""
+        return self.log is None or self.log.owned
+
     # --- writing ---
 
-    def commit(
-        self,
-        prepare: Callable[[PendingWrite], object],
-        messages: MessageBatch | None = None,
-    ) -> PendingWrite | None:
-        """Make one write to this shard alone: prepare, commit and finish it.
+    def commit(self, prepare: Callable[[PendingWrite], object]) -> PendingWrite | None:
+        """Make one write to this shard alone, also past a log: prepare, commit and finish it.
 
         ``prepare`` is called under the lock, and fills the write: it adds keys and values, and may change the tail
         and set `PendingWrite.install`. If it returns False, nothing is written and this method returns None.
-        ``messages`` must have positions. All writes proposed to the log are applied first.
         """
-        pending = PendingWrite(self)
         with self.lock:
             self.check_writable()
-            self.drain_locked()
-            pending.tail = self.pending_tail
-            if messages is not None:
-                pending.batch = messages
+            pending = PendingWrite(self)
             if prepare(pending) is False:
                 return None
-            self.submit_locked(pending)
-        self.finish_commit(pending)
+            self.commit_locked(pending)
+        self.finish_applied(pending)
         return pending
+
+    def submit(self, pending: PendingWrite) -> PendingWrite:
+        """Prepare and submit a write of this shard alone; return it, or the equal write that took its place.
+
+        The caller must call `finish_commit`. The caller must not hold the lock.
+        """
+        check_not_owned(self.lock)
+        while True:
+            try:
+                with self.lock:
+                    self.prepare_locked(pending)
+                    self.submit_locked(pending)
+                self.counters.state_writes += pending.change is None
+                return pending
+            except LogFullError:
+                if self.log is not None:
+                    self.log.wait_for_room(pending)
+                pending = PendingWrite(
+                    self, state=pending.state, change=pending.change, encode=pending.encode, work=pending.work
+                )
 
     def write_state(self, writes: Sequence[StateWrite]) -> None:
         """Commit state writes without messages."""
-        self.finish_commit(self.submit_state(writes))
-
-    def submit_state(self, writes: Sequence[StateWrite]) -> PendingWrite:
-        """Commit state writes without messages, or propose them to the log. The caller must call `finish_commit`."""
-        check_not_owned(self.lock)
-        pending = PendingWrite(self, state=writes)
-        with self.lock:
-            self.prepare_locked(pending)
-            self.counters.state_writes += 1
-            self.submit_locked(pending)
-        return pending
+        self.finish_commit(self.submit(PendingWrite(self, state=writes)))
 
     def store_again(self, batch: MessageBatch, end: Tail) -> None:
         """Store messages at their existing positions, in one engine write; later writes continue after ``end``."""
-
-        def place(pending: PendingWrite) -> None:
-            tail = pending.tail
-            pending.tail = msgspec.structs.replace(
-                tail,
-                last_position=max(tail.last_position, end.last_position),
-                last_time=max(tail.last_time, end.last_time),
-                messages=tail.messages + len(batch),
-                zone=self._zone(batch, pending) if len(batch) else tail.zone,
-            )
-            if len(batch) and self.policy.timestamps == "message":
-                self._displace(batch, pending.write)
-
-        self.commit(place, batch)
+        pending = PendingWrite(self)
+        with self.lock:
+            self.prepare_locked(pending)
+            pending.batch = batch
+            pending.last_position = max(pending.last_position, end.last_position)
+            pending.last_time = max(pending.last_time, end.last_time)
+            self.encode_locked(pending)
+            self.commit_locked(pending)
+        self.finish_applied(pending)
 
     def prepare_locked(self, pending: PendingWrite) -> None:
         """Check a write and the conditions of its state, and assign positions. The shard isn't changed yet."""
@@ -457,30 +536,48 @@ class ShardWriter:
         rows = len(pending.messages)
         if rows and isinstance(self.slab, DamagedSlab):
             raise self.slab.error
+        if rows and self.slab is None:
+            raise GenerationError(f"shard {self.number} has no generation yet")
         if pending.state:
-            stage(pending.state, self._pending_state, pending.write)
-        pending.tail = self.pending_tail
+            stage(pending.state, self._proposed_state if self.proposed else self.engine, pending.write)
+        last = self.proposed[-1] if self.proposed else self.tail
+        pending.last_position, pending.last_time = last.last_position, last.last_time
         if rows:
             self._place(pending)
 
     def encode_locked(self, pending: PendingWrite) -> None:
-        """Add the encoded messages to the write; nothing is committed yet.
+        """Add everything to the write that depends on the applied writes; nothing is committed yet.
 
-        After any exception the shard takes no more writes, because the layout's in-memory state may be inconsistent.
+        If the layout fails, the shard takes no more writes, because the layout's in-memory state may be inconsistent.
         """
-        if not len(pending.batch):
-            return
-        slab, write = self.slab, pending.write
-        if slab is None:
-            raise GenerationError(f"shard {self.number} has no generation yet")
-        before = write.size
-        try:
-            slab.store(pending.batch, write)
-            live_bytes = pending.tail.live_bytes + write.size - before
-            pending.tail = msgspec.structs.replace(pending.tail, live_bytes=live_bytes)
-        except BaseException as error:
-            self.fail(error)
-            raise
+        batch, write, tail = pending.batch, pending.write, self.tail
+        rows = len(batch)
+        if rows:
+            if self.slab is None:
+                raise GenerationError(f"shard {self.number} has no generation yet")
+            before = write.size
+            try:
+                self.slab.store(batch, write)
+                live_bytes = tail.live_bytes + write.size - before
+                if self.policy.timestamps == "message":
+                    self._displace(batch, write)
+                tail = msgspec.structs.replace(
+                    tail,
+                    last_position=pending.last_position,
+                    last_time=pending.last_time,
+                    lifted=tail.lifted + pending.lifted,
+                    messages=tail.messages + rows,
+                    live_bytes=live_bytes,
+                    zone=self._zone(batch, write),
+                )
+            except BaseException as error:
+                self.fail(error)
+                raise
+        elif pending.last_position > tail.last_position or pending.last_time > tail.last_time:
+            tail = msgspec.structs.replace(tail, last_position=pending.last_position, last_time=pending.last_time)
+        pending.tail = tail
+        if pending.encode is not None:
+            pending.encode(pending)
 
     def submit_locked(self, pending: PendingWrite) -> None:
         """Encode and commit a prepared write of this shard alone or, with a log, propose it to the log."""
@@ -488,6 +585,7 @@ class ShardWriter:
             self.encode_locked(pending)
             self.commit_locked(pending)
         else:
+            self.log.encode_locked(pending)
             self.propose_locked(pending)
 
     def commit_locked(self, pending: PendingWrite) -> None:
@@ -514,8 +612,6 @@ class ShardWriter:
                 self.last_commit = time.monotonic()
                 self.moved_on.notify_all()
             self.tail = tail
-            if not self.proposed:
-                self.pending_tail = tail
             self._end = (tail.writes, tail.last_position)
             if pending.announced is not None and listener is not None:
                 listener.committed(self.number)
@@ -534,84 +630,87 @@ class ShardWriter:
         pending.number = tail.writes
 
     def finish_commit(self, pending: PendingWrite) -> None:
-        """Complete a committed write. The lock must not be held, so that other writes can share the fsync.
-
-        With ``durability="sync"``, fsync the write unless a later fsync already covers it, and advance the watermark.
-        Then notify the listener, even if the fsync failed. The last fsynced write is recorded (`RecordRecoveryPoint`).
-        """
+        """Complete a submitted write: see `finish_applied`. With a log, wait until the log has applied it."""
         if self.log is None:
             self.finish_applied(pending)
         else:
             self.log.wait(pending)
 
+    def finish_applied(self, pending: PendingWrite) -> None:
+        """Complete a committed write. The lock must not be held, so that other writes can share the fsync.
+
+        With ``durability="sync"``, fsync the write unless a later fsync already covers it, and advance the watermark.
+        Then notify the listener, even if the fsync failed. The last fsynced write is recorded (`RecordRecoveryPoint`).
+        """
+        try:
+            self._finish(pending.number)
+        finally:
+            if pending.announced is not None and self.listener is not None:
+                self.listener.visible(self.number, pending.announced)
+
     # --- with a log ---
 
     def propose_locked(self, pending: PendingWrite) -> None:
-        """Propose a prepared write to the log; `apply` encodes and commits it when the log has accepted it."""
+        """Propose an encoded write to the log; `apply` commits it when the log has accepted it."""
         if self.log is None:
             raise ValueError("without a log a write is committed at once")
-        pending.number = self.pending_tail.writes + 1
-        self.pending_tail = pending.tail = msgspec.structs.replace(pending.tail, writes=pending.number)
+        self.log.propose_locked(pending)
+        pending.number = self.tail.writes + len(self.proposed) + 1
         self.proposed.append(pending)
         self._proposed_state.add(pending.write)
-        self._pending_state = self._proposed_state
-        self.log.propose_locked(pending)
-        if pending.install is not None:
-            self.drain_locked()
 
-    def drain_locked(self) -> None:
-        """Apply all proposed writes, because the next write depends on the applied state."""
-        if self.log is not None and self.proposed:
-            self.log.drain_locked(self)
-
-    def apply(self, count: int, progress: Sequence[StateWrite] = ()) -> None:
-        """Commit and complete the ``count`` oldest proposed writes: see `apply_locked` and `finish_applied`."""
+    def apply(self, writes: Sequence[PendingWrite], progress: bytes) -> None:
+        """Commit and complete consecutive writes that the log has ordered: see `apply_locked` and `finish_applied`."""
         with self.lock:
-            applied = self.apply_locked(count, progress)
+            applied = self.apply_locked(writes, progress)
         self.finish_applied(applied)
 
-    def apply_locked(self, count: int, progress: Sequence[StateWrite] = ()) -> PendingWrite:
-        """Commit the ``count`` oldest proposed writes together: one `Slab.store`, and one engine write.
+    def apply_locked(self, writes: Sequence[PendingWrite], progress: bytes) -> PendingWrite:
+        """Commit writes together: one `Slab.store`, and one engine write.
 
-        ``progress`` is written with them, and records the last applied entry of the log. A write that changes more than
-        keys, values and the tail, such as a new generation, must be applied alone. Raises the errors of
-        `commit_locked`, with the same effect.
+        The writes are the oldest proposed ones, or were not proposed here. ``progress`` is stored with them, and
+        records the last applied entry of the log (`topicstore.shard.records.load_progress`). A write with a
+        `PendingWrite.change` must be applied alone. Raises the errors of `commit_locked`, with the same effect.
         """
-        entry = [self.proposed[number] for number in range(count)]
-        joined = self._joined(entry) if entry[0].install is None else entry[0]
-        stage(progress, self.engine, joined.write)
+        self.check_writable()
+        joined = writes[0] if len(writes) == 1 else self._joined(writes)
+        put_progress(joined.write, progress)
         self.encode_locked(joined)
         self.commit_locked(joined)
-        for _ in entry:
-            self.proposed.popleft()
-        self._proposed_state.applied(count)
-        if not self.proposed:
-            self.pending_tail, self._pending_state = self.tail, self.engine
+        for one in writes:
+            if self.proposed and self.proposed[0] is one:
+                self.proposed.popleft()
+                self._proposed_state.applied()
         return joined
 
-    def finish_applied(self, applied: PendingWrite) -> None:
-        """Complete a write that `apply_locked` has returned, as `finish_commit` does. The lock must not be held."""
-        try:
-            self._finish(applied.number)
-        finally:
-            if applied.announced is not None and self.listener is not None:
-                self.listener.visible(self.number, applied.announced)
+    def abandon_locked(self) -> None:
+        """Forget all proposed writes, because the log will not apply them."""
+        self.proposed.clear()
+        self._proposed_state = ProposedState(self.engine)
 
-    def _joined(self, entry: Sequence[PendingWrite]) -> PendingWrite:
+    def _joined(self, writes: Sequence[PendingWrite]) -> PendingWrite:
         """Return one write with the effect of several consecutive writes."""
         joined = PendingWrite(self)
-        joined.batch = MessageBatch.concat([one.batch for one in entry])
-        joined.tail = msgspec.structs.replace(entry[-1].tail, live_bytes=self.tail.live_bytes)
-        for one in entry:
-            if one.install is not None or one.write.ranges or one.write.rows:
-                raise ValueError("a write that changes more than keys, values and the tail is applied alone")
+        joined.batch = MessageBatch.concat([one.batch for one in writes])
+        joined.last_position, joined.last_time = self.tail.last_position, self.tail.last_time
+        for one in writes:
+            if one.change is not None:
+                raise ValueError("a write that changes more than messages and state is applied alone")
+            joined.last_position, joined.last_time = one.last_position, one.last_time
+            joined.lifted += one.lifted
             for keyspace, keys, values in one.write.runs:
                 joined.write.change_many(keyspace, keys, values)
         return joined
 
     def finish_all(self) -> None:
-        """Make all committed writes durable and visible, including those of other threads, as `finish_commit` does."""
-        self._finish(self._end[0])
+        """Make all submitted writes durable and visible, including those of other threads, as `finish_commit` does."""
+        if self.log is None:
+            self._finish(self._end[0])
+            return
+        with self.lock:
+            proposed = list(self.proposed)[-1:]
+        for last in proposed:
+            self.log.wait(last)
 
     def _finish(self, number: int) -> None:
         if self.policy.durability == "sync":
@@ -667,7 +766,7 @@ class ShardWriter:
             open_generations()
             self.displacement = load_displacement(self.engine)
             self.tail = msgspec.structs.replace(stored, last_position=position, last_time=last_time)
-            self.pending_tail = self.tail
+            self.abandon_locked()
             self._end = (stored.writes, position)
             self._fsynced = stored.writes - 1
             self._failure = None
@@ -690,30 +789,20 @@ class ShardWriter:
 
     def _place(self, pending: PendingWrite) -> None:
         """Assign positions and timestamps to the messages of a write."""
-        policy, tail, batch = self.policy, pending.tail, pending.messages
+        policy, batch, last_time = self.policy, pending.messages, pending.last_time
         rows, now = len(batch), policy.now()
         timestamps = _fill(batch.timestamps, now)
-        last_time = tail.last_time
         if policy.timestamps == "commit":
             self._warn_if_behind(now)
-            positions = commit_positions(tail.last_position, now, rows)
+            positions = commit_positions(pending.last_position, now, rows)
         else:
-            times, pending.lifted = self._times(batch.timestamps, timestamps, now, tail.last_time)
-            positions = message_positions(tail.last_position, times)
-            last_time = max(last_time, int(times.max()))
+            times, pending.lifted = self._times(batch.timestamps, timestamps, now, last_time)
+            positions = message_positions(pending.last_position, times)
+            pending.last_time = max(last_time, int(times.max()))
         if isinstance(timestamps, list) and rows >= _MANY:
             timestamps = to_integers(timestamps)
-        pending.batch = placed = batch.placed(positions, timestamps, self.number)
-        if policy.timestamps == "message":
-            self._displace(placed, pending.write)
-        pending.tail = msgspec.structs.replace(
-            tail,
-            last_position=int(positions[-1]),
-            last_time=last_time,
-            lifted=tail.lifted + pending.lifted,
-            messages=tail.messages + rows,
-            zone=self._zone(placed, pending),
-        )
+        pending.batch = batch.placed(positions, timestamps, self.number)
+        pending.last_position = int(positions[-1])
 
     def _displace(self, placed: MessageBatch, write: WriteBatch) -> None:
         """Add the shard's new displacement to the write, if a batch increases it."""
@@ -722,12 +811,12 @@ class ShardWriter:
             self.displacement = displaced  # if the write fails, too large until the shard is reopened
             put_displacement(write, displaced)
 
-    def _zone(self, placed: MessageBatch, pending: PendingWrite) -> Zone:
+    def _zone(self, placed: MessageBatch, write: WriteBatch) -> Zone:
         """Add a batch's messages to the current zone, and the records of full zones to the write; return the zone."""
-        tail = pending.tail
+        tail = self.tail
         full, zone = fill(tail.zone or Zone(tail.last_position + 1), placed.positions, placed.timestamps)
         for record in full:
-            put_zone(pending.write, self.generation, record)
+            put_zone(write, self.generation, record)
         return zone
 
     def _times(self, given: Column, filled: Column, now: int, last_time: int) -> tuple[Times, int]:

@@ -7,11 +7,12 @@ from typing import Any
 
 import attrs
 
+from topicstore.contract.errors import UnsupportedError
 from topicstore.contract.options import options_dict
 from topicstore.plugins import registry
 from topicstore.shard.records import GenerationRecord
 from topicstore.shard.shard import Shard
-from topicstore.shard.writer import PendingWrite
+from topicstore.shard.writer import DropGeneration, PendingWrite
 
 from .storage import Storage
 from .store_path import finish_commits, submit_locked
@@ -19,6 +20,7 @@ from .store_path import finish_commits, submit_locked
 __all__ = [
     "GenerationInfo",
     "add_generation",
+    "check_shared",
     "complete_generations",
     "drop_generation",
     "generation_infos",
@@ -100,16 +102,17 @@ def add_generation(storage: Storage, layout: str | None = None, options: Mapping
     if options is None:
         options = next((record.options for record in reversed(before) if record.layout == name), {})
     storage.make_layout(name, options)
+    if storage.site is not None:
+        check_shared(name)
+        return storage.site.add_generation(name, options)
     pending: list[PendingWrite] = []
 
     def add() -> int:
         number = min(shard.generations.current for shard in storage.shards) + 1
         for shard in storage.shards:
-            shard.writer.drain_locked()
-            one = PendingWrite(shard.writer)
+            one = shard.generations.adding(name, dict(options))
             shard.writer.prepare_locked(one)  # checks that all shards are writable, even those without a change
             if shard.generations.current < number:
-                shard.generations.prepare_add_locked(one, name, dict(options))
                 pending.append(one)
         submit_locked(pending)
         return number
@@ -123,6 +126,12 @@ def add_generation(storage: Storage, layout: str | None = None, options: Mapping
     return number
 
 
+def check_shared(layout: str) -> None:
+    """Raise `UnsupportedError` for a layout that stores rows, which other backends can't store."""
+    if "sql" in registry().layout(layout).requires:
+        raise UnsupportedError(f"a database that is shared through a cluster can't have layout {layout!r}")
+
+
 def drop_generation(storage: Storage, generation: int, *, remove: bool = True) -> bool:
     """Drop a sealed generation with all its messages; see `Database.drop_generation`.
 
@@ -130,14 +139,15 @@ def drop_generation(storage: Storage, generation: int, *, remove: bool = True) -
     `reclaim_removed` later.
     """
     storage.check_may_write()
+    if storage.site is not None:
+        return storage.site.drop_generation(generation)
     pending: list[PendingWrite] = []
 
     def drop() -> None:
         for shard in storage.shards:
-            shard.writer.drain_locked()
-            one = PendingWrite(shard.writer)
+            one = shard.generations.pending_drop(DropGeneration(generation))
             shard.writer.prepare_locked(one)
-            if shard.generations.prepare_drop_locked(one, generation):
+            if shard.generations.check_droppable(generation):
                 pending.append(one)
         submit_locked(pending)
 

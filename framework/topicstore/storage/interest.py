@@ -7,7 +7,8 @@ span, if anything but a session asked for it. The log of a shard orders the end 
 holds after any crash.
 
 The spans of all shards begin and end together, once for many messages, unless programs store and clients publish in
-turns. Of more than 10,000 spans of a shard the oldest is forgotten: its messages then stay like all others.
+turns. Of more than 10,000 spans of a shard the oldest is forgotten: its messages then stay like all others. A database
+that a cluster shares has no spans.
 
 Stored form (state keyspace of every shard; keys begin with the byte 1, which is left out here)::
 
@@ -60,6 +61,8 @@ class InterestSpans:
     """The spans of one open database. Thread-safe."""
 
     _shards: Sequence[Shard]
+    _possible: bool
+    """Whether spans may begin. They don't where a cluster shares the database: there, every message is stored."""
     _lock: FairLock = attrs.field(factory=FairLock, init=False)
     """Guards the changes of the attributes below, except `storing`. It is acquired before the locks of shards."""
     _spans: dict[int, dict[int, Span]] = attrs.field(factory=dict, init=False)
@@ -77,6 +80,7 @@ class InterestSpans:
 
     def track(self, *, on: bool) -> None:
         """Have `begin` begin spans or not."""
+        on = on and self._possible
         with self._lock:
             if on != self.tracks:
                 self.tracks, self.current = on, None

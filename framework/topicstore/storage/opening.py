@@ -54,6 +54,7 @@ from .shard_map import ShardMap
 from .storage import Storage
 
 if TYPE_CHECKING:
+    from topicstore.replication.site import Site
     from topicstore.shard.salvage import Salvaged
 
 __all__ = [
@@ -93,6 +94,8 @@ class OpenSettings:
     """Whether to reserve disk space (`topicstore.storage.directory.ballast`)."""
     allow_ancient: bool = False
     """Whether to accept times that are probably not in microseconds."""
+    site: Site | None = None
+    """This process as a site of the cluster that shares the database; None if the database is this process's own."""
 
 
 @attrs.define
@@ -115,12 +118,18 @@ class ShardOpener:
         return ClosedFiles(self.path, self._id, self.manifest.shards, self.backend.unneeded)
 
     def check_files(self) -> None:
-        """Raise `DataLossError` if files are missing or have another size since the close. Changes nothing."""
+        """Raise `DataLossError` if files are missing or have another size since the close. Changes nothing.
+
+        Of a database that a cluster shares, the copy of the shard is removed instead.
+        """
         for number in range(self.manifest.shards):
             try:
                 self.files.check(number)
             except DataLossError as lost:
-                self._raise_or_warn(lost)
+                if self.settings.site is None:
+                    self._raise_or_warn(lost)
+                else:
+                    self._discard(number, lost)
 
     def open(self, number: int, *, create: bool) -> Shard:
         """Open a shard for writing. Raises `DataLossError` if writes that were on disk are missing."""
@@ -142,6 +151,22 @@ class ShardOpener:
                 told = f"shard {number} was damaged, and behind the damage {salvaged}"
                 warn_caller(told)
             return shard
+
+    def open_copy(self, number: int, *, create: bool) -> Shard:
+        """Open this site's copy of a shard for writing; replace a damaged one by an empty one, with a warning."""
+        try:
+            return self.open(number, create=create or not self._directory(number).exists())
+        except CorruptionError as damaged:
+            self._discard(number, damaged)
+        return self.open(number, create=True)
+
+    def _discard(self, number: int, damaged: CorruptionError) -> None:
+        """Remove this site's copy of a shard, with a warning."""
+        warn_caller(f"shard {number} is copied again from the cluster, because its copy is damaged: {damaged}")
+        with convert_os_errors():
+            shutil.rmtree(self._directory(number))
+        if self.recovery_points is not None:
+            self.recovery_points.forget(number)
 
     def recover(self, shard: Shard) -> bool:
         """Reopen a shard that takes no writes after a failed write; return whether that was necessary.
@@ -276,7 +301,8 @@ class ShardOpener:
     def _shard(self, number: int, engine: Engine, *, read_only: bool) -> Shard:
         manifest = self.manifest
         policy = WritePolicy(
-            durability=manifest.durability,
+            # Of a shared database, the log is durable, and a shard that has lost writes reads them there again.
+            durability=manifest.durability if manifest.cluster is None else "commit",
             timestamps=manifest.timestamps,
             late=manifest.late,
             max_skew=manifest.max_skew,
@@ -385,6 +411,7 @@ def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Stor
             unlock=locked.release,
             recover_shard=opener.recover,
             allow_ancient=settings.allow_ancient,
+            site=settings.site,
         )
         with Closer() as whole:
             whole.add(storage.abandon)
@@ -434,19 +461,20 @@ def _open_to_write(
     locked.add(written.unlock)
     opened.add(written.close)
     if persistent:
-        _take_directory(path, written, opener.backend.room_at_once * manifest.shards, settings.permissions)
-        if creating:
-            _check_not_overtaken(path, manifest)
-            write_manifest(path, manifest)
-            _remove_shards(path)
+        room = opener.backend.room_at_once * manifest.shards
+        _take_directory(path, manifest, written, room, settings.permissions)
         points = RecoveryPoints(path, bytes.fromhex(manifest.id), manifest.shards)
         written.recovery_points = opener.recovery_points = points
         if not creating:
             opener.check_files()
         opener.files.remove()
     for number in range(manifest.shards):
-        written.shards.append(opener.open(number, create=creating))
-    complete_generations(written.shards, manifest.layout, settings.options.get(manifest.layout, {}))
+        written.shards.append((opener.open if settings.site is None else opener.open_copy)(number, create=creating))
+    if settings.site is None:
+        complete_generations(written.shards, manifest.layout, settings.options.get(manifest.layout, {}))
+    else:
+        opened.add(settings.site.close)
+        settings.site.start(written.shards)
     if creating:
         manifest = attrs.evolve(manifest, complete=True)
         if persistent:
@@ -461,13 +489,20 @@ def _open_to_write(
     return manifest, written.shards
 
 
-def _take_directory(path: Path, written: WrittenShards, room: int, permissions: int) -> None:
-    """Create the directory if it is missing, and lock it; free its ballast if fewer than ``room`` bytes are free."""
+def _take_directory(path: Path, manifest: Manifest, written: WrittenShards, room: int, permissions: int) -> None:
+    """Create the directory if it is missing, and lock it; free its ballast if fewer than ``room`` bytes are free.
+
+    If the database is not complete, write its manifest and remove what an interrupted creation has left.
+    """
     make_directory(path, permissions)
     written.lock(path)
     check_no_links(path)
     if shutil.disk_usage(path).free < room:
         give_up_ballast(path)
+    if not manifest.complete:
+        _check_not_overtaken(path, manifest)
+        write_manifest(path, manifest)
+        _remove_shards(path)
 
 
 def _remove_shards(path: Path) -> None:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from topicstore.contract.arguments import check_count
 from topicstore.contract.batch import ALL_FIELDS, MessageBatch
@@ -60,6 +60,9 @@ from .read_path import plan_replay, read_batch
 from .shard_map import ShardMap
 from .store_path import store_batch
 
+if TYPE_CHECKING:
+    from topicstore.replication.site import Site
+
 __all__ = ["Storage", "StorageListener"]
 
 
@@ -67,13 +70,7 @@ T = TypeVar("T")
 
 
 class StorageListener(CommitListener, Protocol):
-    """An object that is notified of changes to stored messages; for commits, see `CommitListener`."""
-
-    def dropped(self) -> None:
-        """React to a dropped generation or a reopened shard; called without a shard's lock."""
-
-    def forget(self) -> None:
-        """Discard cached messages; called after messages were deleted or archived."""
+    """A listener that ends with the database."""
 
     def stop(self) -> None:
         """End all waits, and stop notifying; called before the database is closed."""
@@ -108,6 +105,7 @@ class Storage:
         unlock: Callable[[], None],
         recover_shard: Callable[[Shard], bool],
         allow_ancient: bool = False,
+        site: Site | None = None,
     ) -> None:
         self.path = path
         self.manifest = manifest
@@ -124,6 +122,8 @@ class Storage:
         self.make_layout = make_layout
         """A function that creates a layout by name and options. It raises if the backend can't run the layout."""
         self.shard_map = shard_map
+        self.site = site
+        """This process as a site of a cluster; None if the database is not shared."""
         self.allow_ancient = allow_ancient
         """Whether to accept times that are probably not in microseconds: see `topicstore.contract.times`."""
         self.hooks = hooks
@@ -139,7 +139,7 @@ class Storage:
         """The record of each shard's last fsynced write; None if the database is read-only or not persistent."""
         self.quota = Quota(shards)
         """The limit on the stored bytes, which retention sets."""
-        self.interest = InterestSpans(shards)
+        self.interest = InterestSpans(shards, manifest.cluster is None)
         """The positions of messages that are stored only because sessions wait for them."""
         self.jobs = BackgroundJobs(shards, clocks.monotonic)
         """The background jobs that become due as messages are stored."""

@@ -15,7 +15,7 @@ from topicstore.contract.requests import StoreRequest, StoreResult
 from topicstore.contract.state import StateWrite
 from topicstore.runtime.locks import holding
 from topicstore.shard.shard import Shard
-from topicstore.shard.writer import PendingWrite
+from topicstore.shard.writer import LogFullError, PendingWrite
 
 from .keyed_message_records import encode_keyed
 from .shard_map import ShardMap
@@ -33,7 +33,7 @@ def store_batch(
     Raises the errors of `topicstore.database.Database.store`.
     """
     started = time.perf_counter()
-    pending = _split_batch(request, shards, shard_map)
+    pending: list[PendingWrite] = []
 
     def submit() -> None:
         _prepare_locked(pending)
@@ -44,7 +44,13 @@ def store_batch(
         submit_locked(pending)
 
     try:
-        holding([one.writer.lock for one in pending], submit)
+        while True:
+            pending = _split_batch(request, shards, shard_map)
+            try:
+                holding([one.writer.lock for one in pending], submit)
+                break
+            except LogFullError:  # nothing was proposed
+                _wait_for_room(pending)
     except BaseException:
         for one in pending:
             if not one.number:
@@ -94,6 +100,12 @@ def _prepare_locked(pending: Sequence[PendingWrite]) -> None:
         raise min(refused, key=lambda bad: -1 if bad.index is None else bad.index)
 
 
+def _wait_for_room(pending: Sequence[PendingWrite]) -> None:
+    for one in pending:
+        if one.writer.log is not None and one.proposal is not None:
+            one.writer.log.wait_for_room(one)
+
+
 def submit_locked(pending: Sequence[PendingWrite]) -> None:
     """Encode prepared writes of several shards, then commit them. The caller holds the locks of all their writers.
 
@@ -103,6 +115,8 @@ def submit_locked(pending: Sequence[PendingWrite]) -> None:
     for one in pending:
         if one.writer.log is None:
             one.writer.encode_locked(one)
+        else:
+            one.writer.log.encode_locked(one)
     for one in pending:
         if one.writer.log is None:
             one.writer.commit_locked(one)
@@ -136,7 +150,7 @@ def commit_state(shards: Sequence[Shard], by_shard: Mapping[int, Sequence[StateW
     failures: dict[int, TopicstoreError] = {}
     for number, writes in by_shard.items():
         try:
-            pending.append(shards[number].writer.submit_state(writes))
+            pending.append((writer := shards[number].writer).submit(PendingWrite(writer, state=writes)))
         except TopicstoreError as failed:
             failures[number] = failed
     for one in pending:

@@ -17,7 +17,8 @@ EXPECTED = {
     413: "MessageTooLarge",
     500: "BackendUnavailable Corruption DataLoss Engine FileAccess FileSystem ForkedProcess LogDamaged PathExists "
     "PathNotDirectory Plugin Topicstore Unrecoverable",
-    503: "DatabaseClosed DatabaseLocked NestedCall Recoverable ShardReadOnly TooManyOpenFiles",
+    503: "ClusterNotReady DatabaseClosed DatabaseLocked NestedCall Recoverable ShardElsewhere ShardMoved ShardReadOnly "
+    "TooManyOpenFiles",
     507: "QuotaExceeded StorageFull",
 }
 """Names of errors by status, without the suffix `Error`."""

@@ -4,6 +4,8 @@ The file ``topicstore.json`` is human-readable JSON, and is replaced atomically:
 
     {"format": 1, "checksum": "<xxh64 of the rest>", "id": …, "complete": true, "backend": …, …}
 
+A database that a cluster shares has format 2 and the field ``cluster``, so that no older program writes to it.
+
 ``complete`` is false from the first write until every shard was created, so that the next opening continues
 an interrupted creation instead of reporting data loss.
 """
@@ -39,6 +41,7 @@ __all__ = [
     "FORMAT",
     "MANIFEST",
     "MAX_SHARDS",
+    "SHARED",
     "Manifest",
     "check_same",
     "existing_manifest",
@@ -50,7 +53,8 @@ __all__ = [
     "write_manifest",
 ]
 
-FORMAT = 1
+FORMAT = 2
+"""The highest format that is read."""
 MANIFEST = "topicstore.json"
 _TEMPORARY = f"{MANIFEST}.new"
 _TOLD = 3
@@ -85,6 +89,8 @@ class Manifest:
     """The name and version of the program that created the database."""
     complete: bool = False
     """Whether the creation has finished."""
+    cluster: str | None = None
+    """The log store that the database is shared through, without credentials; None if it is not shared."""
 
 
 def _checksum(fields: dict[str, Any]) -> str:
@@ -94,7 +100,9 @@ def _checksum(fields: dict[str, Any]) -> str:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Replace the manifest of ``directory`` atomically, and fsync it."""
     fields = msgspec.to_builtins(manifest)
-    data = {"format": FORMAT, "checksum": _checksum(fields), **fields}
+    if manifest.cluster is None:
+        del fields["cluster"]
+    data = {"format": FORMAT if manifest.cluster else 1, "checksum": _checksum(fields), **fields}
     text = msgspec.json.format(msgspec.json.encode(data), indent=2) + b"\n"
     replace_file(directory / MANIFEST, text, temporary=directory / _TEMPORARY)
 
@@ -185,6 +193,10 @@ def wanted_fields(**arguments: Any) -> dict[str, Any]:
     if "max_skew" in given:
         given["max_skew"] = check_length("max_skew", given["max_skew"])
     return given
+
+
+SHARED = ("layout", "timestamps", "late", "max_skew", "plugins", "created", "created_by")
+"""The fields that are the same on all sites of a cluster, besides the id, the number of shards and some options."""
 
 
 def new_manifest(wanted: dict[str, Any], plugins: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> Manifest:

@@ -27,7 +27,8 @@ const recent = (column) => {
 const failures = (info) => [
   ...info.shards.filter(({ failure }) => failure).map(({ number, failure }) => `Shard ${number} takes no writes: ${failure}`),
   ...[['Compaction', 'compaction_failure'], ['Counting', 'counting_failure'], ['Making messages visible', 'visibility_failure'],
-    ['Removing expired retained messages', 'retained_failure'], ['Reserving disk space', 'ballast_failure'], ['Retention', 'retention_failure']]
+    ['Removing expired retained messages', 'retained_failure'], ['Removing delivered messages', 'delivered_failure'],
+    ['Reserving disk space', 'ballast_failure'], ['Retention', 'retention_failure']]
     .filter(([, name]) => info[name]).map(([what, name]) => `${what} failed: ${info[name]}`),
 ];
 

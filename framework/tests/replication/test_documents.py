@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.log_store import StorageUnavailableError
 from topicstore.replication import names
-from topicstore.replication.cluster import Cluster
+from topicstore.replication.documents import Documents
 from topicstore.replication.objects import ClusterDocument
 from topicstore_conformance.faults.threads import together
 
@@ -37,8 +37,8 @@ def adds(name: str) -> Make:
     return make
 
 
-def cluster(store: Objects, *commands: str | Gate) -> Cluster:
-    return Cluster(Line(store, *commands), lambda _: None)
+def cluster(store: Objects, *commands: str | Gate) -> Documents:
+    return Documents(Line(store, *commands), lambda _: None)
 
 
 def test_there_is_no_document_at_first() -> None:
@@ -61,7 +61,7 @@ def test_whatever_answers_are_lost_a_change_is_made_once(commands: list[str]) ->
     store = Objects()
     line = Line(store, *commands)
     for name in "abc":
-        Cluster(line, lambda _: None).change(adds(name))
+        Documents(line, lambda _: None).change(adds(name))
         line.arrive()
     assert {"a": 1, "b": 2, "c": 3} == cluster(store).newest()[1].policies  # type: ignore[union-attr]
 
@@ -100,7 +100,7 @@ def test_giving_up_is_left_to_the_pause() -> None:
 
     store = Objects()
     with pytest.raises(StorageUnavailableError, match="three times"):
-        Cluster(Line(store, *["drop"] * 3), give_up).change(adds("a"))
+        Documents(Line(store, *["drop"] * 3), give_up).change(adds("a"))
     assert (0, None) == cluster(store).newest()
 
 

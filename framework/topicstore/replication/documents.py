@@ -15,10 +15,10 @@ from .objects import CLUSTER_DOCUMENTS, ClusterDocument
 from .owning import Answer
 from .transitions import Named, after_create
 
-__all__ = ["Cluster"]
+__all__ = ["Documents"]
 
 
-class Cluster:
+class Documents:
     """The cluster documents of one log store. Thread-safe.
 
     ``pause`` is called with the number of tries before a creation without an answer is repeated. It waits, or raises
@@ -42,6 +42,13 @@ class Cluster:
                 return number, self._get(number)
             except ObjectNotFoundError:  # deleted in the meantime, because a higher one exists
                 continue
+
+    def newer(self, known: int) -> tuple[int, ClusterDocument] | None:
+        """Return the current document with its number if that is above ``known``. Raises the errors of `newest`."""
+        if self._highest() <= known:
+            return None
+        number, document = self.newest()
+        return None if document is None else (number, document)
 
     def change(
         self, make: Callable[[int, ClusterDocument | None], ClusterDocument | None]

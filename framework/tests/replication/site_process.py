@@ -1,0 +1,64 @@
+"""A program that is a site: it stores batches and replays, and prints each operation as JSON, until it is killed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import topicstore as ts
+from topicstore.contract.log_store import StorageUnavailableError
+
+BATCH = 5
+SHARDS = 2
+FAR = 1_000_000
+"""The numbers of messages of one process begin at a multiple of this."""
+
+
+def main(root: Path, site: str, run: int, takeover_after: float) -> None:
+    """Store batch after batch of numbered messages in whatever shard this site owns, and replay now and then."""
+    warnings.simplefilter("ignore")
+    cluster = ts.Cluster(
+        (root / "log").as_uri(),
+        beat_interval=takeover_after / 4,
+        takeover_after=takeover_after,
+        poll_interval=takeover_after / 4,
+        log_retention=0,
+    )
+    with ts.open(root / site, cluster=cluster, site=site, shards=SHARDS) as db:
+        publishers = [
+            next(f"{site}{run}-{n}" for n in range(99) if db.shard_of(f"{site}{run}-{n}") == s) for s in (0, 1)
+        ]
+        number = run * FAR
+        print(json.dumps({"ready": True}), flush=True)
+        while True:
+            publisher = publishers[(number // BATCH) % SHARDS]
+            numbers = [*range(number, number + BATCH)]
+            number += BATCH
+            began, outcome = time.monotonic(), "stored"
+            try:
+                db.store([ts.Message("t", b"%d" % one, publisher) for one in numbers])
+            except ts.ShardElsewhereError:
+                outcome = "refused"
+            except ts.ShardMovedError as moved:
+                outcome = "unknown" if moved.stored is None else "refused"
+            except StorageUnavailableError:
+                outcome = "unknown"
+            say("store", began, numbers, outcome, publisher)
+            if outcome != "stored":
+                time.sleep(takeover_after / 20)  # not a wait for anything: a client that tries again later
+            if number % (BATCH * 16) == 0:
+                began = time.monotonic()
+                say("replay", began, [int(message.payload) for message in db.replay("#")], "stored", "")
+
+
+def say(kind: str, began: float, numbers: list[int], outcome: str, publisher: str) -> None:
+    """Print an operation."""
+    values = {"kind": kind, "began": began, "ended": time.monotonic(), "numbers": numbers, "outcome": outcome}
+    print(json.dumps({**values, "publisher": publisher}), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))

@@ -1,0 +1,117 @@
+"""What a site decides from documents and beats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from topicstore.replication.duties import Duty, Known, abdicated, duty, entered, next_document
+from topicstore.replication.objects import ClusterDocument, ShardPlace, Site
+
+AFTER = 2.0
+
+
+def document(*places: ShardPlace, sites: str = "abc") -> ClusterDocument:
+    return ClusterDocument(id=b"", database=b"", sites={site: Site("", site.encode()) for site in sites}, shards=places)
+
+
+def place(owner: str = "a", epoch: int = 5, replicas: str = "abc", **more: Any) -> ShardPlace:
+    return ShardPlace(owner, epoch, owner.encode(), tuple(replicas), **more)
+
+
+def known(site: str = "b", **more: Any) -> Known:
+    values: dict[str, Any] = {
+        "incarnation": site.encode(),
+        "silent": dict.fromkeys("abc", 0.0),
+        "lost": {},
+        "released": {},
+        "applied": {one: {0: 9, 1: 9} for one in "abc"},
+    }
+    return Known(site=site, **values | more)
+
+
+@pytest.mark.parametrize(
+    ("one", "epoch", "owned", "expected"),
+    [
+        (place("b"), 4, False, Duty.TAKE_OVER),
+        (place("b"), 5, True, Duty.OWN),
+        (place("b"), 5, False, Duty.FOLLOW),
+        (place("b", heir="b"), 5, True, Duty.OWN),
+        (place("b", heir="c"), 5, True, Duty.RELEASE),
+        (place("a"), 4, True, Duty.RELEASE),
+        (place("a"), 0, False, Duty.FOLLOW),
+        (place("a", replicas="ac", joining=("b",)), 0, False, Duty.FOLLOW),
+        (place("a", replicas="ac"), 0, False, Duty.NOTHING),
+        (ShardPlace("b", 5, b"an earlier process", ("a", "b")), 0, False, Duty.FOLLOW),
+    ],
+)
+def test_what_a_site_does_with_a_shard(one: ShardPlace, epoch: int, owned: bool, expected: Duty) -> None:
+    """A site takes over what the document names it the owner of, releases what another is to own, and follows."""
+    assert expected is duty(document(one), 0, known(), epoch, owned=owned)
+
+
+@pytest.mark.parametrize(
+    ("one", "more", "takes"),
+    [
+        (place(), {}, False),
+        (place(), {"silent": {"a": 2 * AFTER, "b": 0, "c": 0}}, True),
+        (place(), {"silent": {"a": AFTER, "b": 0, "c": 0}, "applied": {"b": {0: 3}, "c": {0: 4}}}, False),
+        (place(), {"silent": {"a": 1.25 * AFTER, "b": 0, "c": 0}, "applied": {"b": {0: 3}, "c": {0: 4}}}, True),
+        (place(), {"silent": {"a": AFTER, "b": 0, "c": AFTER}, "applied": {"b": {0: 3}, "c": {0: 4}}}, True),
+        (place(replicas="ac"), {"silent": {"a": AFTER, "b": 0, "c": 0}}, False),
+        (place(), {"released": {0: 5}}, True),
+        (place(), {"released": {0: 4}}, False),
+        (place(heir="c"), {"released": {0: 5}}, False),
+        (place(heir="b"), {"released": {0: 5}}, True),
+        (place("gone"), {}, True),
+        (place("b"), {}, False),
+        (place("b"), {"lost": {0: 5}}, True),
+        (place("b"), {"lost": {0: 4}}, False),
+        (ShardPlace("b", 5, b"an earlier process", ("a", "b")), {}, True),
+    ],
+)
+def test_when_a_site_takes_a_shard(one: ShardPlace, more: dict[str, Any], takes: bool) -> None:
+    """A replica takes a shard that is released, or whose owner is silent, gone or an earlier process of the site."""
+    following = next_document(document(one), 8, known(**more), AFTER, None)
+    named = following is not None and following.shards[0].owner == "b" and following.shards[0].epoch == 8
+    assert takes == named
+    if following is not None and takes:
+        assert following.shards[0].incarnation == b"b"
+
+
+def test_a_site_that_enters_takes_its_shards_and_joins_the_others() -> None:
+    """A new process takes the shards of its site and those without an owner, and joins shards with too few replicas."""
+    first = document(place("a"), place("b"), ShardPlace("", 0, b"", ()), place("a", replicas="a"), sites="ab")
+    found = entered(first, 9, "b", b"new", "address", 3)
+    assert found.sites["b"] == Site("address", b"new")
+    assert [("a", 5), ("b", 9), ("b", 9), ("a", 5)] == [(one.owner, one.epoch) for one in found.shards]
+    assert ("b",) == found.shards[3].joining
+
+
+def test_a_joining_site_becomes_a_replica_once_it_has_caught_up() -> None:
+    """A site is listed as a replica when its progress is near the owner's, and not before."""
+    first = document(place(replicas="ac", joining=("b",)))
+    behind = known(applied={"a": {0: 900}, "c": {0: 900}, "b": {0: 3}})
+    near = known(applied={"a": {0: 900}, "c": {0: 900}, "b": {0: 890}})
+    assert next_document(first, 8, behind, AFTER, None) is None
+    found = next_document(first, 8, near, AFTER, None)
+    assert found is not None
+    assert {"a", "b", "c"} == set(found.shards[0].replicas)
+
+
+def test_a_site_that_ends_names_a_living_replica_the_owner() -> None:
+    """The shards of a site that ends go to replicas that beat, with a new epoch; without one they stay."""
+    first = document(place("a"), place("b"), place("a", replicas="a"))
+    found = abdicated(first, 8, known("a", silent={"a": 0, "b": AFTER, "c": 0}), AFTER)
+    assert found is not None
+    assert [("c", 8, b"c"), ("b", 5, b"b"), ("a", 5, b"a")] == [
+        (one.owner, one.epoch, one.incarnation) for one in found.shards
+    ]
+    assert abdicated(first, 8, known("a", silent=dict.fromkeys("abc", AFTER)), AFTER) is None
+
+
+def test_what_is_in_order_stays() -> None:
+    """Without a reason, no site creates a document."""
+    places = [place("a"), place("b"), place("c")]
+    for site in "abc":
+        assert next_document(document(*places), 8, known(site), AFTER, None) is None

@@ -1,0 +1,446 @@
+"""Databases that sites share through a log store."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import topicstore as ts
+from topicstore.contract.log_store import LogStore, NotConditionalError, StorageUnavailableError
+from topicstore.replication import log_stores, names, site
+from topicstore.replication.log_stores import open_log_store
+from topicstore.replication.objects import BEATS, Beat
+from topicstore_conformance.faults.clock import Clock
+from topicstore_conformance.faults.threads import wait_until
+
+from .conftest import Objects
+
+NEVER = 3_600.0
+"""A time in seconds within which no test ends."""
+NOW = 1_700_000_000_000_000
+
+
+class Sites:
+    """The sites of one cluster, each with a directory of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.url = (root / "log").as_uri()
+
+    def open(self, name: str, *, takeover_after: float = NEVER, **how: Any) -> ts.Database:
+        """Open a site, which by default never suspects another one, however busy the machine is."""
+        own = {key: how.pop(key) for key in ("n_sites", "replication_factor", "address", "log_retention") if key in how}
+        cluster = ts.Cluster(
+            self.url,
+            beat_interval=0.02,
+            poll_interval=0.02,
+            takeover_after=takeover_after,
+            **own,
+        )
+        return ts.open(self.root / name, cluster=cluster, site=name, **how)
+
+    @property
+    def store(self) -> LogStore:
+        return open_log_store(self.url)
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Sites:
+    return Sites(tmp_path)
+
+
+def messages(*numbers: int, client: str = "c") -> list[ts.Message]:
+    return [ts.Message(f"a/{number % 3}", b"%d" % number, f"{client}{number % 5}", qos=1) for number in numbers]
+
+
+def payloads(db: ts.Database, **how: Any) -> list[int]:
+    return sorted(int(message.payload) for message in db.replay("#", **how))
+
+
+def owns(db: ts.Database) -> list[bool]:
+    assert db.cluster is not None
+    return [replica.owned for replica in db.cluster.replicas]
+
+
+def replicas(db: ts.Database) -> list[set[str]]:
+    assert db.cluster is not None
+    return [set(place.replicas) for place in db.cluster.document.shards]
+
+
+def test_one_site_stores_replays_and_goes_on_after_it_was_closed(sites: Sites) -> None:
+    """Messages, state, retained messages, generations and sessions of one site survive its closing."""
+    with sites.open("a", shards=2, layout="block") as db:
+        db.store(messages(*range(100)), state={1: [ts.StateWrite(b"\2k", b"v")]})
+        session = db.sessions.open("me", expiry_interval=None)
+        session.subscribe("a/0", qos=1)
+        db.publish([ts.Message("a/0", b"100", "c0", qos=1, retain=True)])
+        assert db.add_generation() == 2
+        db.store(messages(101))
+    with sites.open("a") as db:
+        assert [*range(102)] == payloads(db)
+        assert db.state(1).get(b"\2k") == b"v"
+        assert [b"100"] == [message.payload for message in db.retained("#")]
+        assert [1, 2] == [generation.number for generation in db.generations()]
+        session = db.sessions.open("me", expiry_interval=None)
+        delivered = [packet.message.payload for _, packets in db.sessions.deliver() for packet in packets]
+        assert delivered[:1] == [b"100"]
+        assert db.drop_generation(1)
+        assert [101] == payloads(db)
+        assert 1 == db.delete("#")
+    with sites.open("a") as db:
+        assert [2] == [generation.number for generation in db.generations()]
+        assert [] == payloads(db)
+
+
+def test_a_site_has_what_any_site_has_stored_before_a_replay_begins(sites: Sites) -> None:
+    """A replay on another site has every message that was stored before it, and its cursor is valid on both sites."""
+    with sites.open("a", shards=2) as a, sites.open("b") as b:
+        for number in range(20):
+            a.store(messages(number))
+            assert [*range(number + 1)] == payloads(b)
+        assert a.id == b.id
+        for stream in a.streams("#"):
+            cursor = a.read(a.cursor(stream, "#"), 3).cursor
+            assert a.read(cursor).batch.to_messages() == b.read(cursor).batch.to_messages()
+
+
+def test_a_follower_receives_what_is_stored_without_asking(sites: Sites) -> None:
+    """A subscription on another site is woken by what is stored, in order, and misses nothing."""
+    with sites.open("a") as a, sites.open("b") as b, b.subscribe("#", 0) as follower:
+        received: list[bytes] = []
+        for number in range(10):
+            a.store(messages(number))
+        while len(received) < 10:
+            batch = follower.fetch(timeout=NEVER)
+            received += [message.payload for message in batch.messages]
+        assert [b"%d" % number for number in range(10)] == received
+
+
+def test_what_is_published_reaches_subscribers_of_other_sites(sites: Sites) -> None:
+    """A published message that no rule and no session of its site asks for reaches a subscriber of another site."""
+    with sites.open("a") as a, sites.open("b") as b, b.subscribe("#") as follower:
+        assert 1 == a.publish([ts.Message("t", b"live")]).stored
+        assert [b"live"] == [message.payload for message in follower.fetch(timeout=NEVER).messages]
+
+
+def test_nothing_is_stored_only_for_sessions(sites: Sites) -> None:
+    """On a site every message stays, and is said to stay, though its session has got it and ``delivered`` is set."""
+    clock = Clock()
+    with sites.open("a", clock=clock) as db:
+        db.retention.set(delivered="1s")
+        session = db.sessions.open("reader", expiry_interval=None)
+        session.subscribe("#", 1)
+        db.publish(messages(1, 2))
+        for packet in session.deliver():
+            session.puback(packet.packet_id)
+        session.checkpoint()
+        clock.now += 10_000_000
+        assert (0, [1, 2]) == (db.sessions.remove_delivered(), payloads(db))
+        assert ("all that is published is stored", "what is stored only for sessions stays as long as all else") == (
+            db.info().kept[:2]
+        )
+
+
+def test_a_store_on_another_site_names_the_owner_and_stores_nothing(sites: Sites) -> None:
+    """A store elsewhere raises `ShardElsewhereError` with the owner and its address, and stores nothing."""
+    with sites.open("a", shards=2, address="host-a:1883") as a, sites.open("b") as b:
+        with pytest.raises(ts.ShardElsewhereError, match=r"is written by site a \(host-a:1883\)") as elsewhere:
+            b.store(messages(*range(10)))
+        assert ("a", "host-a:1883") == (elsewhere.value.site, elsewhere.value.address)
+        for write in (b.add_generation, lambda: b.delete("#"), lambda: b.state(0).write([ts.StateWrite(b"\2k", b"")])):
+            if write == b.add_generation:
+                write()  # the document says what generations there are, and the owners add them
+            else:
+                with pytest.raises(ts.ShardElsewhereError):
+                    write()
+        wait_until(lambda: len(a.generations()) == 2, "the generation at its owner")
+        assert [] == payloads(a) == payloads(b)
+
+
+def test_a_site_that_is_closed_passes_its_shards_on(sites: Sites) -> None:
+    """Closing a site passes its shards on at once; the next owner has everything, and the first comes back."""
+    with sites.open("b", shards=2) as b:
+        with sites.open("a") as a:
+            wait_until(lambda: replicas(b) == [{"a", "b"}] * 2, "a second replica of each shard")
+            b.store(messages(*range(10)))
+        b.store(messages(*range(10, 20)))
+        a = sites.open("a")
+        wait_until(lambda: replicas(b) == [{"a", "b"}] * 2, "both replicas")
+    with a:
+        wait_until(lambda: all(owns(a)), "the shards at the site that is left")
+        a.store(messages(*range(20, 30)))
+        assert [*range(30)] == payloads(a)
+
+
+def test_a_process_replaces_an_earlier_one_of_its_site(sites: Sites) -> None:
+    """Of two processes with one site's name, the later one owns the shards, and the earlier one stops and says so."""
+    cluster = ts.Cluster(sites.url, beat_interval=0.02, poll_interval=0.02, takeover_after=NEVER)
+    with (
+        warnings.catch_warnings(action="ignore"),
+        sites.open("a") as first,
+        ts.open(sites.root / "other", cluster=cluster, site="a") as second,
+    ):
+        second.store(messages(0, 1))
+        assert first.cluster is not None
+        wait_until(lambda: first.cluster.ended, "the end of the earlier process")  # type: ignore[union-attr]
+        with pytest.raises((ts.ShardElsewhereError, ts.ShardMovedError, ts.DatabaseClosedError)):
+            first.store(messages(2))
+        assert [0, 1] == payloads(second)
+
+
+def test_a_beat_of_an_earlier_process_does_not_end_a_site(sites: Sites) -> None:
+    """A site whose next beats an earlier process of the same name has created goes on, and beats after them."""
+    with sites.open("a") as a:
+        assert a.cluster is not None
+        number = a.cluster._beat_number + 20
+        for taken in range(number, number + 5):
+            name = names.beat("a", taken)
+            beat = Beat(site="a", incarnation=b"earlier", address="", program="", applied={})
+            sites.store.create(name, BEATS.encode(name, beat))
+        wait_until(lambda: a.cluster is not None and a.cluster._beat_number > number + 6, "later beats")
+        assert a.cluster.ended is None
+        a.store(messages(0))
+        assert [0] == payloads(a)
+
+
+def test_nothing_is_stored_before_all_sites_have_joined(sites: Sites) -> None:
+    """With fewer sites than ``n_sites``, a store raises `ClusterNotReadyError` that says how many are missing."""
+    with sites.open("a", n_sites=3) as a:
+        with pytest.raises(ts.ClusterNotReadyError, match="2 more sites"):
+            a.store(messages(0))
+        with sites.open("b", n_sites=3), sites.open("c", n_sites=3):
+            wait_until(lambda: a.cluster is not None and len(a.cluster.document.sites) == 3, "three sites")
+            a.store(messages(0))
+            assert [0] == payloads(a)
+
+
+def test_a_replay_says_that_the_store_does_not_answer(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the log store doesn't answer, a replay raises an error, unless it need not be fresh."""
+    with sites.open("a") as a:
+        a.store(messages(0))
+
+        def silent(_: str) -> bytes:
+            raise StorageUnavailableError("no answer")
+
+        with monkeypatch.context() as patched:
+            assert a.cluster is not None
+            patched.setattr(a.cluster.store, "get", silent)
+            with pytest.raises(StorageUnavailableError, match="no answer"):
+                payloads(a)
+            assert [0] == payloads(a, fresh=False)
+        assert [0] == payloads(a)
+
+
+def test_a_cluster_keeps_what_the_first_site_says(sites: Sites) -> None:
+    """Shards, layout and timestamps come from the cluster; arguments that contradict them are refused."""
+    with sites.open("a", shards=2, layout="reference", timestamps="message", late="lift") as a:
+        a.store([ts.Message("t", b"1", timestamp=NOW)])
+        with pytest.raises(ts.ManifestMismatchError, match="shards=2"):
+            sites.open("b", shards=3)
+        with sites.open("b") as b:
+            manifest = b.manifest
+            assert (2, "reference", "message", "lift") == (
+                manifest.shards,
+                manifest.layout,
+                manifest.timestamps,
+                manifest.late,
+            )
+            assert [1] == payloads(b)
+
+
+def test_a_copy_of_a_shared_database_is_only_written_through_the_cluster(sites: Sites) -> None:
+    """A site's directory can be read without its cluster, and not written."""
+    with sites.open("a") as a:
+        a.store(messages(0))
+    with pytest.raises(ts.ManifestMismatchError, match="shared through file://"):
+        ts.open(sites.root / "a")
+    with ts.open(sites.root / "a", mode="r") as reader:
+        assert [0] == payloads(reader)
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "match"),
+    [
+        ({"site": None}, ts.InvalidArgumentError, "given together"),
+        ({"cluster": None}, ts.InvalidArgumentError, "given together"),
+        ({"cluster": 7}, ts.InvalidArgumentError, "a URL or a topicstore.Cluster, not a int"),
+        ({"cluster": "somewhere"}, ts.InvalidArgumentError, "named by a URL"),
+        ({"cluster": "nosuch://x"}, ts.UnknownPluginError, "nosuch"),
+        ({"site": "a/b"}, ts.InvalidArgumentError, "name of a site"),
+        ({"site": ""}, ts.InvalidArgumentError, "name of a site"),
+        ({"site": ".a"}, ts.InvalidArgumentError, "name of a site"),
+        ({"mode": "r"}, ts.InvalidArgumentError, "mode='a'"),
+        ({"backend": "memory"}, ts.InvalidArgumentError, "persistent backend"),
+        ({"durability": "commit"}, ts.InvalidArgumentError, "durability is not given"),
+    ],
+)
+def test_bad_arguments(sites: Sites, how: dict[str, Any], error: type[Exception], match: str) -> None:
+    """Invalid arguments are refused with the reason, and nothing is created."""
+    with pytest.raises(error, match=match):
+        ts.open(sites.root / "x", **{"cluster": sites.url, "site": "x"} | how)
+    assert not (sites.root / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ({"takeover_after": 1}, "at least 3 times beat_interval, 1.5 s, not 1 s"),
+        ({"beat_interval": 0}, "beat_interval is seconds above 0"),
+        ({"poll_interval": "1"}, "poll_interval is seconds above 0"),
+        ({"n_sites": 0}, "n_sites is a whole number"),
+        ({"replication_factor": 0}, "replication_factor is a whole number"),
+    ],
+)
+def test_bad_settings(how: dict[str, Any], match: str) -> None:
+    """Invalid settings of a cluster are refused with the reason."""
+    with pytest.raises(ts.InvalidArgumentError, match=match):
+        ts.Cluster("file:///x", **how)
+
+
+def test_a_directory_that_belongs_elsewhere_is_refused(sites: Sites, tmp_path: Path) -> None:
+    """A database of its own, a copy of another cluster's, and one whose store was emptied are refused, unchanged."""
+    with ts.open(sites.root / "own") as own:
+        own.store(messages(0))
+    with pytest.raises(ts.ManifestMismatchError, match="a database of its own"):
+        sites.open("own")
+    with sites.open("a"):
+        pass
+    other = Sites(tmp_path / "second")
+    with other.open("a"):
+        pass
+    with pytest.raises(ts.WrongDatabaseError, match="is a copy of database"):
+        ts.open(sites.root / "a", cluster=other.url, site="a")
+    with pytest.raises(ts.DatabaseNotFoundError, match="holds none"):
+        ts.open(sites.root / "a", cluster=(tmp_path / "empty").as_uri(), site="a")
+    with ts.open(sites.root / "own") as own:
+        assert [0] == payloads(own)
+
+
+class Overwriting(Objects):
+    """A store that ignores the condition that a name be free."""
+
+    def create(self, name: str, data: bytes) -> None:
+        self.objects[name] = data
+
+
+def test_a_store_that_overwrites_is_refused(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log store without conditional creation is refused before anything is written."""
+
+    class Target:
+        open = staticmethod(lambda *_: Overwriting())
+
+    monkeypatch.setattr(log_stores, "load_target", lambda _: Target)
+    with pytest.raises(NotConditionalError):
+        sites.open("a")
+    assert not (sites.root / "a").exists()
+
+
+def test_old_documents_and_beats_are_deleted(sites: Sites) -> None:
+    """Beats of a site that are superseded are deleted."""
+    with sites.open("a") as a:
+        assert a.cluster is not None
+        wait_until(lambda: a.cluster._beat_number > 10, "ten beats")  # type: ignore[union-attr]
+        beats = [name for chunk in sites.store.names(names.BEATS) for name in chunk]
+        assert len(beats) <= 3
+
+
+def cut(sites: Sites, shard: int = 0) -> int:
+    """Return the highest index below which a shard's log is cut; 0 for none."""
+    found = [names.number_of(name) for chunk in sites.store.names(names.cuts(shard)) for name in chunk]
+    return max(found, default=0)
+
+
+def entries(sites: Sites) -> int:
+    """Return the number of entries in the log of shard 0."""
+    return sum(len(chunk) for chunk in sites.store.names(names.entries(0)))
+
+
+@pytest.mark.parametrize("layout", ["block", "skipstream", "wildcard_optimized", "reference"])
+def test_a_site_starts_from_a_base_where_the_log_is_cut(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, layout: str
+) -> None:
+    """A new site, and one whose directory is gone or damaged, has everything, and cursors of the others are valid."""
+    monkeypatch.setattr(site, "_BASE_BYTES", 1)
+    with sites.open("a", layout=layout, clock=lambda: NOW) as a:
+        for number in range(0, 60, 10):
+            a.store(messages(*range(number, number + 10)), state={0: [ts.StateWrite(b"\2k", b"%d" % number)]})
+            if number == 20:
+                a.add_generation()
+        a.delete("a/1")
+        a.publish([ts.Message("r", b"60", retain=True)])
+        wait_until(lambda: cut(sites) > 5, "a cut of the log")
+        a.store(messages(61))
+        expected = list(a.replay("#"))
+        with sites.open("b", clock=lambda: NOW) as b:
+            assert expected == list(b.replay("#"))
+            assert a.retained("#") == b.retained("#")
+            assert b.state(0).get(b"\2k") == b"50"
+            assert [len(found.damages) for found in (a.verify(), b.verify())] == [0, 0]
+            for stream in a.streams("#"):
+                cursor = a.read(a.cursor(stream, "#"), 3).cursor
+                assert a.read(cursor).batch.to_messages() == b.read(cursor).batch.to_messages()
+            a.store(messages(62))
+            wait_until(lambda: replicas(b) == [{"a", "b"}], "a second replica")
+        shutil.rmtree(sites.root / "b")
+        with sites.open("b", clock=lambda: NOW) as b:
+            assert list(a.replay("#")) == list(b.replay("#"))
+        for file in (sites.root / "b" / "shard-0000").glob("CURRENT"):
+            file.write_bytes(b"damage")
+        with pytest.warns(RuntimeWarning, match="copied again"):
+            b = sites.open("b", clock=lambda: NOW)
+        with b:
+            assert list(a.replay("#")) == list(b.replay("#"))
+
+
+def test_a_replica_behind_a_cut_is_copied_while_it_runs(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running replica that finds its next entries deleted is replaced by the base, and then goes on."""
+    monkeypatch.setattr(site, "_BASE_BYTES", 1)
+    with sites.open("a", log_retention=0) as a, sites.open("b") as b:
+        a.store(messages(*range(10)))
+        assert [*range(10)] == payloads(b)
+        assert b.cluster is not None
+        with b.cluster.replicas[0]._reading:  # the replica doesn't read
+            before = cut(sites)
+            for number in range(10, 20):
+                a.store(messages(number))
+            wait_until(lambda: cut(sites) > before + 5, "a cut of the log")
+        assert [*range(20)] == payloads(b)
+        a.store(messages(20))
+        assert [*range(21)] == payloads(b)
+
+
+def test_all_directories_may_be_deleted(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was stored comes back from the log store alone, also after a truncation."""
+    monkeypatch.setattr(site, "_BASE_BYTES", 1)
+    with sites.open("a") as a:
+        a.store(messages(*range(50)))
+        wait_until(lambda: cut(sites) > 0, "a cut of the log")
+        a.store(messages(50))
+    shutil.rmtree(sites.root / "a")
+    with sites.open("a") as a:
+        assert [*range(51)] == payloads(a)
+        a.store(messages(51))
+        assert [*range(52)] == payloads(a)
+
+
+def test_a_sealed_generation_is_written_once(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later bases share the parts of a sealed generation, until a delete changes it."""
+    monkeypatch.setattr(site, "_BASE_BYTES", 1)
+
+    def sealed() -> set[str]:
+        return {name for chunk in sites.store.names(names.generations(0)) for name in chunk}
+
+    with sites.open("a") as a:
+        a.store(messages(*range(50)))
+        a.add_generation()
+        wait_until(lambda: sealed(), "a base with a sealed generation")
+        first, before = sealed(), cut(sites)
+        for number in range(50, 60):
+            a.store(messages(number))
+        wait_until(lambda: cut(sites) > before + 5, "a later base")
+        assert first == sealed()
+        a.delete("a/1", until=a.clock())
+        wait_until(lambda: sealed() and first.isdisjoint(sealed()), "the changed generation")

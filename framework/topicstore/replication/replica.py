@@ -1,0 +1,336 @@
+"""`Replica`: a shard of this site as the state machine of its log, and as the log to which the shard's writer proposes.
+
+The owner's replica keeps the prepared writes, and applies those whose changes an entry has. Every other replica decodes
+the changes. Both apply all changes of an entry in one write of the engine, with the progress.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import chain, islice
+
+import msgspec
+
+from topicstore.contract.engine import WriteBatch
+from topicstore.contract.errors import (
+    ClusterNotReadyError,
+    CorruptionError,
+    DatabaseClosedError,
+    NewerFormatError,
+    ShardElsewhereError,
+)
+from topicstore.contract.log_store import LogStore, StorageUnavailableError
+from topicstore.shard.records import load_generations, load_progress, put_progress
+from topicstore.shard.shard import Shard
+from topicstore.shard.writer import AddGeneration, Change, Delete, PendingWrite
+
+from .bases import Sealed, read_part, write_base
+from .changes import decode_change, encode_change
+from .heads import BEGINNING, Kind, Progress
+from .log import ShardLog
+from .objects import Base, Entry
+from .reading import LocalWrite
+from .snapshots import clear, has_contents, pieces_of_generation, pieces_of_state, put_piece
+from .taking_over import Step
+
+__all__ = ["Replica"]
+
+_LONGEST_PAUSE = 60.0
+"""The most seconds between two tries to take over a shard."""
+_VERSION = 1
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Progress)
+
+
+def _encoded(progress: Progress) -> bytes:
+    return bytes((_VERSION,)) + _ENCODER.encode(progress)
+
+
+def _progress_of(shard: Shard) -> Progress:
+    """Return the progress that a shard has stored; empty a shard without one, whose copying was interrupted.
+
+    Raises `CorruptionError` and `NewerFormatError`.
+    """
+    engine, writer, generations = shard.writer.open_engine(), shard.writer, shard.generations
+    data = load_progress(engine)
+    if data is None and has_contents(engine):
+        with generations.rewrite_lock, writer.lock:
+            generations.forget()
+            clear(engine)
+            writer.begin_again_locked(generations.open_again_locked)
+    return _decoded(data, f"shard {shard.number}")
+
+
+def _decoded(data: bytes | None, shard: str) -> Progress:
+    if data is None:
+        return BEGINNING
+    place = f"{shard}, state: progress"
+    if data[:1] != bytes((_VERSION,)):
+        raise NewerFormatError(f"it has version {data[:1].hex()}; this topicstore reads up to {_VERSION}", place)
+    try:
+        return _DECODER.decode(data[1:])
+    except msgspec.DecodeError as bad:
+        raise CorruptionError(str(bad), place) from bad
+
+
+class Replica:
+    """A replica of a shard, and the log of its writer. One thread reads the log; any thread may propose writes.
+
+    timeout: the seconds that a caller waits for the log store; None for no limit.
+    """
+
+    def __init__(self, shard: Shard, store: LogStore, site: str, timeout: float | None = None) -> None:
+        self.shard = shard
+        self.progress = _progress_of(shard)
+        """The applied prefix of the log. Set by the thread that applies entries."""
+        self.owner = ("", "")
+        """The name and address of the site that owns the shard, as the last document says."""
+        self.closing = False
+        """Whether the database is being closed."""
+        self.missing = 0
+        """The number of sites that must join before anything is stored."""
+        self.epoch = 0
+        """The last epoch that this process has tried to begin; 0 for none."""
+        self.tries = 0
+        """The number of takeovers that failed since the last one that didn't."""
+        self.retry = float("-inf")
+        """The time (`time.monotonic`) from which a failed takeover may be tried again, with a new epoch."""
+        self.released = False
+        """Whether the last applied entry releases the shard."""
+        self.failure: str | None = None
+        """The error of the last attempt to follow or take over the shard; None if it succeeded."""
+        self.caught_up = float("-inf")
+        """The time (`time.monotonic`) at which this site last had all entries of the log."""
+        self.log = ShardLog(store, shard.number, self, site)
+        self._site = site
+        self._timeout = timeout
+        self._place = f"{store.place}: shard {shard.number}"
+        self.grown = 0
+        """The bytes of the changes that were applied since the last base."""
+        self.base_due = False
+        """Whether a generation was sealed since the last base."""
+        self.base = 0
+        """The index of the last base that this process has written; 0 for none."""
+        self._changed: dict[int, int] = {}
+        """The index of the last entry that changed a generation; of others, `_changed_before`."""
+        self._changed_before = self.progress.next - 1
+        self._store = store
+        self._meanwhile: Callable[[], object] = lambda: None
+        self._applying = threading.Lock()
+        """Held while an entry is applied, so that no base has a part of it."""
+        self._reading = threading.Lock()
+        """Held while entries are read and applied that this site hasn't written."""
+        with shard.writer.lock:
+            shard.writer.log = self
+
+    # --- the state machine of the log ---
+
+    def write(self, entry: Entry, write: LocalWrite) -> None:
+        """Apply an entry's changes, if ``write.changes``, and store the progress, in one write of the engine."""
+        writer = self.shard.writer
+        writes = self._writes(entry) if write.changes else [PendingWrite(writer)]
+        with self._applying:
+            for one in writes:
+                if one.work is not None:
+                    one.result = one.work()
+            writer.apply(writes, _encoded(write.progress))
+        self.progress = write.progress
+        self.grown += sum(map(len, entry.changes))
+        for one in writes:
+            if one.change is not None:
+                self._note(one.change, entry.head.index)
+        self.released = entry.head.kind is Kind.RELEASED and entry.head.epoch == write.progress.epoch
+
+    def _note(self, change: Change, index: int) -> None:
+        """Register which generations an entry has changed, and let the listener discard what it has removed."""
+        listener = self.shard.writer.listener
+        if isinstance(change, AddGeneration):
+            self._changed[change.number - 1] = index
+            self.base_due = change.number > 1
+        elif isinstance(change, Delete):
+            for record in self.shard.generations.listed():
+                if record.first_position <= change.last and (record.last_position or change.first) >= change.first:
+                    self._changed[record.number] = index
+            if listener is not None:
+                listener.forget()
+        elif listener is not None:
+            listener.dropped()
+
+    def _writes(self, entry: Entry) -> list[PendingWrite]:
+        """Return the writes of an entry: those that were proposed here, or those that its changes say."""
+        writer = self.shard.writer
+        with writer.lock:
+            proposed = list(islice(writer.proposed, len(entry.changes)))
+        if proposed and proposed[0].proposal.change is entry.changes[0]:
+            return proposed
+        place = f"{self._place}, log entry {entry.head.index}"
+        return [decode_change(self.shard, change, place) for change in entry.changes]
+
+    def take_base(self, base: Base) -> None:
+        """Replace the shard's contents by a base.
+
+        If this is interrupted, the shard counts as empty, and the next attempt begins anew. Raises `CorruptionError`,
+        `StorageUnavailableError`, and `ObjectNotFoundError` if the base was deleted.
+        """
+        shard, writer, generations = self.shard, self.shard.writer, self.shard.generations
+        with generations.rewrite_lock, writer.lock:
+            engine = writer.open_engine()
+            generations.forget()
+            self.progress = BEGINNING
+            try:
+                clear(engine)
+                for part in (*(part for shared in base.shared for part in shared.parts), *base.parts):
+                    write = WriteBatch()
+                    put_piece(read_part(self._store, part), write, f"{self._place}, part {part.name}")
+                    engine.write(write)
+                    self._meanwhile()
+                finished = WriteBatch()
+                put_progress(finished, _encoded(base.progress))
+                engine.write(finished)
+            finally:
+                writer.begin_again_locked(generations.open_again_locked)
+                writer.counters.deleted += 1  # so that counts that are kept in memory are computed again
+        self.progress = base.progress
+        self._changed = {shared.generation: shared.changed for shared in base.shared}
+        self._changed_before = base.progress.next - 1
+        self.grown = 0
+        if shard.writer.listener is not None:
+            shard.writer.listener.dropped()
+            shard.writer.listener.forget()
+
+    def write_base(self) -> None:
+        """Write a base of what is applied. Raises `StorageUnavailableError`."""
+        with self._applying:
+            self.grown, self.base_due = 0, False
+            snapshot = self.shard.writer.open_engine().snapshot()
+        with snapshot:
+            progress = _decoded(load_progress(snapshot), self._place)
+            records = [one for one in load_generations(snapshot) if not one.dropped]
+            sealed = [
+                Sealed(
+                    one.number,
+                    self._changed_by(one.number, progress),
+                    partial(pieces_of_generation, snapshot, one.number),
+                )
+                for one in records
+                if one.sealed is not None
+            ]
+            current = [pieces_of_generation(snapshot, one.number) for one in records if one.sealed is None]
+            parts = chain(*current, pieces_of_state(snapshot))
+            write_base(self._store, self.shard.number, self._site, progress, progress.next, parts, sealed)
+        self.base = progress.next
+
+    def _changed_by(self, generation: int, progress: Progress) -> int:
+        """Return the index of an entry before ``progress`` after which no other one before it changed a generation."""
+        return min(self._changed.get(generation, self._changed_before), progress.next - 1)
+
+    # --- reading ---
+
+    def follow(self, *, certain: bool = True, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Apply the entries of the log to its end; with ``certain``, all that were acknowledged before the call.
+
+        ``meanwhile`` is called after each of the steps, of a few seconds at most. Does nothing while this site owns the
+        shard. Raises the errors of `topicstore.replication.log_reader.LogReader.read`.
+        """
+        with self._reading:
+            self._follow_locked(certain, meanwhile)
+
+    def _follow_locked(self, certain: bool, meanwhile: Callable[[], object]) -> None:
+        self._step_down()
+        self._meanwhile = meanwhile
+        while not self.log.owned:
+            began = time.monotonic()
+            if self.log.reader.read(certain=certain) is not Step.READ:
+                self.caught_up = began
+                return
+            meanwhile()
+
+    def confirm(self) -> None:
+        """Return when this replica has applied all that was acknowledged before the call, on any site.
+
+        The owner looks for the next entry too: another site may have taken over, and it may not know yet. Raises
+        `StorageUnavailableError`, and the other errors of `follow`.
+        """
+        if not self._reading.acquire(timeout=-1 if self._timeout is None else self._timeout):
+            raise StorageUnavailableError(f"{self._place}: the log could not be read{self.log.reason}")
+        try:
+            if self.log.owned and self._is_deposed() and not self.log.release(self._timeout):
+                raise StorageUnavailableError(f"{self._place} has moved{self.log.reason}")
+            self._follow_locked(True, lambda: None)
+        finally:
+            self._reading.release()
+
+    def _is_deposed(self) -> bool:
+        """Return whether the log has an entry of a later epoch after those of this owner."""
+        index = self.progress.next
+        while (head := self.log.reader.head(index)) is not None:
+            if head.epoch > self.epoch:
+                return True
+            index += 1
+        return False
+
+    def take_over(self, epoch: int, meanwhile: Callable[[], object] = lambda: None) -> bool:
+        """Become the owner with an epoch; return False if a later one has begun. Raises as `ShardLog.take_over`.
+
+        ``meanwhile`` is called now and then while entries are read.
+        """
+        with self._reading:
+            self.epoch, self.tries = epoch, self.tries + 1
+            self.retry = time.monotonic() + min(_LONGEST_PAUSE, 2.0**self.tries)
+            self._follow_locked(False, meanwhile)
+            if not self.log.take_over(epoch):
+                return False
+            self.tries = 0
+            return True
+
+    def _step_down(self) -> None:
+        """Forget the writes that were proposed while this site owned the shard, and will not be applied."""
+        writer = self.shard.writer
+        with writer.lock:
+            if not self.log.owned and writer.proposed:
+                writer.abandon_locked()
+
+    # --- the log of the writer ---
+
+    @property
+    def owned(self) -> bool:
+        """Whether this site may propose writes."""
+        return self.log.owned
+
+    def encode_locked(self, pending: PendingWrite) -> None:
+        """Encode a prepared write.
+
+        Raises `LogFullError`, `EntryTooLargeError`, `ClusterNotReadyError`, `ShardElsewhereError`, `ShardMovedError`,
+        `DatabaseClosedError`, and the error that has stopped the log.
+        """
+        if self.closing:
+            raise DatabaseClosedError("the database is closed")
+        if self.missing and pending.change is None:
+            raise ClusterNotReadyError(
+                f"{self.missing} more sites must join the cluster before anything is stored (n_sites)"
+            )
+        if not self.log.owned:
+            shard, (site, address) = self.shard.number, self.owner
+            owner = f"site {site}" + f" ({address})" * bool(address) if site else "no site"
+            raise ShardElsewhereError(f"shard {shard} is written by {owner}", shard, site, address)
+        pending.proposal = encode_change(pending)
+        self.log.check(len(pending.proposal))
+
+    def propose_locked(self, pending: PendingWrite) -> None:
+        """Queue an encoded write for the log. Raises `ShardMovedError` if this site has ceased to own the shard."""
+        writer = self.shard.writer
+        before = writer.proposed[-1] if writer.proposed else writer.tail
+        first = int(pending.batch.positions[0]) if len(pending.batch) else pending.last_position
+        span = (first, pending.last_position) if pending.last_position > before.last_position else (0, 0)
+        pending.proposal = self.log.propose(pending.proposal, *span, alone=pending.change is not None)
+
+    def wait_for_room(self, pending: PendingWrite) -> None:
+        """Return when the queue may have room for a write. Raises `StorageUnavailableError` after the timeout."""
+        self.log.wait_for_room(len(pending.proposal), self._timeout)
+
+    def wait(self, pending: PendingWrite) -> None:
+        """Return when a write is in the log and applied. Raises the errors of `Proposal.wait`."""
+        pending.proposal.wait(self._timeout)

@@ -1,0 +1,451 @@
+"""`Site`: this process as a member of a cluster. One thread sends its beats, watches the others, and moves shards.
+
+Every beat interval the thread creates a beat, lists those of all sites, and looks for a new document. It then does what
+`topicstore.replication.duties` says: it creates the next document, takes shards over, releases them or follows them.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import attrs
+import msgspec
+
+from topicstore._version import __version__
+from topicstore.contract.errors import GenerationError, RecoverableError, TopicstoreError
+from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
+from topicstore.runtime.background import BackgroundTask
+from topicstore.runtime.closing import close_all
+from topicstore.shard.shard import Shard
+from topicstore.shard.writer import AddGeneration, DropGeneration
+
+from . import duties, names
+from .bases import cut_log, highest
+from .documents import Documents
+from .duties import Duty, Known
+from .objects import BEATS, Beat, ClusterDocument, GenerationPlan, ShardPlace
+from .replica import Replica
+from .settings import Cluster, check_site
+from .watching import Silences
+
+__all__ = ["ReplicaLag", "Site"]
+
+_KEPT = 16
+"""The number of documents that are kept for sites that read one at the moment."""
+_BASE_BYTES = 256 << 20
+"""The bytes of changes after which the owner writes a base."""
+_END = 1 << 63
+"""An index behind every entry."""
+
+
+@attrs.frozen
+class ReplicaLag:
+    """How far this site's replica of a shard is behind the shard's owner."""
+
+    shard: int
+    owner: str
+    """The site that owns the shard."""
+    entries: int
+    """The entries of the log that the owner has applied, as of its last beat, and this site has not."""
+    seconds: float
+    """The seconds since this site last had all entries; 0 for the owner."""
+
+
+class Site:
+    """A process as a site of a cluster: `start` takes part with the shards of a database, and `close` ends that."""
+
+    def __init__(self, cluster: Cluster, name: str, store: LogStore) -> None:
+        self.cluster = cluster
+        self.name = check_site(name)
+        self.store = store
+        self.replicas: Sequence[Replica] = ()
+        """The replicas of all shards, in order."""
+        self.failure: str | None = None
+        """The error of the last round of the site's thread; None if it succeeded. Reading it needs no lock."""
+        self.ended: str | None = None
+        """Why this process has stopped taking part in the cluster; None while it does."""
+        self._incarnation = secrets.token_bytes(16)
+        self._documents = Documents(store, self._back_off)
+        self._current: tuple[int, ClusterDocument] | None = None
+        """The last document that was read, and its number. Replaced as a whole."""
+        self._silences = Silences()
+        self._silent: Mapping[str, float] = {}
+        self._beat_number = 0
+        self._next_beat = self._next_poll = float("-inf")
+        """The times (`time.monotonic`) of the next beat, and of the next request for entries of others."""
+        self._changing = threading.Lock()
+        """Held while an owner's shards are brought to the document's generations."""
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._removing = BackgroundTask("removal of dropped generations", self._remove_dropped)
+        self._truncating = BackgroundTask("truncation of logs", self._truncate)
+
+    # --- the document ---
+
+    @property
+    def document(self) -> ClusterDocument:
+        """The last document that this site has read."""
+        return self._numbered()[1]
+
+    def _numbered(self) -> tuple[int, ClusterDocument]:
+        if self._current is None:
+            raise ValueError("the site has not entered the cluster")
+        return self._current
+
+    def find(self) -> ClusterDocument | None:
+        """Return the current document; None if there is no cluster yet. Raises the errors of `Documents.newest`."""
+        return self._documents.newest()[1]
+
+    def found(
+        self, database: bytes, shards: int, settings: Mapping[str, Any], layout: str, options: Mapping[str, Any]
+    ) -> ClusterDocument:
+        """Create the first document, whose shards have no owner yet; return the current one if another site was faster.
+
+        ``layout`` and ``options`` are those of the first generation.
+        """
+        document = ClusterDocument(
+            id=secrets.token_bytes(16),
+            database=database,
+            sites={},
+            shards=(ShardPlace("", 0, b"", ()),) * shards,
+            settings=dict(settings),
+            generations=(GenerationPlan(1, layout, dict(options)),),
+        )
+        _, current = self._documents.change(lambda _, there: document if there is None else None)
+        return document if current is None else current
+
+    def enter(self) -> None:
+        """Take part in the cluster, in place of an earlier process of this site. Raises the errors of `find`."""
+        self._beat_number = (highest(self.store, names.beats(self.name)) or 0) + 1
+        address, factor = self.cluster.address, self.cluster.replication_factor
+        self._change(lambda number, there: duties.entered(there, number, self.name, self._incarnation, address, factor))
+
+    def _change(self, make: Callable[[int, ClusterDocument], ClusterDocument | None]) -> tuple[int, ClusterDocument]:
+        """Create the next document, with an id of its own; return the current one with its number."""
+
+        def made(number: int, document: ClusterDocument | None) -> ClusterDocument | None:
+            following = None if document is None else make(number, document)
+            return None if following is None else msgspec.structs.replace(following, id=secrets.token_bytes(16))
+
+        number, document = self._documents.change(made)
+        if document is None:
+            raise StorageUnavailableError(f"{self.store.place} has no document of the cluster any more")
+        if number > _KEPT and number % _KEPT == 0:
+            self._documents.forget(_KEPT)
+        self._look_at(number, document)
+        return number, document
+
+    def _look_at(self, number: int, document: ClusterDocument) -> None:
+        if self._current is not None and self._current[0] >= number:
+            return  # another thread has read a later one
+        self._current = number, document
+        missing = max(self.cluster.n_sites - len(document.sites), 0)
+        for replica, place in zip(self.replicas, document.shards, strict=False):
+            replica.missing = missing
+            owner = document.sites.get(place.owner)
+            replica.owner = (place.owner, "" if owner is None else owner.address)
+
+    def _back_off(self, tries: int) -> None:
+        pause = min(1.0, 0.02 * 2 ** min(tries, 10))
+        if self._stopping.wait(pause) or tries * pause > self.cluster.store_timeout:
+            raise StorageUnavailableError(f"{self.store.place} did not answer; a document may have been created")
+
+    # --- beginning and ending ---
+
+    def start(self, shards: Sequence[Shard]) -> None:
+        """Enter the cluster, follow the logs of all shards, take over those that this site is to own, start the thread.
+
+        Raises `StorageUnavailableError`, `CorruptionError`, and the errors of creating a generation.
+        """
+        self.replicas = [Replica(shard, self.store, self.name, self.cluster.store_timeout) for shard in shards]
+        self.enter()
+        for replica in self.replicas:
+            self._do(replica)
+            if not replica.log.owned:
+                replica.follow(meanwhile=self._beat)
+        self._beat()
+        self._removing.wake()
+        self._thread = threading.Thread(target=self._run, name=f"topicstore-site-{self.name}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Release this site's shards, pass them on to other sites, and stop. This is idempotent.
+
+        What is queued is written first, unless the store does not answer within `Cluster.store_timeout`.
+        """
+        self._stopping.set()
+        close_all((self._release, *(replica.log.close for replica in self.replicas), self._end_threads, self._pass_on))
+        self.replicas = ()
+
+    def _release(self) -> None:
+        deadline = time.monotonic() + self.cluster.store_timeout
+        self._join(self.cluster.store_timeout)
+        for replica in self.replicas:
+            replica.closing = True
+            replica.log.leave()
+        for replica in self.replicas:
+            replica.log.release(max(deadline - time.monotonic(), 0))
+
+    def _join(self, timeout: float | None = None) -> None:
+        """Wait until the site's thread has ended. In the thread itself, return at once."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _end_threads(self) -> None:
+        self._join()
+        for task in (self._removing, self._truncating):
+            task.stop()
+        for task in (self._removing, self._truncating):
+            task.join()
+
+    def _pass_on(self) -> None:
+        if any(replica.released for replica in self.replicas):
+            with suppress(RecoverableError):  # otherwise other sites take the shards over by themselves
+                self._documents.change(self._abdicated)
+        self.store.close()
+
+    def _abdicated(self, number: int, document: ClusterDocument | None) -> ClusterDocument | None:
+        if document is None:
+            return None
+        following = duties.abdicated(document, number, self._known({}), self.cluster.takeover_after)
+        return None if following is None else msgspec.structs.replace(following, id=secrets.token_bytes(16))
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        while not self._stopping.wait(max(min(self._next_beat, self._next_poll) - time.monotonic(), 0)):
+            try:
+                self.look()
+                failures = [replica.failure for replica in self.replicas if replica.failure is not None]
+                self._failed(failures[0] if failures else None)
+            except Exception as error:  # noqa: BLE001 - reported in `failure`; it must not end the thread
+                self._failed(str(error) or type(error).__name__)
+                self._stopping.wait(self.cluster.beat_interval / 10)
+            if self.ended is not None:
+                return
+
+    def _failed(self, failure: str | None) -> None:
+        known, self.failure = self.failure, failure
+        if failure is not None and failure != known:
+            with suppress(RuntimeWarning):  # if warnings are errors, `failure` still reports it
+                warnings.warn(f"site {self.name}: {failure}", RuntimeWarning, stacklevel=1)
+
+    def look(self) -> None:
+        """Do one round: beat if it is time, look at the others, and do what is due for each shard."""
+        if time.monotonic() >= self._next_beat:
+            self._beat()
+            self._watch()
+        poll = time.monotonic() >= self._next_poll
+        if poll:
+            self._next_poll = time.monotonic() + self.cluster.poll_interval
+        for replica in self.replicas:
+            if self._stopping.is_set() or self.ended is not None:
+                return
+            try:
+                self._do(replica, poll=poll)
+                replica.failure = None
+            except TopicstoreError as error:  # other shards go on
+                replica.failure = f"shard {replica.shard.number}: {error}"
+
+    def _beat(self) -> None:
+        """Create the next beat if it is time."""
+        now = time.monotonic()
+        if now < self._next_beat or self.ended is not None:
+            return
+        self._next_beat = now + self.cluster.beat_interval
+        name = names.beat(self.name, self._beat_number)
+        applied = {replica.shard.number: replica.progress.next for replica in self.replicas}
+        beat = Beat(
+            site=self.name,
+            incarnation=self._incarnation,
+            address=self.cluster.address,
+            program=__version__,
+            applied=applied,
+        )
+        # An existing beat is this process's own, whose answer was lost, or that of another process of this site: the
+        # document says which of the two is the site, and the next beat shows that it is alive.
+        with suppress(ObjectExistsError):
+            self.store.create(name, BEATS.encode(name, beat))
+        self._beat_number += 1
+        if self._beat_number > 2:
+            self.store.delete(names.beat(self.name, self._beat_number - 2))
+
+    def _end(self, reason: str) -> None:
+        """Stop taking part: the process that replaces this one owns the shards."""
+        self.ended = f"{reason}; this one has stopped writing"
+        self._failed(self.ended)
+        for replica in self.replicas:
+            replica.log.close()
+
+    def _watch(self) -> None:
+        """Look at the beats of all sites and at the current document; create the next document if one is due."""
+        beats = self._beats()
+        newer = self._documents.newer(self._numbered()[0])
+        if newer is not None:
+            self._look_at(*newer)
+        document = self.document
+        found = {**dict.fromkeys(document.sites, 0), **{site: max(numbers) for site, numbers in beats.items()}}
+        self._silent = self._silences.look(found, time.monotonic())
+        me = document.sites.get(self.name)
+        if me is None or me.incarnation != self._incarnation:
+            self._end(f"another process runs as site {self.name}" if me else f"site {self.name} was removed")
+            return
+        everything = dict.fromkeys(document.sites, dict.fromkeys(range(len(document.shards)), _END))
+        if self._following(document, self._known(everything), 1 << 62) is not None:
+            known = self._known(self._applied(beats))
+            if self._following(document, known, 1 << 62) is not None:
+                self._change(lambda number, current: self._following(current, known, number))
+
+    def _following(self, document: ClusterDocument, known: Known, number: int) -> ClusterDocument | None:
+        cluster = self.cluster
+        return duties.next_document(document, number, known, cluster.takeover_after, cluster.replication_factor)
+
+    def _known(self, applied: Mapping[str, Mapping[int, int]]) -> Known:
+        released = {replica.shard.number: replica.progress.epoch for replica in self.replicas if replica.released}
+        now = time.monotonic()
+        lost = {
+            replica.shard.number: replica.epoch
+            for replica in self.replicas
+            if replica.epoch and not replica.log.owned and now >= replica.retry
+        }
+        return Known(self.name, self._incarnation, self._silent, lost, released, applied)
+
+    def _beats(self) -> dict[str, list[int]]:
+        """Return the numbers of all beats, by site."""
+        found: dict[str, list[int]] = {}
+        for chunk in self.store.names(names.BEATS):
+            for name in chunk:
+                found.setdefault(names.site_of(name), []).append(names.number_of(name))
+        return found
+
+    def _applied(self, beats: Mapping[str, list[int]]) -> dict[str, Mapping[int, int]]:
+        """Return the progress that each site has reported in its last beat."""
+        applied: dict[str, Mapping[int, int]] = {}
+        for site, numbers in beats.items():
+            name = names.beat(site, max(numbers))
+            with suppress(ObjectNotFoundError):  # the site has created the next one, and deleted this one
+                applied[site] = BEATS.decode(name, self.store.get(name), self.store.place).applied
+        applied[self.name] = {replica.shard.number: replica.progress.next for replica in self.replicas}
+        return applied
+
+    # --- the shards ---
+
+    def _do(self, replica: Replica, *, poll: bool = True) -> None:
+        """Do what is due for a shard."""
+        number = replica.shard.number
+        what = duties.duty(self.document, number, self._known({}), replica.epoch, owned=replica.log.owned)
+        if what is Duty.TAKE_OVER:
+            if replica.take_over(self.document.shards[number].epoch, self._beat):
+                self._reach(replica)
+        elif what is Duty.OWN:
+            self._reach(replica)
+            if poll and (replica.base or replica.base_due or replica.grown >= _BASE_BYTES):
+                self._truncating.wake()
+        elif what is Duty.RELEASE:
+            replica.log.leave()
+        elif what is Duty.FOLLOW and poll:
+            replica.follow(certain=False, meanwhile=self._beat)
+            self._removing.wake()
+
+    def _reach(self, replica: Replica) -> None:
+        """Add and drop generations of an owned shard until it has those of the document."""
+        generations, writer = replica.shard.generations, replica.shard.writer
+        with self._changing:
+            for plan in self.document.generations:
+                if plan.number > generations.current:
+                    change = AddGeneration(plan.number, plan.layout, plan.options, writer.policy.now())
+                    writer.finish_commit(writer.submit(generations.pending_add(change)))
+                record = generations.records.get(plan.number)
+                if plan.dropped and record is not None and not record.dropped:
+                    writer.finish_commit(writer.submit(generations.pending_drop(DropGeneration(plan.number))))
+        self._removing.wake()
+
+    def _remove_dropped(self, _: bool) -> None:
+        for replica in self.replicas:
+            if any(record.dropped for record in list(replica.shard.generations.records.values())):
+                replica.shard.generations.remove_dropped()
+                replica.shard.generations.reclaim_removed()
+
+    def _truncate(self, _: bool) -> None:
+        """Write a base of each owned shard whose log has grown, and cut the log once the other replicas have it."""
+        for replica in self.replicas:
+            if replica.log.owned and (replica.base_due or replica.grown >= _BASE_BYTES):
+                replica.write_base()
+        applied = self._applied(self._beats())
+        for replica in self.replicas:
+            if replica.base and replica.log.owned and self._oldest_reader(replica, applied) >= replica.base:
+                cut_log(self.store, replica.shard.number, self.name, replica.base)
+                replica.base = 0
+
+    def _oldest_reader(self, replica: Replica, applied: Mapping[str, Mapping[int, int]]) -> int:
+        """Return the lowest index that a replica reads next, except those that have been silent for too long."""
+        number, retention = replica.shard.number, self.cluster.log_retention
+        place = self.document.shards[number]
+        waited = [site for site in (*place.replicas, *place.joining) if self._silent.get(site, 0.0) < retention]
+        return min((applied.get(site, {}).get(number, 0) for site in waited if site != self.name), default=_END)
+
+    # --- for the database ---
+
+    def refresh(self) -> None:
+        """Return when this site has everything that was acknowledged before the call. Raises `StorageUnavailableError`.
+
+        Replicas read their logs to the end; of shards that this site owns it looks for the next entry.
+        """
+        for replica in self.replicas:
+            replica.confirm()
+
+    def add_generation(self, layout: str, options: Mapping[str, Any]) -> int:
+        """Begin a new generation in all shards: at once in those that this site owns. Return its number."""
+        added = 0
+
+        def change(generations: Sequence[GenerationPlan]) -> Sequence[GenerationPlan]:
+            nonlocal added
+            added = len(generations) + 1
+            return (*generations, GenerationPlan(added, layout, dict(options)))
+
+        self._plan(change)
+        return added
+
+    def drop_generation(self, number: int) -> bool:
+        """Drop a sealed generation in all shards: at once in those that this site owns. Return False if it was dropped.
+
+        Raises `GenerationError`.
+        """
+        dropped = False
+
+        def change(generations: Sequence[GenerationPlan]) -> Sequence[GenerationPlan]:
+            nonlocal dropped
+            if not 0 < number <= len(generations):
+                raise GenerationError(f"there is no generation {number}")
+            if number == len(generations):
+                raise GenerationError(f"generation {number} is the current one; add another before dropping it")
+            dropped = not generations[number - 1].dropped
+            return [msgspec.structs.replace(one, dropped=one.dropped or one.number == number) for one in generations]
+
+        self._plan(change)
+        return dropped
+
+    def _plan(self, change: Callable[[Sequence[GenerationPlan]], Sequence[GenerationPlan]]) -> None:
+        self._change(lambda _, document: duties.with_generations(document, change))
+        for replica in self.replicas:
+            if replica.log.owned:
+                self._reach(replica)
+
+    def lag(self) -> list[ReplicaLag]:
+        """Return how far each replica of this site is behind its shard's owner. Raises `StorageUnavailableError`."""
+        applied, now, lags = self._applied(self._beats()), time.monotonic(), []
+        for replica in self.replicas:
+            number, owner = replica.shard.number, replica.owner[0]
+            behind = max(applied.get(owner, {}).get(number, 0) - replica.progress.next, 0)
+            seconds = 0.0 if replica.log.owned else now - replica.caught_up
+            lags.append(ReplicaLag(number, owner, behind, seconds))
+        return lags
+
+    def __repr__(self) -> str:
+        return f"<Site {self.name} of {self.store.place}>"
