@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -782,6 +782,7 @@ ROWS = [
     M("batches have 65,536 operations", "test_a_hundred_thousand_keys_in_one_batch", {WRITE: operations(lambda all_: all_[: 1 << 16])}),
     # isolation
     M("snapshots are live", "test_a_snapshot_sees_the_moment_it_was_made", {"SNAPSHOT.scan": lambda call, me, given: me.engine.inner.scan(**given), "SNAPSHOT.get_many": lambda call, me, given: me.engine.inner.get_many(**given)}),
+    M("scans share a cursor", "test_scans_that_take_turns_lose_no_key", {"SNAPSHOT.scan": one_cursor}),
     M("there is one snapshot", "test_two_snapshots_see_two_moments", {"ENGINE.snapshot": stale(lambda given: ())}),
     M("a keyspace's moment is that of its first read", "test_a_snapshot_is_one_moment_of_all_keyspaces", {"SNAPSHOT.scan": late_keyspace}),
     M("scans are of the moment of the call", "test_a_scan_sees_the_moment_of_its_first_list", {"ENGINE.scan": lambda call, me, given: me.inner.snapshot().scan(**given)}),
@@ -814,6 +815,7 @@ ROWS = [
     M("failed reads end scans", "test_a_failed_read_is_told", {SCAN: swallow(EngineError)}, "rocksdb"),
     M("damage ends scans", "test_a_flipped_byte_is_told_or_harmless", {SCAN: swallow(CorruptionError)}, "rocksdb"),
     M("verify finds nothing", "test_a_flipped_byte_is_told_or_harmless", {"ENGINE.verify": lambda call, me, given: iter(())}, "rocksdb"),
+    M("one damage is told", "test_each_damaged_file_is_told", {"ENGINE.verify": result(lambda damages: islice(damages, 1))}, "rocksdb"),
     M("damaged engines stay open", "test_what_damage_raised_may_be_kept", {SCAN: after_damage, CLOSE: when(lambda me, given: vars(me).get("failed"), lie())}, "rocksdb", raises=EngineError),
     # threads
     M("half a batch is seen", "test_readers_beside_a_writer_see_whole_batches", {WRITE: show_first(first_runs), "ENGINE.snapshot": also(lambda me, given: Shown.of(me).seen())}),

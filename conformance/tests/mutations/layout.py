@@ -485,6 +485,12 @@ def stale_reads(call: Call, me: Any, given: Given) -> SlabStep:
     return known[key] if key in known else known.setdefault(key, call())
 
 
+def shared_answers(call: Call, me: Any, given: Given) -> SlabStep:
+    """Return to every reader of a filter what the first one with as many rows was returned."""
+    known: dict[Any, SlabStep] = vars(me).setdefault("shared", {})
+    return known.setdefault((given["stream"], given["topic_filter"].text, given["limits"].rows), call())
+
+
 def forget_answers(me: Any, given: Given) -> None:
     vars(me).pop("answers", None)
 
@@ -536,6 +542,7 @@ ROWS = [
     M("columns are left unread", "test_the_columns_that_are_asked_for", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, columns=limits.columns if len(limits.columns) > 2 else frozenset()))}, "block"),
     M("the bound is one more", "test_the_bound", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, bound=limits.bound + 1))}, "reference"),
     M("the start is left out", "test_the_start_is_inclusive", {"SLAB.begin": argument(position=lambda position: position + 1)}, "reference"),
+    M("readers of one filter have one answer", "test_readers_of_one_filter_take_turns", {NEXT: shared_answers}, "block"),
     M("nothing is done after the deadline", "test_a_deadline_that_is_past", {NEXT: when(lambda me, given: given["limits"].deadline is not None and given["limits"].deadline <= time.monotonic(), lambda call, me, given: SlabStep(batch=EMPTY, place=given["place"], exhausted=False))}, "reference"),
     M("a limit is the end", "test_exhausted_is_not_said_too_early", {NEXT: step(lambda found, given: attrs.evolve(found, exhausted=found.exhausted or len(found.batch) == given["limits"].rows))}, "reference"),
     M("the next call begins after 64 positions", "test_bounds_that_grow_step_by_step", {NEXT: step(lambda found, given: attrs.evolve(found, place=(given["limits"].bound | 63).to_bytes(8, "big")) if found.exhausted else found)}, "reference"),
@@ -586,12 +593,14 @@ ROWS = [
     # heads
     M("heads lack a message", "test_heads_are_those_of_the_messages", {"SLAB.heads": each(without_the_first)}, "block"),
     M("heads lack a range", "test_heads_are_those_of_the_messages", {"SLAB.heads": each(lambda heads: attrs.evolve(heads, last=heads.last + 1))}, "block"),
+    M("heads end too late", "test_heads_of_any_range", {"SLAB.heads": argument(last=lambda last: last + 9)}, "block"),
     M("steps lack a message", "test_compaction_steps_have_the_heads_of_a_range", {COMPACT: each(lambda step: attrs.evolve(step, heads=without_the_first(step.heads)))}, "block"),
     M("steps end too late", "test_compaction_steps_have_the_heads_of_a_range", {COMPACT: each(lambda step: attrs.evolve(step, heads=attrs.evolve(step.heads, last=FAR)))}, "block"),
 
     # compaction
     M("compaction loses the newest", "test_compaction_changes_nothing", {COMPACT: lose_the_newest}, "block"),
     M("everything waits", "test_the_backlog_is_what_waits", {"SLAB.backlog": lambda call, me, given: given["messages"]}, "reference"),
+    M("compaction goes on to the end", "test_compaction_ends_at_its_bound", {COMPACT: argument(bound=FAR)}, "block"),
     M("each step must be committed", "test_steps_that_are_never_committed", {COMPACT: insist}, "block"),
     M("steps are committed twice", "test_deletes_between_steps_of_a_compaction", {COMPACT: twice_committed}, "block"),
     M("steps remove later stores", "test_stores_beside_compaction", {COMPACT: over_stores}, "block"),
@@ -651,6 +660,7 @@ ROWS = [
     M("every eighth position can't be deleted", "test_deletes_at_every_position", {DELETE: when(lambda me, given: given["first"] == given["last"] and given["first"] % 8 == 1, lambda call, me, given: iter(()))}, "reference"),
     M("sixteen filters are spared", "test_any_number_of_topics_is_spared", {DELETE: argument(spare=lambda spare: spare[:16])}, "reference"),
     M("filters with wildcards are not spared", "test_any_number_of_topics_is_spared", {DELETE: argument(spare=lambda spare: [one for one in spare if "+" not in one.text])}, "reference"),
+    M("answers outlast steps of deletes", "test_deletes_of_what_is_being_read", {NEXT: stale_reads, STORE: also(forget_answers)}, "block"),
     M("steps are counted before they are taken", "test_reads_between_steps_of_a_delete", {DELETE: lambda call, me, given: (me.engine.write(one.write) or one for one in list(call()))}, "reference"),
     M("verify leaves out a keyspace", "test_damage_in_each_keyspace_is_told", {VERIFY: unless_damaged("position")}, "reference"),
     M("one damage is told", "test_all_damage_is_told", {VERIFY: first_damage_only}, "reference"),

@@ -11,19 +11,27 @@ import topicstore as ts
 from changes import also, argument, late, lie, result, stale
 from database import forget_position
 from running import M, suites_of
-from topicstore.lifecycle import retention
+from topicstore.lifecycle import expiry, retention
 from topicstore.lifecycle.retention import Retention
 from topicstore.lifecycle.retention_policy import RetentionSettings
 from topicstore.pubsub import publish as publishing
-from topicstore.pubsub import retained_lookup
+from topicstore.pubsub import retained, retained_lookup
+from topicstore.pubsub.durable_filters import DurableFilters
+from topicstore.pubsub.persistence_rules import PersistenceRules
 from topicstore.pubsub.subscription import Subscription
 from topicstore.queues.queue import Queue
 from topicstore.queues.queues import Queues
-from topicstore.sessions import Publish, Session, Sessions, Will
+from topicstore.sessions import Publish, Session, Sessions, Will, qos2
+from topicstore.sessions import publish as receiving
+from topicstore.sessions.commits import Commits
+from topicstore.sessions.connect import Opening
+from topicstore.sessions.in_flight import MAX_PACKET_ID, InFlight
+from topicstore.sessions.session_store import SessionState
 from topicstore.shard.generations import Generations
 from topicstore.shard.state import FrameworkWrite
 from topicstore.shard.writer import WritePolicy
 from topicstore.storage.generations import drop_generation
+from topicstore.storage.keyed_messages import state_key
 from topicstore.storage.opening import ShardOpener
 from topicstore_backends.rocksdb import RocksdbEngine
 from topicstore_conformance.parts.suite import DatabasePartsSuite
@@ -37,6 +45,8 @@ DAY = 86_400_000_000
 DATABASE, SESSIONS, SESSION, QUEUE, QUEUES, POLICY = ts.Database, Sessions, Session, Queue, Queues, WritePolicy
 PUBLISHING, LOOKUP, SUBSCRIPTION, RETENTION = publishing, retained_lookup, Subscription, Retention
 GENERATIONS, ENGINE, OPENER = Generations, RocksdbEngine, ShardOpener
+RECEIVING, QOS2, IN_FLIGHT, COMMITS, OPENING = receiving, qos2, InFlight, Commits, Opening
+FILTERS, RULES, RETAINED, EXPIRY, STORED_SESSIONS = DurableFilters, PersistenceRules, retained, expiry, SessionState
 
 
 def subject_of(row: M) -> Pair:
@@ -83,6 +93,35 @@ def committed_in_two(call: Call, me: Any, given: Given) -> Any:
     return call(upto=me.peek(1).ids[0]) + call()
 
 
+def read_again(me: Any, given: Given) -> None:
+    me._read = 0
+
+
+def gone_when_read(call: Call, me: Any, given: Given) -> None:
+    """Drop the generations of a queue whose messages were read, although they are not committed."""
+    record, me._record = me._record, msgspec.structs.replace(me._record, head=me._read)
+    call()
+    me._record = record
+
+
+def ids_in_turn(call: Call, me: Any, given: Given) -> Any:
+    """Give packet ids in turn, whether or not they are in use."""
+    return [(me.next_id - 1 + number) % MAX_PACKET_ID + 1 for number in range(given["count"])]
+
+
+def without_condition(call: Call, me: Any, given: Given) -> bool:
+    """Remove an expired retained message, even if it was replaced meanwhile."""
+    key = retained.key_of(given["topic"])
+    given["storage"].state(given["shard"]).write([FrameworkWrite(state_key(key), None)])
+    return True
+
+
+def of_any_rules(call: Call, me: Any, given: Given) -> Any:
+    """Return the progress of the rules, even of those that were replaced."""
+    stored = given["storage"].state(given["shard"]).get(expiry._KEY)
+    return {} if stored is None else expiry._decode(expiry._KEY, stored).reached
+
+
 def days_later(days: float) -> Any:
     """Run retention with a later time."""
     return lambda call, me, given: call(now=me._storage().clock() + int(days * DAY))
@@ -126,15 +165,45 @@ ROWS = [
     M("retained messages last a microsecond more", "test_retained_messages_expire", {"LOOKUP.retained": argument(now=lambda now: now - 1)}, MEMORY),
     M("state is written after the messages", "test_a_killed_publish", {"PUBLISHING._store": state_apart}, DISK, raises=ERRORS),
     M("writes wait for the next", "test_a_killed_publisher", {"ENGINE.write": late}, DISK, raises=ERRORS),
+    M("state is left out", "test_state_is_committed_with_a_publish", {"PUBLISHING._store": argument(state={})}, MEMORY),
+    M("routed messages have no time", "test_routed_messages_are_whole", {"PUBLISHING._route": argument(now=0)}, MEMORY),
+    M("only 1 asks", "test_publishers_ask_by_either_value", {"PUBLISHING._asks": lambda call, me, given: (publishing.PERSIST, "1") in given["properties"].user_properties}, MEMORY),
+    M("rules have no lowest QoS", "test_rules_have_publishers_and_levels", {"RULES.add": argument(least_qos=0)}, MEMORY),
+    M("what replaced an expired message goes with it", "test_replaced_messages_do_not_expire", {"RETAINED._remove_expired": without_condition}, MEMORY),
     # sessions
     M("deliveries lack their first message", "test_each_message_once", DELIVERED, MEMORY),
     M("every start is clean", "test_sessions_outlast_reopening", CLEAN, DISK, raises=ERRORS),
     M("dropped generations stay", "test_dropped_generations_reach_no_session", STAYS, MEMORY, raises=ERRORS),
     M("sessions don't expire", "test_sessions_expire", TICK, MEMORY),
     M("intervals are sent whole", "test_expired_messages_are_not_sent", {"SESSION.deliver": result(lambda items: [msgspec.structs.replace(item, expiry=None) for item in items])}, MEMORY),
+    M("a second is lost", "test_what_is_left_of_an_interval", {"SESSION.deliver": result(lambda items: [msgspec.structs.replace(item, expiry=item.expiry and item.expiry - 1) for item in items])}, MEMORY),
     M("wills have no delay", "test_wills_outlast_reopening", {"SESSIONS.open": argument(will=lambda will: will and Will(will.message))}, DISK),
     M("deliveries are acknowledged at once", "test_a_killed_delivery", {"SESSION.deliver": acknowledged}, DISK),
     M("PUBRECs are forgotten", "test_exactly_once", {"SESSION.pubrec": lie(0)}, DISK),
+    M("wills wait twice as long", "test_wills_come_with_the_end_of_a_session", {"SESSIONS.open": argument(will=lambda will: will and Will(will.message, 2 * will.delay))}, MEMORY),
+    M("wills are published after a DISCONNECT", "test_wills_of_clients_that_return", {"SESSION.disconnect": argument(send_will=True)}, DISK),
+    # packet ids
+    M("every row of a call is new", "test_repetitions_within_a_call_are_stored_once", {"RECEIVING.new_messages": lambda call, me, given: (list(given["rows"]), call()[1])}, MEMORY),
+    M("packet ids of clients aren't stored", "test_repetitions_after_reopening_are_stored_once", {"RECEIVING.writes_of": lie({})}, DISK),
+    M("PUBRELs aren't stored", "test_released_ids_can_be_used_again", {"QOS2._removals": lie([])}, DISK),
+    M("PUBRELs free the window", "test_the_window_counts_all_exchanges", {"IN_FLIGHT.room": lambda call, me, given: call() + len(me.awaiting_pubcomp)}, MEMORY),
+    M("packet ids are given in turn", "test_a_packet_id_is_given_once", {"IN_FLIGHT.free_ids": ids_in_turn}, MEMORY),
+    M("a take-over commits nothing", "test_acknowledgements_outlast_a_take_over", {"COMMITS.checkpoint": lie([])}, MEMORY),
+    M("every PUBREC accepts", "test_a_refused_message_is_over", {"SESSION.pubrec": argument(accepted=True)}, MEMORY),
+    # subscriptions of sessions
+    M("retained messages are always sent", "test_retained_messages_are_sent_as_asked", {"SESSION.subscribe": argument(retain_handling=0)}, MEMORY),
+    M("identifiers are forgotten", "test_flags_of_messages", {"SESSION.subscribe": argument(subscription_identifier=0)}, MEMORY),
+    M("no_local is forgotten", "test_own_messages_are_left_out", {"SESSION.subscribe": argument(no_local=False)}, MEMORY),
+    M("every start is clean", "test_options_outlast_reopening", CLEAN, DISK, raises=ERRORS),
+    M("an UNSUBSCRIBE does nothing", "test_nothing_comes_after_an_unsubscribe", {"SESSION.unsubscribe": lie(True)}, DISK),
+    M("filters are wanted for ever", "test_only_wanted_messages_are_stored", {"FILTERS.remove": lie()}, MEMORY),
+    M("records stay when sessions expire", "test_nothing_is_left_of_what_ended", {"STORED_SESSIONS.remove": lie(True)}, MEMORY),
+    M("no start is clean", "test_a_clean_start_begins_anew", {"SESSIONS.open": argument(clean_start=False)}, MEMORY),
+    M("what expired is resumed", "test_a_session_that_expired_unnoticed", {"OPENING._resumed": lambda call, me, given: given["found"]}, DISK),
+    M("twice as much is kept", "test_bounded_backlogs_lose_the_oldest", {"SESSIONS.bound_backlogs": argument(max_messages=lambda most: most and 2 * most)}, DISK),
+    M("what was missed isn't counted", "test_late_sessions_miss_the_oldest_routed_messages", {"SESSION.status": result(lambda status: attrs.evolve(status, missed=0))}, MEMORY),
+    M("changed identifiers are forgotten", "test_changed_subscriptions_keep_their_messages", {"SESSION.subscribe": argument(subscription_identifier=0)}, MEMORY),
+    M("everything is allowed", "test_refused_messages_are_not_sent", {"SESSIONS.open": argument(allow=None)}, MEMORY),
     # shared subscriptions
     M("shared subscriptions aren't shared", "test_each_message_to_one_member", {"SESSION.subscribe": argument(topic_filter=lambda text: text.removeprefix("$share/group/"))}, MEMORY),
     M("every start is clean", "test_groups_outlast_reopening", CLEAN, DISK),
@@ -154,6 +223,11 @@ ROWS = [
     M("queues go with a generation", "test_queues_outlive_generations", {"DATABASE.drop_generation": also(lambda me, given: me.queues.open("q").commit((1 << 64) - 1))}, MEMORY),
     M("appends are made in two", "test_a_killed_append", {"QUEUE.append": in_two}, DISK),
     M("commits are made in two", "test_a_killed_commit", {"QUEUE.commit": committed_in_two}, DISK),
+    M("a commit begins the reading anew", "test_commits_move_the_reading", {"QUEUE.commit": also(read_again)}, MEMORY),
+    M("a byte more is counted", "test_counts_of_queues", {"QUEUES.__getitem__": result(lambda info: attrs.evolve(info, bytes=info.bytes + 1))}, MEMORY),
+    M("generations go when they were read", "test_large_queues_keep_what_was_read", {"QUEUE._drop_passed": gone_when_read}, DISK, raises=ERRORS),
+    M("bounds don't change", "test_changed_bounds_outlast_reopening", {"QUEUE.bound": lie()}, DISK),
+    M("queues aren't dropped", "test_a_dropped_queue_is_gone", {"QUEUES.drop": lie(True)}, DISK),
     # retention
     M("a run drops the oldest generation", "test_nothing_goes_without_a_limit", {"RETENTION.run": also(drop_oldest)}, MEMORY),
     M("a run is days ahead", "test_young_messages_stay", {"RETENTION.run": days_later(1.5)}, MEMORY),
@@ -163,6 +237,10 @@ ROWS = [
     M("the wall clock is trusted", "test_a_clock_that_jumps_ahead_removes_nothing", {"RETENTION.run": days_later(0)}, MEMORY),
     M("a run is days ahead", "test_a_killed_run", {"RETENTION.run": days_later(2)}, DISK),
     M("topics lack the first", "test_removed_messages_are_counted_nowhere", {"DATABASE.topics": result(lambda tallies: tallies[1:])}, MEMORY),
+    M("full databases always drop", "test_full_databases_refuse_or_drop", {"RETENTION.set": argument(when_full="drop")}, DISK),
+    M("new filters begin where the old ones ended", "test_changed_filters_apply_to_old_messages", {"EXPIRY._reached": of_any_rules}, DISK),
+    M("a run is seconds ahead", "test_filters_remove_nothing_that_is_new", {"RETENTION.run": days_later(0.0002)}, MEMORY),
+    M("an outlook drops a generation", "test_an_outlook_changes_nothing", {"RETENTION.outlook": also(drop_oldest)}, MEMORY),
     # archives
     M("archives lack messages", "test_archived_messages_read_as_before", LOST, MEMORY),
     M("topics of archives are missing", "test_archived_messages_are_counted", {"DATABASE.topics": if_archived(lambda tallies: tallies[1:])}, MEMORY),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -117,6 +118,13 @@ def remembered(call: Call, me: Any, given: Given) -> Any:
     return [known.setdefault((len(given["payloads"]), len(payload)), payload) for payload in call()]
 
 
+def by_crc(call: Call, me: Any, given: Given) -> Any:
+    """Encode payloads as another payload with the same checksum was encoded before."""
+    known, payloads = vars(me).setdefault("_by_crc", {}), list(map(bytes, given["payloads"]))
+    found = call(payloads=payloads)
+    return [known.setdefault(zlib.crc32(payload), stored) for payload, stored in zip(payloads, found, strict=True)]
+
+
 def dated(call: Call, me: Any, given: Given) -> Any:
     """Encode with the day."""
     request = given["request"]
@@ -217,6 +225,7 @@ ROWS = [
     M("payloads that were empty stay encoded", "test_empty_payloads", {DECODE: each_way(lambda payloads, of: [of([p])[0] if len(p) > 1 else p for p in payloads])}, MEMORY),
     M("empty payloads become a space", "test_empty_payloads", {ENCODE: argument(payloads=lambda given: [p or b" " for p in given])}, MEMORY),
     M("equal payloads are encoded once", "test_equal_payloads", {DECODE: lambda call, me, given: (found := call())[:1] + [b""] * (len(found) - 1) if len(set(map(bytes, given["payloads"]))) == 1 else found}, MEMORY),
+    M("payloads are known by crc32", "test_payloads_with_equal_hashes", {ENCODE: by_crc}, MEMORY),
     M("payloads are cut", "test_payloads_of_any_length", {ENCODE: argument(payloads=lambda given: [bytes(p)[:65_535] for p in given])}, MEMORY),
     M("trailing zeros are lost", "test_payloads_of_any_length", {ENCODE: argument(payloads=lambda given: [bytes(p).rstrip(b"\0") for p in given])}, MEMORY),
     M("payloads that look encoded aren't encoded", "test_payloads_that_are_stored_forms", {ENCODE: each_way(marked), DECODE: each_way(lambda payloads, of: [of([p])[0] if p[:1] == b"\3" else p for p in payloads])}, MEMORY),
@@ -245,6 +254,7 @@ ROWS = [
     M("payloads are decoded twice", "test_subscriptions", TWICE, MEMORY),
     M("payloads are encoded by their number in the batch", "test_other_pieces", {ENCODE: numbered, DECODE: unnumbered}, MEMORY, raises=ANY),
     M("empty batches raise", "test_empty_reads", {DECODE: lambda call, me, given: call(payloads=[min(payloads := list(given["payloads"])), *payloads][1:])}, MEMORY, raises=ANY),
+    M("an empty batch is the end", "test_empty_reads_are_not_the_end", {READ: read(lambda found: found if len(found.batch) else attrs.evolve(found, caught_up=True))}, MEMORY),
     M("topics are hidden", "test_filters_deletes_and_counts", {STORE: rows(column(topics=lambda text: text[::-1])), READ: read(lambda found: batch_of(found, column(topics=lambda text: text[::-1])))}, MEMORY),
     # kept messages
     M("kept messages aren't encoded", "test_retained_messages", {STORE: skips(kept)}, MEMORY, raises=ANY),

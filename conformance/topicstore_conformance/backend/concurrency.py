@@ -8,13 +8,14 @@ from threading import Event
 from typing import Any
 
 import pytest
-from topicstore.contract.engine import DATA, INDEX, META, STATE, Engine, Key, Keyspace, WriteBatch
+from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Engine, Key, Keyspace, WriteBatch
 from topicstore.contract.errors import DatabaseClosedError
 
 from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, together, wait_until
 from topicstore_conformance.subjects.subject import BackendSubject
 
+from .changes import key_of
 from .fixtures import Fixtures, keys, numbered, pairs, put, remove
 
 __all__ = ["Concurrency"]
@@ -138,6 +139,7 @@ class Concurrency(Fixtures):
         optional: dict[str, Callable[[], object]] = {
             "sql": lambda: engine.sql("select 1"),
             "checksums": lambda: list(engine.verify()),
+            "reclaims_disk": lambda: engine.reclaim(DATA, (0, 0, 0), (9, 0, 0)),
         }
         for call in (
             *(call for capability, call in optional.items() if capability in subject.capabilities),
@@ -147,9 +149,15 @@ class Concurrency(Fixtures):
             lambda: next(snapshot.scan(DATA)),
             lambda: snapshot.get(DATA, (1, 2, 3)),
             lambda: snapshot.get_many(DATA, [(1, 2, 3)]),
-            lambda: engine.get(DATA, (1, 2, 3)),
-            lambda: engine.get_many(DATA, [(1, 2, 3)]),
-            lambda: next(engine.scan(DATA)),
+            *(
+                partial(read, keyspace)
+                for keyspace in KEYSPACES
+                for read in (
+                    lambda keyspace: engine.get(keyspace, key_of(keyspace, 1)),
+                    lambda keyspace: engine.get_many(keyspace, [key_of(keyspace, 1)]),
+                    lambda keyspace: next(engine.scan(keyspace)),
+                )
+            ),
             lambda: engine.write(batch),
             engine.flush_log,
             engine.snapshot,

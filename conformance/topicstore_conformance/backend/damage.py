@@ -87,6 +87,20 @@ def read_damaged(make: Make, shard: Path, count: int) -> None:
     child.end()
 
 
+def verify_damaged(make: Make, shard: Path) -> None:
+    """Flip a byte of a value in each file that holds any; report how many files that are, and what `verify` yields."""
+    hits = {name: at for name, at, of_values in places(shard, 1) if of_values}
+    for name, at in hits.items():
+        flip(shard / name, at)
+    child.tell([0, 0])  # an engine may refuse to open
+    with suppress(EngineError):
+        engine = make().open_shard(shard, KEYSPACES, create=False)
+        child.tell([len(hits), len(list(engine.verify()))])
+        with suppress(EngineError):
+            engine.close()
+    child.end()
+
+
 def flip(path: Path, at: int) -> None:
     """Change one byte of a file."""
     with path.open("r+b") as file:
@@ -213,6 +227,18 @@ class Damages(Fixtures):
         assert [(name, at, read) for name, at, of_values, read, _ in ends if read not in allowed[of_values]] == []
         assert [line for line in ends if line[3] == "reported" and line[4] == "nothing"] == []
         assert any(read == "reported" for _, _, _, read, _ in ends)
+
+    @requires("persistent", "checksums")
+    def test_each_damaged_file_is_told(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
+        """After one damage `verify` goes on: it yields a description for each damaged file that holds values."""
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
+        for first in range(0, VALUES, VALUES // 4):
+            last = min(first + VALUES // 4, VALUES)
+            put(engine, DATA, {(1, 1, number): value_of(number) for number in range(first, last)})
+            engine.reclaim(DATA, (1, 1, first), (1, 1, last))  # an engine may keep each part in a file of its own
+        engine.close()
+        lines = child.run(subject.make, verify_damaged, shard)
+        assert [line for line in lines if line[0] > line[1]] == []
 
     @requires("persistent", "checksums")
     def test_what_damage_raised_may_be_kept(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:

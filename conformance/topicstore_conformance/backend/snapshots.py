@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from topicstore.contract.engine import DATA, KEYSPACES, META, STATE, Engine, Key, WriteBatch
+from typing import Any
 
-from .fixtures import Fixtures, contents, numbered, pairs, put, remove
+from topicstore.contract.engine import DATA, KEYSPACES, META, STATE, Engine, Key, Keyspace, WriteBatch
+
+from .fixtures import Fixtures, Pair, contents, numbered, pairs, put, remove
 
 __all__ = ["Snapshots", "disturb"]
 
@@ -71,6 +73,32 @@ class Snapshots(Fixtures):
             assert expected[-3:][::-1] == pairs(snapshot.scan(DATA, reverse=True, limit=3))
             assert pairs(snapshot.scan(DATA, (1, 3, 0))) == []
         assert engine.get(DATA, (1, 3, 0)) == b"later"
+
+    def test_scans_that_take_turns_lose_no_key(self, engine: Engine) -> None:
+        """Scans of a snapshot, or of the engine, that take turns each yield every key once, however near the keys."""
+        near: dict[Any, bytes] = {b"k" + bytes(length): b"%d" % length for length in range(500)}
+        next_to: dict[Any, bytes] = {(1, 1, number): b"%d" % number for number in range(500)}
+        put(engine, META, near)
+        put(engine, DATA, next_to)
+        with engine.snapshot() as snapshot:
+            for reader in (snapshot, engine):
+                spaces: list[tuple[Keyspace[Any], dict[Any, bytes]]] = [(META, near), (DATA, next_to)]
+                for keyspace, given in spaces:
+                    expected = list(given.items())
+                    rows: list[list[Pair]] = [expected, expected[::-1], expected[:300], expected[200:][::-1]]
+                    scans = [
+                        reader.scan(keyspace),
+                        reader.scan(keyspace, reverse=True),
+                        reader.scan(keyspace, limit=300),
+                        reader.scan(keyspace, expected[200][0], reverse=True),
+                    ]
+                    found: list[list[Pair]] = [[], [], [], []]
+                    while chunks := [next(scan, []) for scan in scans]:
+                        for row, chunk in zip(found, chunks, strict=True):
+                            row += chunk
+                        if not any(chunks):
+                            break
+                    assert rows == found
 
     def test_a_snapshot_is_one_moment_of_all_keyspaces(self, engine: Engine) -> None:
         """A snapshot is consistent over all keyspaces, even after later writes exceed the write buffers."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore_conformance.conditions.profiles import tries
 
 from .damage import FINE, flipped, outcome
-from .fixtures import VALUES, Fixtures, Stored, numbered
+from .fixtures import VALUES, Fixtures, Reader, Stored, numbered
 from .reading import FILTERS, TOPICS
 
 __all__ = ["Borders"]
@@ -22,6 +23,9 @@ SIZES = (7, 1, 2, 16, 3, 30, 1, 1, 64, 5, 12, 9, 33, 2, 8, 20, 1, 17)
 """The numbers of messages of the batches whose borders are deleted at."""
 EXCEPTIONS = (0, 1, 2, 15, 16, 17, 63, 64, 65, 255, 256, 257)
 """Numbers of filters to spare."""
+
+
+first = itemgetter(0)
 
 
 def asked_before(stored: Stored) -> None:
@@ -124,6 +128,49 @@ class Borders(Fixtures):
         stored.forget("f/+/+/t", 0, last, ["f/x/3/t"])
         assert gone == matching
         stored.check_all()
+
+    @pytest.mark.parametrize("abandoned", [False, True])
+    def test_deletes_of_what_is_being_read(self, stored: Stored, abandoned: bool) -> None:
+        """What a step of a delete has removed is not read again, by readers within it too, even if no step follows."""
+        for _ in range(4):
+            stored.put(numbered(TOPICS, 66))
+        stored.compact()
+        stored.put(numbered(TOPICS, 44))
+        stored.end_epoch()
+        for topic in ("f/x/1/s", "f/y/+/t", "f/#"):
+            readers = stored.readers(FILTERS)
+            for reader in readers:
+                reader.step(stored.last, limit=5)
+            steps = stored.slab.delete(TopicFilter(topic), 0, stored.last)
+            for step in steps:
+                stored.engine.write(step.write)
+                if abandoned:
+                    break
+                self._check_against_another_slab(stored, readers)
+            del steps
+            self._check_against_another_slab(stored, readers)
+        stored.check_all()
+
+    @staticmethod
+    def _check_against_another_slab(stored: Stored, readers: Sequence[Reader]) -> None:
+        """Check that readers go on as those of a slab that is opened now, and list what that slab has."""
+        slab = stored.slab
+        stored.reopen()
+        readers_of_all = stored.readers(stored.everything())
+        there = sorted((row for reader in readers_of_all for row in reader.read(stored.last)), key=first)
+        expected = []
+        for reader in readers:
+            other = Reader(stored, reader.stream, reader.text)
+            other.place = reader.place
+            expected.append(other.read(stored.last))
+        stored.slab = slab
+        found = []
+        for reader in readers:
+            other = Reader(stored, reader.stream, reader.text)
+            other.place = reader.place
+            found.append(other.read(stored.last))
+        assert expected == found
+        stored.rows = there
 
     # --- verification ---
 

@@ -44,6 +44,18 @@ class Compacting(Fixtures):
         stored.reopen()
         assert stored.slab.backlog(len(stored.rows)) == 0
 
+    def test_compaction_ends_at_its_bound(self, stored: Stored) -> None:
+        """A compaction rewrites no message after its bound, also where the bound is within a batch."""
+        batches = [[row[0] for row in stored.put(numbered(TOPICS, 60), gap)] for gap in (1, 30, 1)]
+        for bound in (batches[0][0] - 1, batches[0][30], batches[1][-1], batches[2][30]):
+            before = sum(position <= bound for position, _ in stored.rows)
+            assert stored.compact(bound) <= before
+            stored.check_all()
+        stored.put(numbered(TOPICS, 30))
+        stored.compact()
+        stored.delete("f/x/#")
+        assert stored.compact(stored.rows[0][0] - 1) == 0
+
     def test_steps_that_are_never_committed(self, stored: Stored) -> None:
         """A compaction step that is never committed changes nothing, and compaction can begin again."""
         for _ in range(6):

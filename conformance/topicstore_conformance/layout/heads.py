@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from topicstore import TopicFilter
 from topicstore.contract.layout import Heads
 
@@ -32,6 +33,19 @@ class Counting(Fixtures):
                 for text in FILTERS:
                     self._check(stored, text, 0, stored.last)
                     self._check(stored, text, stored.rows[120][0], stored.rows[-50][0])
+
+    def test_heads_of_any_range(self, stored: Stored) -> None:
+        """The heads of a range end at its last position, also within a batch, a merge or a gap between them."""
+        for gap in (1, 30, 1):
+            stored.put(numbered(TOPICS, 60), gap)
+        stored.compact(stored.rows[-61][0])
+        if not stored.slab.reads_heads:
+            pytest.skip("the layout reads no heads")
+        rows = [position for position, _ in stored.rows]
+        for first in (0, rows[10], rows[70] + 1):
+            for last in (rows[70] + 3, rows[90], rows[119], rows[150]):
+                for text in ("#", "f/y/3/s", "none"):
+                    self._check(stored, text, first, last)
 
     def test_compaction_steps_have_the_heads_of_a_range(self, stored: Stored) -> None:
         """The heads of a compaction step are those of all messages of its range; without heads, no step has any."""

@@ -91,6 +91,31 @@ class Reading(Fixtures):
             filled.check(topic_filter, deadline=0.0)
             filled.check(topic_filter, deadline=time.monotonic() + 1_000, limit=30)
 
+    def test_readers_of_one_filter_take_turns(self, filled: Stored) -> None:
+        """Readers of one filter that begin anywhere and take turns, with any columns, each get all that follows."""
+        filled.end_epoch()
+        positions = [position for position, _ in filled.rows]
+        for compacted in (False, True):
+            for text in ("#", "f/+/+/t"):
+                first = (positions[200], 0, positions[90], positions[200] + 1)
+                streams = filled.slab.cover(TopicFilter(text))
+                readers = [[Reader(filled, stream, text, start) for stream in streams] for start in first]
+                for limit in (3, 7, 20, 500):
+                    for reader in (one for ones in readers for one in ones):
+                        some = plenty(filled.last, limit=limit)
+                        if not reader.exhausted:
+                            for columns in ({"payloads"}, {"client_ids", "qos"}):
+                                asked = attrs.evolve(some, columns=frozenset(columns))
+                                filled.slab.next(reader.stream, reader.filter, reader.place, asked)
+                            reader.step(filled.last, limit=limit)
+                for ones, start in zip(readers, first, strict=True):
+                    for reader in ones:
+                        reader.read(filled.last)
+                    rows = [row for one in ones for row in one.got]
+                    assert filled.wanted(text, start) == sorted(rows, key=lambda row: row[0])
+            if not compacted:
+                filled.compact()
+
     def test_exhausted_is_not_said_too_early(self, filled: Stored) -> None:
         """An exhausted stream has no message between the place and the bound, and later messages are still read."""
         readers = filled.readers(FILTERS)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from random import Random
+
 import pytest
 import topicstore as ts
 from topicstore import Message
 from topicstore.queues.queue import Queue
+from topicstore.queues.record import Overflow
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.faults.striking import Fault, striking
@@ -78,6 +82,101 @@ class Queueing(Fixtures):
         world.db.retention.run()
         assert [0, 1, 2, 3, 4] == read(queue)
         assert [] == list(world.db.replay("#"))
+
+    def test_commits_move_the_reading(self, world: World) -> None:
+        """No reading of a queue returns a committed message, wherever it had come or begins."""
+        queue = world.db.queues.open("q")
+        ids = queue.append(numbered(range(20)))
+        queue.commit(ids[4])
+        assert [5, 6, 7] == payloads(queue.read(3).messages)
+        assert list(range(5, 20)) == payloads(queue.peek(after=ids[1]).messages)
+        queue.commit(ids[9])
+        assert [10, 11] == payloads(queue.read(2).messages)
+        assert [10, 11] == payloads(queue.peek(2).messages)
+        assert [13, 14] == payloads(queue.peek(2, after=ids[12]).messages)
+        queue.rewind()
+        assert list(range(10, 20)) == payloads(queue.read().messages)
+        queue.commit(ids[19] + 1_000)
+        assert (0, []) == (len(queue), queue.peek().messages)
+        queue.append(numbered([20]))
+        assert [20] == payloads(queue.read().messages)
+
+    @pytest.mark.parametrize("overflow", ["refuse", "drop_oldest", "drop_newest"])
+    def test_counts_of_queues(self, world: World, overflow: Overflow) -> None:
+        """A queue's counts of messages, bytes and drops are those of what it holds and what its policy dropped."""
+        model, dropped = list[int](), 0
+        world.db.queues.open("alone").append(numbered([10]))
+        size = world.db.queues["alone"].bytes
+        queue = world.db.queues.open("q", max_messages=6, max_bytes=8 * size, overflow=overflow)
+        for first, commit in ((0, 2), (10, 0), (20, 6), (30, 1), (40, 0), (50, 6)):
+            with contextlib.suppress(ts.QuotaExceededError):
+                batch = list(range(10 + first, 11 + first + first // 10 % 5 * 2))
+                queue.append(numbered(batch))
+                room = 6 - len(model)
+                model, over = {
+                    "refuse": (model + batch, 0),
+                    "drop_oldest": ((model + batch)[-6:], max(len(batch) - room, 0)),
+                    "drop_newest": (model + batch[:room], max(len(batch) - room, 0)),
+                }[overflow]
+                dropped += over
+            ids = queue.peek().ids
+            if commit and ids:
+                queue.commit(ids[min(commit, len(ids)) - 1])
+                model = model[commit:]
+            assert model == payloads(queue.peek().messages)
+            info = world.db.queues["q"]
+            assert (len(model), size * len(model), dropped) == (info.messages, info.bytes, info.dropped)
+
+    @requires("persistent")
+    def test_large_queues_keep_what_was_read(self, world: World) -> None:
+        """A message that was read and not committed stays, however many are appended after it, across openings."""
+        queue = world.db.queues.open("q")
+        for first in range(0, 40, 4):
+            rows = [b"%02d" % number + Random(number).randbytes(1 << 19) for number in range(first, first + 4)]
+            queue.append([Message("t", payload, "p") for payload in rows])
+            while len(queue.read()):
+                pass
+        world.reopen()
+        queue, found = world.db.queues.open("q"), list[int]()
+        while len(found) < 20:
+            batch = queue.read(20 - len(found))
+            assert len(batch), "read messages are gone"
+            found += [int(message.payload[:2]) for message in batch.messages]
+        assert list(range(20)) == found
+        queue.commit(batch.last)
+        queue.rewind()
+        assert 20 == int(queue.read(1).messages[0].payload[:2])
+        assert 20 == len(queue)
+
+    @requires("persistent")
+    def test_changed_bounds_outlast_reopening(self, world: World) -> None:
+        """Changed bounds hold at once and after the database is opened again, and remove no message."""
+        queue = world.db.queues.open("q", max_messages=8)
+        queue.append(numbered(range(6)))
+        queue.bound(max_messages=3, overflow="drop_newest")
+        for _ in range(2):
+            queue = world.db.queues.open("q")
+            assert [] == queue.append(numbered([9]))
+            assert list(range(6)) == read(queue)
+            assert (3, "drop_newest") == (queue.info().max_messages, queue.info().overflow)
+            world.reopen()
+        queue = world.db.queues.open("q", max_messages=None)
+        assert 4 == len(queue.append(numbered(range(6, 10))))
+        assert list(range(10)) == read(queue)
+
+    @requires("persistent")
+    def test_a_dropped_queue_is_gone(self, world: World) -> None:
+        """A dropped queue is in no list and begins anew under its name, and every other queue stays."""
+        for name in ("q", "other", "Q", "q/q"):
+            world.db.queues.open(name).append(numbered(range(3)))
+        assert world.db.queues.drop("q")
+        assert not world.db.queues.drop("q")
+        for _ in range(2):
+            assert ["Q", "other", "q/q"] == sorted(info.name for info in world.db.queues)
+            assert ("q" in world.db.queues, [0, 1, 2]) == (False, read(world.db.queues.open("other")))
+            world.reopen()
+        queue = world.db.queues.open("q")
+        assert (0, 0, []) == (len(queue), queue.dropped, read(queue))
 
     @requires("persistent")
     @deaths

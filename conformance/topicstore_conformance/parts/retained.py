@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import patch
+
 import msgspec
 import topicstore as ts
 from topicstore import Message
 from topicstore.pubsub.publish import PERSIST
+from topicstore.shard.state import ShardState
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.faults.striking import Fault
+from topicstore_conformance.faults.threads import PATIENCE
 from topicstore_conformance.parts.fixtures import SECOND, Fixtures, deaths, drop_first, numbered, payloads
 from topicstore_conformance.parts.followers import fetched
 from topicstore_conformance.parts.machines import World
@@ -102,6 +107,82 @@ class Retained(Fixtures):
         assert 1 == world.db.retention.run().expired
         world.clock.now += 200 * SECOND
         assert ["ever"] == list(retained(world.db))
+
+    def test_state_is_committed_with_a_publish(self, world: World) -> None:
+        """State of a publish is written whatever becomes of its messages: stored, retained, cleared or routed."""
+        world.db.persistence.add("stored/#")
+        topics = [f"{where}/{number}" for where in ("stored", "routed") for number in range(4)]
+        rows = [kept(topic, topic.encode(), topic) for topic in topics]
+        plain = [msgspec.structs.replace(row, retain=False) for row in rows]
+        empty = [kept(topic, b"", topic) for topic in topics]
+        for number, batch in enumerate((rows, plain, plain[4:], empty, rows[:1], [])):
+            value = b"%d" % number
+            world.db.publish(batch, state={shard: [ts.StateWrite(b"key", value)] for shard in (0, 1)})
+            assert [value] * 2 == [world.db.state(shard).get(b"key") for shard in (0, 1)]
+            expected = {0: topics, 1: topics, 2: topics, 3: [], 4: topics[:1], 5: topics[:1]}[number]
+            assert sorted(expected) == sorted(retained(world.db))
+        assert 4 + 4 + 4 + 1 == len(list(world.db.replay("#")))
+
+    def test_routed_messages_are_whole(self, world: World) -> None:
+        """A message that is only routed reaches its followers with all its fields, and the time of its publish."""
+        properties = ts.Properties(content_type="text", user_properties=(("a", "1"), ("a", "2")))
+        rows = [Message("t/a", b"1", "p", 1, properties=properties), Message("t/a", b"", "q", 0, True)]
+        with world.db.subscribe("#") as subscription:
+            assert 2 == world.db.publish(rows).routed
+            got = list(subscription.fetch(10, timeout=PATIENCE).messages)
+        assert [msgspec.structs.replace(row, timestamp=world.clock.now) for row in rows] == got
+
+    def test_publishers_ask_by_either_value(self, world: World) -> None:
+        """A message is stored if its publisher asks by a user property of the value 1 or true, and by no other."""
+        values = ["1", "true", "0", "", "True", "yes", "11"]
+        asking = [ts.Properties(user_properties=(("other", "1"), (PERSIST, value))) for value in values]
+        for own in asking:
+            world.db.publish([Message("t", own.user_properties[1][1].encode(), "p", 1, properties=own)])
+        found = [message.payload.decode() for message in world.db.replay("#", order="time")]
+        world.db.publish([Message("t", b"x", "p", 1, properties=own) for own in asking])
+        assert (["1", "true"], 4) == (found, len(list(world.db.replay("#"))))
+
+    def test_rules_have_publishers_and_levels(self, world: World) -> None:
+        """A rule stores the messages of its filter, its publisher and its lowest QoS, until it is removed."""
+        rules = [
+            world.db.persistence.add("a/#", client_id="p"),
+            world.db.persistence.add("b/+", least_qos=1),
+            world.db.persistence.add("$c/#"),
+        ]
+        rows = [
+            Message(topic, b"", client, qos)
+            for topic in ("a", "b/1", "b/1/2", "$c/d", "d")
+            for client in "pq"
+            for qos in (0, 1)
+        ]
+        expected = [
+            row for row in rows if (row.topic, row.client_id) == ("a", "p") or (row.topic, row.qos) == ("b/1", 1)
+        ]
+        expected += [row for row in rows if row.topic == "$c/d"]
+        for wanted in (expected, [row for row in expected if row.topic != "b/1"]):
+            world.db.publish(rows)
+            found = [(m.topic, m.client_id, m.qos) for text in ("#", "$c/#") for m in world.db.replay(text)]
+            assert sorted((row.topic, row.client_id, row.qos) for row in wanted) == sorted(found)
+            for text in ("#", "$c/#"):
+                world.db.delete(text)
+            world.db.persistence.remove(rules[1])
+
+    def test_replaced_messages_do_not_expire(self, world: World) -> None:
+        """A retained message that replaces an expired one while that one is removed stays."""
+        names = [f"t/{number}" for number in range(6)]
+        world.db.publish([kept(name, b"old", seconds=1) for name in names])
+        world.clock.now += 5 * SECOND
+        write, replacements = ShardState.write, [kept(name, b"new") for name in names]
+
+        def late(state: ShardState, *arguments: Any, **named: Any) -> Any:
+            """Publish the replacements before the first write of the removal, which has found an expired message."""
+            rows, replacements[:] = replacements[:], []
+            world.db.publish(rows)
+            return write(state, *arguments, **named)
+
+        with patch.object(ShardState, "write", late):
+            world.db.retention.run()
+        assert dict.fromkeys(names, b"new") == retained(world.db)
 
     @requires("persistent")
     @deaths

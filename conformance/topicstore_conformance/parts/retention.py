@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import topicstore as ts
+from topicstore.pubsub.publish import PERSIST
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.faults.striking import Fault
@@ -104,6 +106,75 @@ class Retention(Fixtures):
         world.db.store(numbered(range(5, 8)))
         world.db.retention.run()
         assert list(range(8)) == left(world)
+
+    @requires("persistent")
+    def test_full_databases_refuse_or_drop(self, world: World) -> None:
+        """Over ``max_bytes`` a store is refused and nothing goes, or the oldest go, as set, across openings."""
+        days(world, 4)
+        most = sum(info.live_bytes for info in world.db.generations()) // 2
+        world.db.retention.set(max_bytes=most, when_full="refuse")
+        for _ in range(2):
+            world.db.retention.run()
+            with pytest.raises(ts.QuotaExceededError):
+                world.db.store(numbered([99]))
+            with pytest.raises(ts.QuotaExceededError):
+                world.db.publish([ts.Message("t", b"99", properties=ts.Properties(user_properties=((PERSIST, "1"),)))])
+            assert list(range(40)) == left(world)
+            world.reopen()
+        world.db.retention.set(when_full="drop")
+        world.reopen()
+        assert "drop" == world.db.retention.settings.when_full
+        world.db.retention.run()
+        there = left(world)
+        assert 0 < len(there) < 40
+        assert list(range(40 - len(there), 40)) == there
+        world.db.store(numbered([40]))
+        world.db.retention.set(max_bytes=None)
+        world.db.store(numbered([41]))
+        assert [*there, 40, 41] == left(world)
+
+    @requires("persistent")
+    def test_changed_filters_apply_to_old_messages(self, world: World) -> None:
+        """After the filters are changed, messages that the earlier ones spared go at their new age."""
+        world.db.retention.set(rotate_every=86_400.0, filters={"t/0": 3_600.0, "t/1": 3_600.0 * 48})
+        world.db.store(numbered(range(12)))
+        world.clock.now += DAY
+        world.db.retention.run()
+        assert [number for number in range(12) if number % 4] == left(world)
+        world.db.retention.set(filters={"t/0": 3_600.0, "t/1": 3_600.0 * 12})
+        world.reopen()
+        world.db.retention.run()
+        assert [number for number in range(12) if number % 4 > 1] == left(world)
+        world.db.retention.set(filters={"t/+": 3_600.0, "t/3": None})
+        world.db.retention.run()
+        assert [3, 7, 11] == left(world)
+        world.db.retention.set(filters={"t/+": 3_600.0})
+        world.db.retention.run()
+        assert [] == left(world)
+
+    def test_filters_remove_nothing_that_is_new(self, world: World) -> None:
+        """Messages of a filter that are stored after a run, or have just its age, stay."""
+        world.db.retention.set(filters={"t/#": 60.0})
+        for number in range(10):
+            world.db.store(numbered([number], client_id="p"))
+            world.clock.now += 10 * SECOND
+            world.db.retention.run()
+            oldest = max(0, number - 5)
+            assert list(range(oldest, number + 1)) == left(world)
+
+    def test_an_outlook_changes_nothing(self, world: World) -> None:
+        """An outlook names the generations in the order in which they go, with their times, and removes none."""
+        world.db.retention.set(max_age=10 * 86_400.0)
+        days(world, 3)
+        before = left(world), [info.number for info in world.db.generations()]
+        found = world.db.retention.outlook()
+        times = [one.when for one in found if one.when is not None]
+        assert sorted(times) == times
+        assert before == (left(world), [info.number for info in world.db.generations()])
+        world.clock.now = times[0] - SECOND
+        assert () == world.db.retention.run().dropped
+        world.clock.now += 2 * SECOND
+        assert () != world.db.retention.run().dropped
 
     @requires("persistent")
     @deaths

@@ -123,6 +123,22 @@ class Sessions(Fixtures):
         assert [1, 2] == [int(item.message.payload) for item in found]
         assert [2, None] == [item.expiry for item in found]
 
+    def test_what_is_left_of_an_interval(self, world: World) -> None:
+        """Of its interval, a message that is routed or retained has the seconds that are left, rounded up, never 0."""
+        expiry = ts.Properties(message_expiry_interval=2)
+        routed = world.db.sessions.open("routed", expiry_interval=None)
+        routed.subscribe("r/#", 0)
+        for passed, expected in ((0, 2), (SECOND // 2, 2), (SECOND, 1), (SECOND * 3 // 2, 1), (2 * SECOND, None)):
+            name = f"r/{passed}"
+            world.db.publish([Message(name, b"1", "p", 0, True, properties=expiry)])
+            retained = world.db.sessions.open(f"client {passed}", expiry_interval=None)
+            world.clock.now += passed
+            retained.subscribe(name, 1)
+            wanted = [] if expected is None else [expected]
+            assert wanted == [item.expiry for item in sent(routed)]
+            assert wanted == [item.expiry for item in sent(retained)]
+            world.clock.now += 10 * SECOND
+
     @requires("persistent")
     def test_wills_outlast_reopening(self, world: World) -> None:
         """A will is published once, at its time, although the database is opened again during its delay."""
@@ -140,6 +156,41 @@ class Sessions(Fixtures):
         world.reopen()
         world.db.sessions.tick()
         assert [b"1"] == [message.payload for message in world.db.replay("will")]
+
+    def test_wills_come_with_the_end_of_a_session(self, world: World) -> None:
+        """A will is published after its delay, or when its session ends if that is sooner, and once."""
+        world.db.persistence.add("will/#")
+        for name, delay, interval in (("delay", 10, 20), ("end", 20, 10), ("ever", 10, None), ("now", 0, None)):
+            will = Will(Message(f"will/{name}", b"1", name, 1), delay=delay)
+            world.db.sessions.open(name, expiry_interval=interval, will=will).lost()
+        found = []
+        for _ in range(4):
+            world.db.sessions.tick()
+            found.append(sorted(message.topic.removeprefix("will/") for message in world.db.replay("will/#")))
+            world.clock.now += 10 * SECOND
+        assert [["now"], ["delay", "end", "ever", "now"]] == [found[0], found[1]]
+        assert found[1] == found[3]
+
+    @requires("persistent")
+    def test_wills_of_clients_that_return(self, world: World) -> None:
+        """The will of a client that returns within the delay, or disconnects, is never published."""
+        world.db.persistence.add("will/#")
+        for name in ("back", "clean", "gone"):
+            will = Will(Message(f"will/{name}", b"1", name, 1), delay=10)
+            session = world.db.sessions.open(name, expiry_interval=None, will=will)
+            if name == "gone":
+                session.disconnect()
+            else:
+                session.lost()
+        world.clock.now += 9 * SECOND
+        world.db.sessions.tick()
+        world.db.sessions.open("back", expiry_interval=None).lost()
+        world.db.sessions.open("clean", clean_start=True, expiry_interval=None)
+        for _ in range(3):
+            world.clock.now += 11 * SECOND
+            world.db.sessions.tick()
+            world.reopen()
+        assert ["will/clean"] == [message.topic for message in world.db.replay("will/#")]
 
     @requires("persistent")
     @deaths

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .archives import Archiving
+from .exchanges import Exchanges
 from .followers import Followers
 from .histories import Histories
 from .queues import Queueing
@@ -10,6 +11,7 @@ from .retained import Retained
 from .retention import Retention
 from .sessions import Sessions
 from .shared import Shared
+from .subscribing import Subscribing
 from .whole import Whole
 
 __all__ = ["DatabasePartsSuite"]
@@ -23,6 +25,8 @@ class DatabasePartsSuite(
     Queueing,
     Followers,
     Shared,
+    Exchanges,
+    Subscribing,
     Sessions,
     Retained,
 ):  # pytest runs the tests of the last base class first

@@ -9,6 +9,7 @@ from topicstore import Message
 
 from topicstore_conformance.conditions.profiles import COSTLY, MODE
 from topicstore_conformance.faults.clock import START
+from topicstore_conformance.oracle.limits import COLLIDING
 from topicstore_conformance.plugins.fixtures import Fixtures, Probe, messages, payloads_of
 
 __all__ = ["Columns"]
@@ -45,6 +46,16 @@ class Columns(Fixtures):
         for number, payload in enumerate((b"", b"same", b"\0")):
             db.store([Message(f"t/{number}", payload, "c")] * 50)
             assert [payload] * 50 == payloads(db, f"t/{number}")
+
+    def test_payloads_with_equal_hashes(self, db: ts.Database) -> None:
+        """Payloads that differ in few bytes, or whose hashes are equal, are read back as the ones that they are."""
+        rows = [text.encode() for pair in COLLIDING for text in pair]
+        rows += [bytes(1_000) + bytes((byte,)) for byte in range(4)]
+        db.store([Message("t/together", payload, "c") for payload in rows])
+        for payload in reversed(rows):
+            db.store([Message("t/alone", payload, "c")])
+        assert rows == payloads(db, "t/together")
+        assert rows[::-1] == payloads(db, "t/alone")
 
     def test_payloads_of_any_length(self, db: ts.Database) -> None:
         """Payloads of every length are read back byte for byte, with each byte value at each end."""

@@ -46,8 +46,8 @@ class Deletion:
         # At least one step a segment, so that the caller can let other threads run.
         for start in range(0, max(len(numbers), 1), _LOOKED_AT):
             step, segment = self._some_frames(segment, numbers[start : start + _LOOKED_AT], choice)
-            yield step
-            self._reading.deletes += 1
+            with self._reading.deleting():
+                yield step
 
     def _some_frames(self, segment: Segment, numbers: Indices, choice: _Choice) -> tuple[DeleteStep, Segment]:
         """Return the step that deletes from some frames of a segment, and the segment's new index."""
@@ -88,8 +88,8 @@ class Deletion:
                 if seen >= _LOOKED_AT:
                     more = True
                     break
-            yield DeleteStep(write=write, messages=deleted, freed=freed)
-            self._reading.deletes += 1
+            with self._reading.deleting():
+                yield DeleteStep(write=write, messages=deleted, freed=freed)
 
     def _block(self, block: Block, keep: Indices) -> bytes:
         return self._blocks.encode(block.columns().take(keep), block.stream, block.base, block.last)

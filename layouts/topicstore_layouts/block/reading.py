@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 
@@ -140,6 +141,8 @@ class Reading:
         self._wanted = StreamRangesCache(trie)
         self.deletes = 0
         """A counter that changes whenever messages were deleted, which invalidates cached rows."""
+        self._deleting: dict[object, None] = {}
+        """The steps of deletes that may be committed at any moment. Meanwhile rows are neither cached nor reused."""
         self._kept: dict[_Key, _Kept] = {}
         self._matchers = Matchers(self.topics)
 
@@ -210,6 +213,8 @@ class Reading:
 
     def _begun_piece(self, ask: _Ask) -> SegmentPiece | None:
         """Return the piece of a segment that a reader has read in part, or None if its rows aren't cached."""
+        if self._deleting:
+            return None
         asked = ask.stream, ask.topic_filter.text, ask.columns
         for (end, *read), kept in self._kept.items():
             same = asked == tuple(read) and kept.deletes == self.deletes
@@ -250,8 +255,21 @@ class Reading:
             self.keep((segment.end, stream, topic_filter.text, ALL_FIELDS), kept)
         return kept.batch.positions
 
+    @contextmanager
+    def deleting(self) -> Iterator[None]:
+        """Ignore cached rows within this context, in which a step of a delete is committed, and invalidate them."""
+        step = object()
+        self._deleting[step] = None
+        try:
+            yield
+        finally:
+            self.deletes += 1  # before the step is removed, so that no reader takes rows from before it
+            del self._deleting[step]
+
     def keep(self, key: _Key, kept: _Kept) -> None:
         """Cache rows, and evict the least recently used ones if there are too many."""
+        if self._deleting:
+            return
         others = [(other, each) for other, each in self._kept.items() if other != key and each.deletes == self.deletes]
         room, held = _KEPT_BYTES - kept.memory, [(key, kept)]
         for other, each in reversed(others[-_KEPT + 1 :]):
