@@ -63,6 +63,11 @@ class SessionRegistry:
         """The messages that were skipped because too many waited for their sessions."""
         self.groups = Groups(self.states, self.dispatcher, self.filters)
 
+    def check_may_write(self) -> None:
+        """Raise an error if the sessions are closed, or if the database is closed or read-only."""
+        self.dispatcher.check_open()
+        self.publisher.storage().check_may_write()
+
     # --- finding ---
 
     def clients(self, connected: bool | None = None) -> list[str]:

@@ -455,8 +455,9 @@ class ShardWriter:
         if self._refusal is not None or self.read_only or self._failure is not None:
             self.check_writable()
         rows = len(pending.messages)
-        if rows and isinstance(self.slab, DamagedSlab):
-            raise self.slab.error
+        slab = self.slab
+        if rows and type(slab) is DamagedSlab:  # `isinstance` of an abstract class takes a call of Python
+            raise slab.error
         if pending.state:
             stage(pending.state, self._pending_state, pending.write)
         pending.tail = self.pending_tail
