@@ -164,7 +164,8 @@ class RocksdbEngine(Engine):
         """Return the value of ``key``, or None where there is none."""
         family = self._family(keyspace)
         with self._translated:
-            return cast("bytes | None", family.data.get(family.encode(key)))
+            found: bytes | None = family.data.get(family.encode(key))
+            return found
 
     def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
         """Return the value of each key, None where there is none.

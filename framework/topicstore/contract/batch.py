@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -259,18 +260,11 @@ class MessageBatch:
 
     def to_messages(self) -> list[Message]:
         """Return the messages as `Message` objects."""
-        return list(
-            map(
-                Message,
-                to_iterable(self.topics),
-                to_iterable(self.payloads),
-                to_iterable(self.client_ids),
-                to_iterable(self.qos),
-                to_iterable(self.retain),
-                to_iterable(self.timestamps),
-                to_iterable(self.properties),
-            )
-        )
+        columns = (
+            self.topics, self.payloads, self.client_ids, self.qos, self.retain, self.timestamps, self.properties
+        )  # fmt: skip
+        values = [repeat(one.value, one.length) if type(one) is Constant else to_iterable(one) for one in columns]
+        return list(map(Message, *values))
 
     def ids(self) -> list[MessageId]:
         """Return the id of each stored message, in the order of the rows."""

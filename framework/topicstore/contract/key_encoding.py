@@ -56,7 +56,7 @@ class KeyEncoding(Generic[K]):
         types = set(map(type, keys))
         if self.keyspace.shape is None:
             if types <= {bytes}:
-                encoded = cast("Sequence[bytes]", keys)
+                encoded: Sequence[bytes] = keys  # type: ignore[assignment]  # as their types say
                 return [self._prefix + key for key in encoded] if self._prefix else encoded
         elif bytes not in types:
             try:

@@ -91,18 +91,6 @@ class _ShardView:
             self.newest = max(self.newest, end)
         self.matches.begin(end)
 
-    def announce(self, first: int, last: int, commit: Commit | None, topics: list[str]) -> None:
-        """Record that a batch with these positions, which is about to be committed, has matching messages."""
-        with self.telling:
-            begin, end = self.quiet
-            if first <= end:
-                self.quiet = (begin, first - 1)
-            self.newest = last
-        if commit is None:
-            self.matches.begin(last)
-        else:
-            self.matches.add(commit, topics)
-
     def reached(self, position: int) -> bool:
         """Record that all messages up to a position were read; return whether no announced batch follows."""
         with self.telling:
@@ -140,7 +128,16 @@ class Feed:
 
         ``commit``: the batch, if its messages can be read from memory after the commit; otherwise None.
         """
-        self._shards[shard].announce(first, last, commit, topics)
+        view = self._shards[shard]
+        with view.telling:
+            begin, end = view.quiet
+            if first <= end:
+                view.quiet = (begin, first - 1)
+            view.newest = last
+        if commit is None:
+            view.matches.begin(last)
+        else:
+            view.matches.add(commit, topics)
 
     def wake(self, shard: int) -> None:
         """Notify the listeners that a shard has new messages."""
@@ -191,7 +188,7 @@ class Feed:
 
     def in_memory(self, shard: int, after: int) -> bool:
         """Return whether `read` needs no scan. Takes no lock, so the answer may be outdated on return."""
-        return self._shards[shard].matches.reach_back_to(after)
+        return after >= self._shards[shard].matches.since
 
     def unread(self, shard: int, after: int) -> bool:
         """Return whether there may be matching messages after position ``after``. Raises the errors of reading."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 from topicstore.contract.arguments import check_within
 from topicstore.contract.batch import MessageBatch
@@ -110,7 +109,8 @@ class Hub:
 
     def matching(self, topic: str) -> tuple[Feed, ...]:
         """Return the feeds with listeners whose filters match a topic."""
-        self._leave_abandoned()
+        if self._abandoned:
+            self._leave_abandoned()
         return self._routes.match(topic)
 
     def watermarks(self) -> list[int]:
@@ -180,7 +180,9 @@ class Hub:
                     wanted[feed] = [topic]
         if not wanted:
             return []
-        commit = None if self._hidden(shard) else Commit(batch, len(distinct))
+        slab = self._shards[shard].writer.slab
+        scanned = self._scans_only or slab is None or slab.epoch > 1  # visible later, or changed by a plugin
+        commit = None if scanned else Commit(batch, len(distinct))
         self._announced[shard] = commit
         first, last = int(batch.positions[0]), int(batch.positions[-1])
         for feed, topics in wanted.items():
@@ -188,11 +190,6 @@ class Hub:
         if commit is not None:
             self._recent.remember(commit)
         return list(wanted)
-
-    def _hidden(self, shard: int) -> bool:
-        """Return whether new messages must be read by scans, because they are visible later or changed by a plugin."""
-        found = self._shards[shard]
-        return self._scans_only or found.generations.slab(found.generations.current).epoch > 1
 
     def committed(self, shard: int) -> None:
         """Record that the batch announced last is committed. The caller holds the shard's lock."""
@@ -202,8 +199,9 @@ class Hub:
 
     def visible(self, shard: int, announced: object) -> None:
         """Wake the feeds to which a batch was announced, because it is visible. The caller holds no lock."""
-        self._leave_abandoned()
-        for feed in cast("list[Feed]", announced):
+        if self._abandoned:
+            self._leave_abandoned()
+        for feed in announced:  # type: ignore[attr-defined]  # it is the result of `announce`
             feed.wake(shard)
 
     def route(self, messages: list[Message]) -> None:

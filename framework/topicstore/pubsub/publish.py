@@ -131,8 +131,6 @@ class Publisher:
         The caller has loaded `filters`, unless all messages are requested. No message is delivered before the commit.
         """
         storage = self.storage()
-        storage.check_may_write()
-        storage.check_times(batch)  # also those that are only passed on
         stored = self._durable(batch, self.requested(batch) if requested is None else requested)
         keyed, writes = retained_rows(batch, storage.shard_of)
         for shard, more in state.items():
@@ -200,7 +198,10 @@ def _store(
     *,
     passing: bool = False,
 ) -> StoreResult:
-    """Commit stored and retained messages and the state. If all messages are only passed on, plugins are not called."""
+    """Commit stored and retained messages and the state. If all messages are only passed on, plugins are not called.
+
+    Raises the errors of `Storage.write` for all messages, also those that are only passed on.
+    """
     if not keyed and stored is True:
         return storage.write(batch, state, passing=passing)
     if keyed or stored is not False:
@@ -211,6 +212,8 @@ def _store(
         result = storage.write(batch, state, Destinations(stored=rows, keyed=keyed), passing=passing)
         earliest.expect(batch, keyed, storage.clock())
         return result
+    storage.check_may_write()
+    storage.check_times(batch)
     if state:
         return storage.write(MessageBatch.empty(), state)
     return StoreResult(count=0, rejoin=MessageBatch.empty)

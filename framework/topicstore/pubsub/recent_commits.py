@@ -178,7 +178,7 @@ class _CommittedBatch(ReadBatch):
 class Matches:
     """The recent commits of one shard with messages that match one filter: all of them after a position."""
 
-    __slots__ = ("_commits", "_joined", "_lasts", "_lock", "_since", "answer")
+    __slots__ = ("_commits", "_joined", "_lasts", "_lock", "answer", "since")
 
     def __init__(self) -> None:
         self.answer: tuple[tuple[int, int], ReadSlice] | None = None
@@ -186,8 +186,9 @@ class Matches:
         a whole, so reading it needs no lock."""
         self._lock = threading.Lock()
         """Guards the attributes below. No other lock is taken under it."""
-        self._since = _NEVER
-        """The position after which all announced commits with matching messages are in `_commits`."""
+        self.since = _NEVER
+        """The position after which all announced commits with matching messages are in memory. Reading it needs no
+        lock, but the value may be outdated then."""
         self._commits: list[tuple[Commit, list[str]]] = []
         """The commits, each with its matching topics."""
         self._lasts: list[int] = []
@@ -207,17 +208,13 @@ class Matches:
     def forget(self) -> None:
         """Forget the commits announced so far, because some of their messages were deleted."""
         with self._lock:
-            self._begin_locked(self._lasts[-1] if self._lasts else self._since)
+            self._begin_locked(self._lasts[-1] if self._lasts else self.since)
 
     def _begin_locked(self, position: int) -> None:
-        self._since = position
+        self.since = position
         self._commits.clear()
         self._lasts.clear()
         self._joined = self.answer = None
-
-    def reach_back_to(self, position: int) -> bool:
-        """Return whether all commits after a position are in memory. Takes no lock; may be outdated on return."""
-        return position >= self._since
 
     def add(self, commit: Commit, topics: list[str]) -> None:
         """Add a commit that is announced. The caller holds the shard's lock."""
@@ -241,7 +238,7 @@ class Matches:
         with self._lock:
             count = bisect.bisect_right(self._lasts, commit.last)
             if count:
-                self._since = self._lasts[count - 1]
+                self.since = self._lasts[count - 1]
                 del self._commits[:count], self._lasts[:count]
                 self._joined = self.answer = None
 
@@ -251,13 +248,13 @@ class Matches:
         There are at most ``limit`` messages. Returns None if messages after the position must be scanned.
         """
         with self._lock:
-            if after < self._since:
+            if after < self.since:
                 return None
             joined = self._joined
             if joined is not None and joined.covers(after):
                 return joined, joined.position == self._lasts[-1]
             start = bisect.bisect_right(self._lasts, after)
-            before = self._lasts[start - 1] if start else self._since
+            before = self._lasts[start - 1] if start else self.since
             following = self._commits[start : start + limit]
         parts, all_read = _readable(following, watermark, limit)
         if not parts:
@@ -269,7 +266,7 @@ class Matches:
             position = min(position, int(parts[0].positions()[-1])) if len(parts[0]) else position
         whole = _CommittedBatch(before, position, parts)
         with self._lock:
-            if before >= self._since:  # otherwise a commit of the read batch was evicted meanwhile
+            if before >= self.since:  # otherwise a commit of the read batch was evicted meanwhile
                 self._joined = whole
         return whole, all_read
 

@@ -34,13 +34,16 @@ _MOST = (1 << 63) - 1
 Packets = list[Packet]
 
 
-@attrs.frozen
+@attrs.define
 class _Limits:
-    """The limits of one call: packets of each session, packets of all sessions, bytes of payload of each session."""
+    """The limits of one call."""
 
     each: int
+    """The most packets of each session."""
     total: int
+    """The most packets that may still be taken, of all sessions."""
     max_bytes: int | None
+    """The most bytes of payload of each session; None: no limit."""
 
     def of(self, session: Session, left: int) -> int:
         """Return the most packets for a session; ``left``: the packets left for all sessions."""
@@ -48,15 +51,10 @@ class _Limits:
 
 
 class Deliveries:
-    """The deliveries to all sessions of one open database. ``check`` raises if the database can't be written."""
+    """The deliveries to all sessions of one open database."""
 
-    def __init__(
-        self,
-        registry: SessionRegistry,
-        check: Callable[[], None],
-    ) -> None:
+    def __init__(self, registry: SessionRegistry) -> None:
         self._registry = registry
-        self._check = check
 
     def deliver(self, each: int, total: int, max_bytes: int | None) -> list[tuple[Session, Packets]]:
         """Return the packets to send now, by session; see `topicstore.sessions.Sessions.deliver_batches`."""
@@ -64,13 +62,11 @@ class Deliveries:
         check_within("limit", total, 1, _MOST)
         check_max_bytes(max_bytes)
         taken: list[tuple[Session, Packets]] = []
+        limits = _Limits(each, total, max_bytes)
         turns: collections.deque[Session] | None = None
         try:
-            while turns is None or (turns and total > 0):
-                before = len(taken)
-                limits = _Limits(each, total, max_bytes)
+            while turns is None or (turns and limits.total > 0):
                 turns = self._registry.locks.step(partial(self._next_piece_locked, turns, limits, taken))
-                total -= sum(count_of(packets) for _, packets in taken[before:])
         except BaseException:
             self._registry.mutex.hold(lambda: _put_back_locked(taken))
             raise
@@ -106,7 +102,7 @@ class Deliveries:
         lock: Callable[[Session], bool],
     ) -> collections.deque[Session]:
         """Run the turns of the next sessions of ``turns`` (None: of the ready queue); return the sessions left."""
-        self._check()
+        self._registry.check_may_write()
         if turns is None:
             turns = collections.deque(self._registry.dispatcher.next_ready_locked(_SESSIONS))
         turns += self._piece_locked(self._ready_locked(turns, lock), limits, taken)
@@ -132,9 +128,17 @@ class Deliveries:
         try:
             while left > 0 and effort < _PIECE and (session := next(ready, None)) is not None:
                 having.append(session)
-                delivery = _prepare(session, limits.of(session, left), limits.max_bytes)
-                count = len(delivery) if delivery is not None else min(session.waiting(), limits.of(session, left))
-                if delivery is not None:
+                most = limits.of(session, left)
+                try:
+                    delivery = session.prepare(most, limits.max_bytes)
+                except InvalidArgumentError as failure:  # from `allow`; other sessions are not affected
+                    delivery = None
+                    session.rewind()
+                    session.stall(failure)
+                if delivery is None:
+                    count = min(session.waiting(), most)
+                else:
+                    count = len(delivery)
                     deliveries.append(delivery)
                 left -= count
                 effort += max(session.effort, count) + _TURN
@@ -144,15 +148,24 @@ class Deliveries:
                 if session.ended is None:
                     session.rewind()
             raise
-        left = limits.total
+        return self._take_locked(having, limits, taken)
+
+    def _take_locked(
+        self, having: list[Session], limits: _Limits, taken: list[tuple[Session, Packets]]
+    ) -> list[Session]:
+        """Add the packets of sessions to ``taken``, within the limits; return the sessions for another turn."""
         again: list[Session] = []
         for session in having:
             if session.ended is None:
                 unsent = session.unsent()
-                packets = _take(session, limits.of(session, left), limits.max_bytes)
+                try:
+                    packets = session.take(limits.of(session, limits.total), limits.max_bytes)
+                except TopicstoreError as failure:  # from reading messages to send again
+                    packets = []
+                    session.stall(failure)
                 if packets:
                     taken.append((session, packets))
-                    left -= count_of(packets)
+                    limits.total -= count_of(packets)
                 elif session.unsent() < unsent:  # all messages to be sent again were deleted, and newer ones may wait
                     again.append(session)
         return again
@@ -164,20 +177,3 @@ def _put_back_locked(taken: list[tuple[Session, Packets]]) -> None:
         session, packets = taken[-1]
         session.put_back(packets)
         taken.pop()
-
-
-def _prepare(session: Session, limit: int, max_bytes: int | None) -> PendingDelivery | None:
-    try:
-        return session.prepare(limit, max_bytes)
-    except InvalidArgumentError as failure:  # from `allow`; other sessions are not affected
-        session.rewind()
-        session.stall(failure)
-        return None
-
-
-def _take(session: Session, limit: int, max_bytes: int | None) -> Packets:
-    try:
-        return session.take(limit, max_bytes)
-    except TopicstoreError as failure:  # from reading messages to send again
-        session.stall(failure)
-        return []

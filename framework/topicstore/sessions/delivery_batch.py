@@ -146,18 +146,20 @@ class MessageColumns:
         properties: Any
         if len(self.positions) == 1:
             (message,) = whole.messages
-            self.qos, self.retain, properties = message.qos, message.retain, Constant(message.properties, 1)
+            self.qos, self.retain, properties = message.qos, message.retain, None
+            if message.properties is not None:
+                properties = [message.properties]
         elif len(self.positions) <= _FEW:
             messages = whole.messages
             self.qos = _value(fold([message.qos for message in messages])) if messages else 0
             self.retain = _value(fold([message.retain for message in messages])) if messages else False
             properties = [message.properties for message in messages]
             if properties.count(None) == len(properties):
-                properties = Constant(None, len(properties))
+                properties = None
         else:
             self.qos, self.retain = _folded(whole.batch.qos), _folded(whole.batch.retain)
             properties = whole.batch.properties
-        self.expiry = Expiry.of(properties, self.positions)
+        self.expiry = None if properties is None else Expiry.of(properties, self.positions)
         """The times at which the messages expire; None if no message expires."""
         self._clients: npt.NDArray[np.object_] | None = None
         self.selections: dict[tuple[int, int, str, SubscribeOptions], SelectedMessages] = {}
@@ -202,7 +204,9 @@ def selected_of(
     shared = None if options.no_local or columns.expiry is not None else (start, stop, topic_filter, options)
     if shared is not None and shared in columns.selections:
         return columns.selections[shared]
-    rows = _wanted(read_slice.whole, columns, start, stop, options, client_id, now)
+    rows = None
+    if shared is None:
+        rows = _wanted(read_slice.whole, columns, start, stop, options, client_id, now)
     if rows is not None:
         return selected_at(read_slice.whole, rows, topic_filter, shard, options, now)
     messages = read_slice.messages if stop == read_slice.rows.stop else read_slice.messages[: stop - start]
@@ -469,7 +473,7 @@ Packet = Publish | PubRel | DeliveryBatch
 
 def count_of(packets: Iterable[Packet]) -> int:
     """Return the number of packets, including those in batches."""
-    return sum(len(one) if isinstance(one, DeliveryBatch) else 1 for one in packets)
+    return sum([len(one.packet_ids) if isinstance(one, DeliveryBatch) else 1 for one in packets])
 
 
 def single(packets: Sequence[Packet]) -> list[Publish | PubRel]:
@@ -493,7 +497,7 @@ def cut(packets: list[Packet], limit: int, max_bytes: int | None) -> tuple[list[
         size = 0
         if max_bytes is not None:
             size = 0 if isinstance(one, PubRel) else _size(one)
-        count = len(one) if isinstance(one, DeliveryBatch) else 1
+        count = len(one.packet_ids) if isinstance(one, DeliveryBatch) else 1
         if count <= limit and (max_bytes is None or size <= max_bytes):
             taken.append(one)
             limit -= count
@@ -509,4 +513,4 @@ def cut(packets: list[Packet], limit: int, max_bytes: int | None) -> tuple[list[
 def _size(one: Publish | DeliveryBatch) -> int:
     if isinstance(one, Publish):
         return len(one.message.payload)
-    return sum(len(message.payload) for message in one.body.messages)
+    return sum([len(message.payload) for message in one.body.messages])

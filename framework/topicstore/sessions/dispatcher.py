@@ -437,6 +437,8 @@ class Dispatcher(FilterListeners, Generic[R]):
     def wait(self, timeout: float | None) -> bool:
         """Block until a session is ready, then return True; return False after ``timeout`` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
+        if timeout == 0:  # no notification is waited for
+            return bool(self._ready and not self.closed) or (self._must_listen() and self._listen(end))
         with ThreadWaiter(self.notifier, timeout) as waiter:
             while not self._ready or self.closed:
                 if self._must_listen() and self._listen(end):

@@ -301,7 +301,10 @@ class InFlight:
         return sum(len(batch.unsent or ()) for batch in list(self.resend))
 
     def room(self, receive_maximum: int) -> int:
-        """Return the number of messages that may be sent until ``receive_maximum`` are in flight on this connection."""
+        """Return the number of messages that may be sent until ``receive_maximum`` are in flight on this connection.
+
+        See MQTT 5, section 4.9.
+        """
         with self.lock:
             used = len(self.awaiting_puback) + len(self.awaiting_pubrec) + len(self._received)
             vanished = len(self._vanished)

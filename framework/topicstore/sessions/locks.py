@@ -274,7 +274,7 @@ class SessionLocks(Generic[R]):
 
             def acquire() -> T:
                 self._callers.add(me)
-                while self._owner_of_all is not None or any(earlier < number for earlier in self._waiting):
+                while self._owner_of_all is not None or (self._waiting and min(self._waiting) < number):
                     self._wait_for_change()
                 return work(lock)
 

@@ -61,16 +61,17 @@ class Incoming:
     def __len__(self) -> int:
         return len(self.topics)
 
-    def rows(self, rows: Sequence[int]) -> Sequence[Message] | MessageBatch:
-        """Return some rows, in the form in which they were given."""
-        if isinstance(self.messages, MessageBatch):
-            return self.messages if len(rows) == len(self) else self.messages.take(np.array(rows, np.intp))
-        return [self.messages[row] for row in rows]
+    def batch(self, rows: Sequence[int]) -> MessageBatch:
+        """Return some rows as a checked batch. Raises `InvalidMessageError`."""
+        if not isinstance(self.messages, MessageBatch):
+            return MessageBatch.from_messages([self.messages[row] for row in rows])
+        whole = len(rows) == len(self.topics)
+        return (self.messages if whole else self.messages.take(np.array(rows, np.intp))).checked()
 
     def fault(self, row: int) -> TopicstoreError | None:
         """Return the error because of which a row alone can't be stored; None if it can be."""
         try:
-            MessageBatch.of(self.rows([row]))
+            self.batch([row])
         except InvalidMessageError as bad:
             return type(bad)(bad.reason, row)
         return None
@@ -94,11 +95,18 @@ def publish(
     _check_rows(sessions, messages, ids, refused, partial=partial)
     registry.load_filters()
 
+    def publish() -> PublishedRows:
+        return _publish(registry, sessions, messages, ids, refused, partial=partial)
+
     def locked() -> PublishedRows:
         check_sessions(registry, sessions, refused, partial=partial)
-        return registry.mutex.released(lambda: _publish(registry, sessions, messages, ids, refused, partial=partial))
+        return registry.mutex.released(publish)
 
-    return registry.locks.hold((), locked, exchanges_of(sessions, ids, messages.qos))
+    exchanges = exchanges_of(sessions, ids, messages.qos)
+    if exchanges:
+        return registry.locks.hold((), locked, exchanges)
+    check_sessions(registry, sessions, refused, partial=partial)  # needs no lock
+    return publish()
 
 
 def _publish(
@@ -114,8 +122,7 @@ def _publish(
     while result is None:
         rows, new = new_messages(sessions, messages.qos, ids, _some(range(len(messages)), refused))
         try:
-            batch = MessageBatch.of(messages.rows(rows))
-            result = registry.publisher.publish(batch, writes_of(registry, new))
+            result = registry.publisher.publish(messages.batch(rows), writes_of(registry, new))
         except InvalidMessageError as bad:
             _refuse_message(bad, sessions, messages, ids, rows, refused, partial=partial)
         except StateConflictError as conflict:

@@ -45,11 +45,10 @@ def check_sessions(registry: SessionRegistry, sessions: Iterable[Session], refus
     Refused rows are added to ``refused``; without ``partial``, the first error is raised.
     """
     registry.dispatcher.check_open()
-    now = registry.dispatcher.steady()
     ended: dict[Session, TopicstoreError] = {}
     for session in set(sessions):
         if session.keep_alive:
-            session.seen = now
+            session.seen = registry.dispatcher.steady()
         if session.ended is not None:
             try:
                 session.check()

@@ -95,6 +95,11 @@ class SessionRegistry:
         self.replays = ReplayStarts()
         """The subscriptions that begin in the past."""
 
+    def check_may_write(self) -> None:
+        """Raise an error if the sessions are closed, or if the database is closed or read-only."""
+        self.dispatcher.check_open()
+        self.publisher.storage().check_may_write()
+
     # --- finding ---
 
     def clients(self, connected: bool | None = None) -> list[str]:

@@ -533,7 +533,8 @@ class Session:
         if self.held_since is not None or self.resuming is not None:
             self._become_ready()
             return None
-        waiting = self._outbox.packets or (in_flight.resend and self._room())  # a full window does not hold up QoS 0
+        # A full window does not hold up messages of QoS 0.
+        waiting = self._outbox.packets or (in_flight.resend and in_flight.room(self.receive_maximum))
         if not waiting:
             left = max(limit - in_flight.received, 0)  # so that all of the delivery is handed out
             self._read(left, max_bytes, selections, cursors)
@@ -578,7 +579,7 @@ class Session:
         self, limit: int, max_bytes: int | None, selections: list[SelectedMessages], cursors: list[SessionCursor]
     ) -> None:
         """Read messages from the cursors in turn, up to the room in the window."""
-        room = self._room()
+        room = self.in_flight.room(self.receive_maximum)
         left, now = limit, self.dispatcher.clock()
         self._outbox.read_at = now
         waiting: list[SessionCursor] = []
@@ -597,7 +598,7 @@ class Session:
                 selected = self._read_from(cursor, min(most, room) if cursor.needs_packet_id else most, now)
                 if selected is None:
                     continue
-                permitted = self._permitted(cursor, selected)
+                permitted = selected if self.permit.allow is None else self._permitted(cursor, selected)
                 if permitted is None:
                     self._go_back(cursor, selections, () if asks else cursors)
                     break
@@ -607,13 +608,14 @@ class Session:
                     self._behind[cursor] = None  # after the others
                 selected = permitted
                 cursors.append(cursor)
-                if len(selected):
-                    self.effort += len(selected)
+                count = len(selected.messages)
+                if count:
+                    self.effort += count
                     if max_bytes is not None:
-                        size = sum(len(message.payload) for message in selected.messages)
-                        self._size, max_bytes = size / len(selected), max_bytes - size
+                        size = sum([len(message.payload) for message in selected.messages])
+                        self._size, max_bytes = size / count, max_bytes - size
                     selections.append(selected)
-                    left -= len(selected)
+                    left -= count
                     room -= selected.acknowledged()
         finally:
             self.effort += (_READS - turn) * _EFFORT
@@ -629,7 +631,7 @@ class Session:
 
     def _permitted(self, cursor: SessionCursor, selected: SelectedMessages) -> SelectedMessages | None:
         """Return the messages that may be sent to the client; None if ``allow`` can't answer yet."""
-        if self.permit.allow is None or not selected:
+        if not selected:
             return selected
         try:
             answers = self.permit.answers(selected.messages)
@@ -670,6 +672,8 @@ class Session:
             part.committed()
             if needed_packet_id and not part.needs_packet_id:
                 self._filters.remove(part.topic_filter)
+            if not self.retained:
+                continue  # without `isinstance`, which takes a call of Python for an abstract class
             if isinstance(part, RetainedCursor) and part.done and self.retained.get(part.number) is part:
                 del self.retained[part.number]
 
@@ -726,7 +730,7 @@ class Session:
         if self.in_flight.resend and not (outbox.waited and outbox.packets):
             left = limit - count_of(outbox.packets)
             if left > 0:
-                self._resend(min(left, self._room()))
+                self._resend(min(left, self.in_flight.room(self.receive_maximum)))
         taken, freed = outbox.take(limit, max_bytes)
         if freed:
             self.touched()
@@ -785,10 +789,6 @@ class Session:
 
     # --- scheduling ---
 
-    def _room(self) -> int:
-        """Return the number of messages that may be sent within the receive maximum (MQTT 5, section 4.9)."""
-        return self.in_flight.room(self.receive_maximum)
-
     def ask(self) -> None:
         """Enter the ready queue if there are packets to send and room for them; otherwise leave it until an event."""
         if self._stalled:
@@ -798,10 +798,12 @@ class Session:
             return
         in_flight = self.in_flight
         waiting = bool(in_flight.resend or self._behind)
-        room = waiting and self._room()
+        room = waiting and in_flight.room(self.receive_maximum)
         self._blocked = waiting and not room
         at_once = (
-            self._outbox.packets or in_flight.received or any(not cursor.needs_packet_id for cursor in self._behind)
+            self._outbox.packets
+            or in_flight.received
+            or (self._behind and not all(cursor.needs_packet_id for cursor in self._behind))
         )
         if at_once or (waiting and room):
             self.dispatcher.again_locked(self)

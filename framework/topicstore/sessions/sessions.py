@@ -94,7 +94,7 @@ class Sessions:
         self._timers = Timers(registry, wills, self.pace)
         self._leaving = Leaving(registry, self._timers)
         self._opening = Opening(registry, self._timers, wills, self._leaving, self)
-        self._deliveries = Deliveries(registry, self._check_may_write)
+        self._deliveries = Deliveries(registry)
 
     # --- opening ---
 
@@ -580,7 +580,7 @@ class Sessions:
         """Call ``work`` with the lock of all sessions held; return its result. Raises if the database is read-only."""
 
         def locked() -> T:
-            self._check_may_write()
+            self._registry.check_may_write()
             return work()
 
         return self._locks.hold_all(locked)
@@ -635,7 +635,3 @@ class Sessions:
     def _check_open(self) -> None:
         self._dispatcher.check_open()
         self._registry.publisher.storage().check_open()
-
-    def _check_may_write(self) -> None:
-        self._dispatcher.check_open()
-        self._registry.publisher.storage().check_may_write()

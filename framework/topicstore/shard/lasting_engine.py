@@ -165,7 +165,10 @@ class LastingEngine(Engine):
 
     def get(self, keyspace: Keyspace[K], key: K) -> bytes | None:
         """Return the value of ``key``, or None if the key is absent."""
-        return self._reading(lambda engine: engine.get(keyspace, key))
+        try:
+            return self._engine.get(keyspace, key)
+        except DatabaseClosedError:
+            return self._reading(lambda engine: engine.get(keyspace, key))
 
     def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
         """Return the value of each key, or None if the key is absent."""

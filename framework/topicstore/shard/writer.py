@@ -534,9 +534,10 @@ class ShardWriter:
         if self._refusal is not None or self.read_only or self._failure is not None:
             self.check_writable()
         rows = len(pending.messages)
-        if rows and isinstance(self.slab, DamagedSlab):
-            raise self.slab.error
-        if rows and self.slab is None:
+        slab = self.slab
+        if rows and type(slab) is DamagedSlab:  # `isinstance` of an abstract class takes a call of Python
+            raise slab.error
+        if rows and slab is None:
             raise GenerationError(f"shard {self.number} has no generation yet")
         if pending.state:
             stage(pending.state, self._proposed_state if self.proposed else self.engine, pending.write)

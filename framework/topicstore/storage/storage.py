@@ -113,6 +113,7 @@ class Storage:
         """The database's id: sixteen bytes, the same for all copies of it, and part of every cursor."""
         self.shards = shards
         """The shards. The sequence is always the same object; `refresh` replaces its items."""
+        self._read_only = isinstance(shards, ReadOnlyShards)
         self.plugins = tuple(plugins)
         """The names of the plugins that wrap the data path, outermost first."""
         self.capabilities = frozenset(capabilities)
@@ -477,7 +478,7 @@ class Storage:
     def check_may_write(self) -> None:
         """Raise the errors of `check_open`, and `ReadOnlyDatabaseError` if the database is open read-only."""
         self.check_open()
-        if isinstance(self.shards, ReadOnlyShards):
+        if self._read_only:
             raise ReadOnlyDatabaseError(
                 f"the database at {self.path} was opened with mode='r': it can be read and refreshed, no more"
             )

@@ -79,8 +79,8 @@ def _split_batch(request: StoreRequest, shards: Sequence[Shard], shard_map: Shar
         part = batch if rows is None else batch.take(rows)
         within = rows if chosen is None else chosen if rows is None else chosen[rows]
         pending[number] = PendingWrite(shards[number].writer, part, state.get(number, ()), within)
-    keyed = () if destinations is None else destinations.keyed.values()
-    for number in (*state, *(number for number, _ in keyed)):
+    keyed = [] if destinations is None else [number for number, _ in destinations.keyed.values()]
+    for number in (*state, *keyed):
         if number not in pending:
             pending[number] = PendingWrite(shards[number].writer, None, state.get(number, ()), _NO_ROWS)
     return [pending[number] for number in sorted(pending)] if len(pending) > 1 else list(pending.values())

@@ -202,7 +202,7 @@ class NameTable:
             number = self._ids.get(names.value)
             if number is None:
                 (number,) = self._numbers([names.value])
-            encoded = names if number is None else Constant(number, len(names))
+            encoded = names if number is None else Constant(number, names.length)
         elif isinstance(names, Coded):
             ids = self._by_code.of(names, self._numbers)
             encoded = names.compact() if -1 in ids else ids.astype(np.uint32)

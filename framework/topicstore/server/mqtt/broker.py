@@ -66,8 +66,8 @@ class Broker:
         """The event loop's time at which the last batch began."""
         self._begun = self._ended = 0
         """Numbers of batches that have begun and that have ended."""
-        self._batch_end: asyncio.Future[None] = loop.create_future()
-        """Done when the current batch, or the next one if none is being served, has ended."""
+        self._batch_end: asyncio.Future[None] | None = None
+        """Done when the current batch, or the next one if none is being served, has ended; None if nothing waits."""
         self._stopped = False
         self._due: asyncio.TimerHandle | None = None
         self._notified = False
@@ -193,13 +193,14 @@ class Broker:
                 self._due = self._loop.call_later(responses.pause, self._schedule)
         else:
             self._broken(requests, error)
-        self._signal_batch_end()
+        if self._batch_end is not None:
+            self._signal_batch_end(self._batch_end)
         if self._scheduled:
             self._start()
 
-    def _signal_batch_end(self) -> None:
-        turn, self._batch_end = self._batch_end, self._loop.create_future()
-        turn.set_result(None)
+    def _signal_batch_end(self, ended: asyncio.Future[None]) -> None:
+        self._batch_end = None
+        ended.set_result(None)
 
     async def _serve_all(self, until: float) -> None:
         """Wait until all requests made before this call were served, or until ``until``, a time of the event loop."""
@@ -210,6 +211,8 @@ class Broker:
             if left <= 0:
                 _log.warning("the server ends before all requests of its clients were served")
                 return
+            if self._batch_end is None:
+                self._batch_end = self._loop.create_future()
             await asyncio.wait((self._batch_end,), timeout=left)
 
     def _broken(self, requests: RequestBatch, error: BaseException) -> None:
@@ -347,7 +350,8 @@ class Broker:
     async def stop(self) -> None:
         """Close all connections at once. Requests are not served unless their batch is being served."""
         self._stopped = True
-        self._signal_batch_end()
+        if self._batch_end is not None:
+            self._signal_batch_end(self._batch_end)
         self._sweeping.cancel()
         for task in (self._renewing, self._enforcing):
             if task is not None:
