@@ -69,6 +69,7 @@ RETURNS = {  # what was known before, or ends nothing here
     "__len__", "__bool__", "__repr__", "close", "clock", "read_only", "shard_of", "topic_filter", "bytes", "dropped",
     "name", "client_id", "ended", "failure", "keep_alive", "on_end", "present", "receive_maximum", "clock_ahead",
     "settings", "slow_after", "handover_after", "store_qos0", "filters",
+    "removal_failure",
 }
 
 async def first(items):

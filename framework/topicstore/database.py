@@ -733,10 +733,8 @@ class Database:
 
     def info(self) -> DatabaseInfo:
         """Return sizes, generations and counters. This is cheap: it reads no messages."""
-        expiry, publisher, sessions = self._retained_expiry, self._made_publisher, self._sessions
-        return database_info(
-            self.storage, self.retention, self._compaction, self._counting, expiry, publisher, sessions
-        )
+        made = self._compaction, self._counting, self._retained_expiry, self._made_publisher, self._sessions
+        return database_info(self.storage, self.retention, *made)
 
     # --- closing ---
 

@@ -20,7 +20,6 @@ from click.shell_completion import CompletionItem
 from topicstore import __version__
 from topicstore.contract.descriptors import take_closed_streams
 
-from .examples import show_examples
 from .terminal.exits import DONE, EPILOG, USAGE, Failure, failure
 
 __all__ = ["FOREIGN", "ForeignCommand", "cli", "foreign_commands", "main"]
@@ -139,6 +138,15 @@ _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 """The characters that make an argument invalid: NUL, and lone surrogates, which stand for bytes that aren't UTF-8."""
 
 
+def _explained(name: str, command: click.Command) -> click.Command:
+    """Return a command whose help has examples and whole summaries."""
+    from .examples import show_examples
+
+    _show_whole_summaries(getattr(command, "commands", {}))
+    show_examples(name, command)
+    return command
+
+
 class _Program(click.Group):
     """The program's group: imports a command when it is used, and handles the errors of all commands alike."""
 
@@ -164,15 +172,11 @@ class _Program(click.Group):
             place = _PLACES.get(cmd_name, f"commands.{cmd_name.replace('-', '_')}")
             module = importlib.import_module(f"{__package__}.{place}")
             command: click.Command = getattr(module, place.rpartition(".")[2])
-            _show_whole_summaries(getattr(command, "commands", {}))
-            show_examples(cmd_name, command)
-            return command
+            return _explained(cmd_name, command)
         found = foreign_commands(cmd_name)
         for foreign in found:
             if foreign.command is not None:
-                _show_whole_summaries(getattr(foreign.command, "commands", {}))
-                show_examples(cmd_name, foreign.command)
-                return foreign.command
+                return _explained(cmd_name, foreign.command)
         if found:
             reason = f"the command {cmd_name!r} of {found[0].distribution} can't be used: {found[0].reason}"
             raise Failure(reason, USAGE)
