@@ -67,6 +67,8 @@ class Publisher:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = weakref.ref(storage)
+        self._shared = storage.site is not None
+        """Whether the database is shared through a cluster."""
         self._creating = ProcessLock()
         """Held while the next two are created on first use. Reading them needs no lock."""
         self._rules: PersistenceRules | None = None
@@ -116,7 +118,7 @@ class Publisher:
 
         On a site of a cluster, all messages are stored, because followers and sessions on other sites may match.
         """
-        if self.storage().site is not None:
+        if self._shared:
             return True
         rules = self.rules
         return _either(_shortened(rules.matching(batch)) if rules else False, _asked(batch.properties, len(batch)))
