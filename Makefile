@@ -27,7 +27,7 @@ help:
 	@echo "make test-http    try every route of the HTTP interface with many made-up requests (EXAMPLES=1000 for each)"
 	@echo "make test-replication  walk every interleaving of some sites that share a shard, in larger scopes; minutes"
 	@echo "make conformance  run the conformance suite for every backend and layout that is installed"
-	@echo "make mutations    change lines of ours by chance, and list what the suites don't find (COUNT=60 SEED=0); half an hour"
+	@echo "make mutations    change lines of ours by chance, and list what the suites don't find (COUNT=60 SEED=0 FOLDERS=…); half an hour"
 	@echo "make lint         ruff, mypy --strict, import-linter"
 	@echo "make docs         build the documentation site into the folder site"
 	@echo "make release-check  build wheel and sdist into dist, install each into an empty environment, and try it"
@@ -88,7 +88,7 @@ conformance: $(ALL)
 	@$(BIN)/python -m topicstore.cli conformance --all
 
 mutations: $(ALL)
-	@$(BIN)/python conformance/tests/mutations/generated.py $(or $(COUNT),60) $(or $(SEED),0)
+	@$(BIN)/python conformance/tests/mutations/generated.py $(or $(COUNT),60) $(or $(SEED),0) $(FOLDERS)
 
 lint: $(ALL)
 	$(BIN)/ruff check .

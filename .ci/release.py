@@ -1,9 +1,9 @@
 """Build the wheel and the source distribution, and try each as a user would: `make release-check`.
 
 ``python release.py VENV DIST`` builds both into the folder DIST. It checks their metadata, that the wheel has exactly
-the packages' files that git knows, and that CHANGELOG.md has the version with a date. It then installs each into a
-new virtual environment VENV, in a folder without the sources, and runs the smoke test of `lowest.py` there. The exit
-status is that of the first step that fails.
+the packages' files that git knows, without those that `pyproject.toml` leaves out, and that CHANGELOG.md has the
+version with a date. It then installs each into a new virtual environment VENV, in a folder without the sources, and
+runs the smoke test of `lowest.py` there. The exit status is that of the first step that fails.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def main(venv: Path, dist: Path) -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     version = settings["project"]["version"]
     sdist, wheel = build(dist, version)
-    check_contents(sdist, wheel, settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+    contents = settings["tool"]["hatch"]["build"]["targets"]["wheel"]
+    check_contents(sdist, wheel, contents["packages"], tuple(contents["exclude"]))
     run(sys.executable, "-m", "twine", "check", "--strict", str(sdist), str(wheel))
     print("metadata: valid, and the README can be shown")
     check_changelog(version)
@@ -52,8 +53,11 @@ def build(dist: Path, version: str) -> tuple[Path, Path]:
     return sdist, dist / f"topicstore-{version}-py3-none-any.whl"
 
 
-def check_contents(sdist: Path, wheel: Path, packages: list[str]) -> None:
-    """Check that the wheel has all files of the packages, no other ones, and that the sdist has all tracked files."""
+def check_contents(sdist: Path, wheel: Path, packages: list[str], left_out: tuple[str, ...]) -> None:
+    """Check that the wheel has all files of the packages but those left out, and that the sdist has all tracked files.
+
+    Neither has any other file.
+    """
     tracked = set(run("git", "-C", str(ROOT), "ls-files", "-z").rstrip("\0").split("\0"))
     with zipfile.ZipFile(wheel) as opened:
         found = {name for name in opened.namelist() if ".dist-info/" not in name}
@@ -62,7 +66,7 @@ def check_contents(sdist: Path, wheel: Path, packages: list[str]) -> None:
         name.removeprefix(parent)
         for package, parent in parents.items()
         for name in tracked
-        if name.startswith(f"{package}/")
+        if name.startswith(f"{package}/") and not name.startswith(left_out)
     }
     with tarfile.open(sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()} - {"PKG-INFO"}

@@ -240,6 +240,7 @@ ROWS = [
     M("full databases always drop", "test_full_databases_refuse_or_drop", {"RETENTION.set": argument(when_full="drop")}, DISK),
     M("new filters begin where the old ones ended", "test_changed_filters_apply_to_old_messages", {"EXPIRY._reached": of_any_rules}, DISK),
     M("a run is seconds ahead", "test_filters_remove_nothing_that_is_new", {"RETENTION.run": days_later(0.0002)}, MEMORY),
+    M("stores cause no run", "test_stores_cause_removals", {"RETENTION._wake_if_due": lie()}, MEMORY, brief=True),
     M("an outlook drops a generation", "test_an_outlook_changes_nothing", {"RETENTION.outlook": also(drop_oldest)}, MEMORY),
     # archives
     M("archives lack messages", "test_archived_messages_read_as_before", LOST, MEMORY),
