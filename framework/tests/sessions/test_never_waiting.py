@@ -128,6 +128,14 @@ def test_calls_of_a_loop_return_while_another_waits_for_the_engine(
     other.result()
 
 
+def test_publishing_needs_no_lock_of_sessions(sessions: Sessions, session: Session) -> None:
+    """A client publishes at QoS 0 and 1 while another thread holds the sessions' mutex."""
+    messages = [ts.Message("one", b"7", "client", qos=qos) for qos in (0, 1)]
+    with sessions._dispatcher.mutex:
+        result = begin(lambda: session.publish(messages)).result(PATIENCE)
+    assert 2 == result.count
+
+
 @pytest.mark.parametrize("how", ["subscribe", "share", "resume"])
 def test_a_new_filter_waits_for_a_shard_without_the_mutex(db: ts.Database, sessions: Sessions, how: str) -> None:
     """While a new filter waits for a shard that is writing, the sessions' mutex is free, and other calls return.
