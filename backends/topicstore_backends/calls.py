@@ -1,4 +1,4 @@
-"""Guards calls into an engine's library, during which other threads run, against closing, which waits for them."""
+"""`Calls` makes closing an engine wait for calls into its library that release the GIL."""
 
 from __future__ import annotations
 

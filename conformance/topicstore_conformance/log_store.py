@@ -60,7 +60,7 @@ class LogStoreSuite:
 
     @pytest.fixture
     def options(self) -> dict[str, Any]:
-        """Return the options of the store."""
+        """Return the options with which the store is opened; none by default."""
         return {}
 
     @pytest.fixture

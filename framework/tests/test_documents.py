@@ -185,7 +185,7 @@ def test_settings_in_documents_are_settings(block: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("block", blocks("sql"))
 def test_sql_in_documents_is_understood(block: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """DuckDB runs each SQL block, over an export in ``cold`` or over a database's table."""
+    """Each SQL block of the documents runs in DuckDB, over an export or over a database with the table layout."""
     duckdb = pytest.importorskip("duckdb", reason='needs DuckDB: pip install "topicstore[duckdb]"')
     monkeypatch.chdir(folder)
     if "read_parquet" in block:

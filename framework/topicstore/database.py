@@ -405,9 +405,9 @@ class Database:
         deleted during the replay may be missing. Raises `GenerationDroppedError` if a generation is dropped before it
         was read.
 
-        On a site of a cluster, the replay has all that any site had stored before the call: with ``fresh``, it first
-        asks the log store for later entries, one request for each shard, and raises `StorageUnavailableError` if the
-        store doesn't answer. Otherwise it has what this site has received.
+        On a site of a cluster, a replay with ``fresh`` has all messages that any site had stored before the call. It
+        first asks the log store for later entries, one request for each shard, and raises `StorageUnavailableError` if
+        the store doesn't answer. Without ``fresh``, the replay has the messages that this site has received.
         """
         if fresh and self.storage.site is not None:
             self.storage.site.refresh()

@@ -95,7 +95,7 @@ class ReferenceLayout(Layout):
         """Write nothing: an empty slab has no stored data."""
 
     def open(self, engine: Engine, shard: int, generation: int) -> Slab:
-        """Return the slab."""
+        """Return the slab of one generation of one shard."""
         return ReferenceSlab(engine, shard, generation)
 
 
@@ -206,7 +206,7 @@ class ReferenceSlab(Slab):
         return SlabInfo(streams=1)
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
-        """Decode every message up to a position; yield each damage, and 1 for each intact message."""
+        """Decode every message up to a position; yield each damaged place, and 1 for each intact message."""
         for position, value in self._scan(0, bound):
             try:
                 self._read(position, value)

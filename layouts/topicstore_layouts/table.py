@@ -134,7 +134,7 @@ class TableLayout(Layout):
         write.put_rows(DATA, "messages", _COLUMNS.empty_table(), 0)
 
     def open(self, engine: Engine, shard: int, generation: int) -> Slab:
-        """Return the slab."""
+        """Return the slab of one generation of one shard."""
         return TableSlab(engine, shard, generation)
 
 
@@ -396,7 +396,7 @@ class TableSlab(Slab):
         return SlabInfo(streams=1)
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
-        """Read every column of every row, and check each row; yield each damage and the number of intact rows."""
+        """Check every column of every row; yield the damage of each bad row and the number of intact rows."""
         first = 0
         while first <= bound:
             stop = bound

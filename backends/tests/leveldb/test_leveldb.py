@@ -325,7 +325,7 @@ def test_close_syncs_the_table_that_an_ended_compaction_has_left(
 
 
 def test_verify_names_every_damaged_place_once(tmp_path: Path) -> None:
-    """Verification continues after a damage and reports each damage once; it reports none in intact tables."""
+    """Verification continues after damage, reports each damaged place once, and reports nothing for intact tables."""
     for generation in (1, 2, 3):
         engine = open_engine(tmp_path / "shard")
         put(engine, DATA, {(generation, 0, number): random.Random(number).randbytes(1000) for number in range(500)})

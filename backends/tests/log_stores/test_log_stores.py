@@ -121,7 +121,7 @@ def calls(server: Answering) -> list[Callable[[], object]]:
     ],
 )
 def test_a_refusal_is_distinguished_from_silence(answering: Answering, status: int, code: str, reason: str) -> None:
-    """An answer that would be the same again is a refusal, from every method, with the store's own words."""
+    """A permanent error of the store raises `LogStoreRefusedError` from every method, with the store's own reason."""
     answering.status, answering.code = status, code
     for call in calls(answering):
         with pytest.raises(LogStoreRefusedError, match=reason):
@@ -130,7 +130,7 @@ def test_a_refusal_is_distinguished_from_silence(answering: Answering, status: i
 
 @pytest.mark.parametrize(("status", "code"), [(503, "SlowDown"), (429, "SlowDown"), (400, "RequestTimeout")])
 def test_a_store_that_is_busy_does_not_refuse(answering: Answering, status: int, code: str) -> None:
-    """An answer that may be another one later is no refusal."""
+    """A temporary error of the store raises `StorageUnavailableError`, and not `LogStoreRefusedError`."""
     answering.status, answering.code = status, code
     for call in calls(answering):
         with pytest.raises(StorageUnavailableError, match=str(status)) as told:

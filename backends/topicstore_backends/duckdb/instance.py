@@ -52,14 +52,14 @@ def _text(value: str) -> str:
 def run(
     connection: duckdb.DuckDBPyConnection, statement: str, parameters: Sequence[Any] = (), rows: pa.Table | None = None
 ) -> None:
-    """Run a statement to its end. It may read ``rows``: DuckDB also looks for tables among its caller's variables."""
+    """Run a statement to its end. The statement may name ``rows``: DuckDB finds this local variable as a table."""
     connection.execute(statement, list(parameters)).complete()
 
 
 def fetch(
     connection: duckdb.DuckDBPyConnection, statement: str, parameters: Sequence[Any] = (), rows: pa.Table | None = None
 ) -> list[tuple[Any, ...]]:
-    """Return all rows of a query's result. It may read ``rows``, as with `run`."""
+    """Return all rows of a query's result. The query may name ``rows``, as in `run`."""
     found: list[tuple[Any, ...]] = connection.execute(statement, list(parameters)).fetchall()
     return found
 

@@ -37,7 +37,7 @@ Silent faults of plyvel 1.5.1 (LevelDB 1.22), and what this package does about t
       never opens a directory that is open.
     * Closing frees objects that other threads are using. The engine waits for their calls first (`Calls`).
 
-plyvel releases the interpreter's lock in all calls but ``close``, which holds it until LevelDB's background
+plyvel releases the GIL in all calls but ``close``, which holds it until LevelDB's background
 work ends.
 
 Power failures: a log whose table isn't written yet may lose its end while the next log keeps its beginning.

@@ -207,7 +207,7 @@ class LeveldbEngine(Engine):
             return list(islice(keys, most))
 
     def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
-        """Remove all hidden keys, then compact the range. Other threads run and write meanwhile.
+        """Remove all hidden keys, then compact the range. Releases the GIL; other threads may write meanwhile.
 
         LevelDB compacts a level into the next, but never the last level that holds keys of the range. A flush may
         have written puts and their deletes there unmerged. So a second compaction carries deletes of two absent
@@ -304,7 +304,7 @@ class LeveldbEngine(Engine):
     # --- the rest ---------------------------------------------------------------------
 
     def flush_log(self) -> None:
-        """Fsync the logs, so that every completed write is durable. Other threads run meanwhile.
+        """Fsync the logs, so that every completed write is durable. Releases the GIL.
 
         Writes from before the newest log are in an older one until its table is on disk and LevelDB deletes it,
         so all logs are synced (https://github.com/google/leveldb/issues/193).
@@ -337,7 +337,7 @@ class LeveldbEngine(Engine):
         return int(self._database.get_property(b"leveldb." + name.encode()) or 0)
 
     def verify(self) -> Iterator[str]:
-        """Read every table block that holds a pair, checking its checksum; yield a sentence for each damage.
+        """Read every table block that holds a pair, and check its checksum; yield a sentence for each damaged place.
 
         LevelDB doesn't say which file is damaged, so a sentence names the keys around the damage. Deleted pairs
         that are still on disk are read, too.

@@ -225,7 +225,7 @@ class Scan(Iterator[list[Pair]]):
             self._below = over[0]
 
     def _read(self, count: int) -> list[Pair]:
-        """Read up to ``count`` pairs. Pairs before a damage are returned first; the next call raises the error."""
+        """Read up to ``count`` pairs. Pairs before damage are returned first; the next call raises the error."""
         if self._failure is not None:
             raise self._failure
         if self._ended:

@@ -18,7 +18,7 @@ Silent faults of rocksdict 0.3.29, and what this package does about them
     * Every object that refers to the database keeps it open and locked after ``close``. Only `Cursor` holds
       iterators, and the engine empties all cursors before it closes.
 
-rocksdict holds the interpreter's lock in all calls except ``get`` of a list, flushes and compactions. So a
+rocksdict holds the GIL in all calls except ``get`` of a list, flushes and compactions. So a
 single ``get`` or ``write`` can't overlap with ``close``; closing waits for the other calls (`Calls`).
 """
 

@@ -182,8 +182,8 @@ def _database_options(chosen: RocksdbOptions, cache: rocksdict.Cache) -> rocksdi
     # Memory: one limit counts the buffers of all families, and the number of open table files is bounded.
     options.set_write_buffer_size(chosen.write_buffer_bytes)
     options.set_db_write_buffer_size(chosen.write_buffer_bytes)
-    # More than two buffers, so that a write need not wait, with the interpreter's lock held, until the last
-    # one is written out: the longest write of 40 KB took 5 to 30 ms instead of 40 to 100 ms.
+    # More than two buffers, so that a write need not hold the GIL while it waits for a memtable's flush. The longest
+    # write of 40 KB took 5 to 30 ms instead of 40 to 100 ms.
     options.set_max_write_buffer_number(4)
     options.set_max_open_files(OPEN_FILES)
     # Small shards should take little space: RocksDB's info log grows by 75 KB at every opening, a thousand

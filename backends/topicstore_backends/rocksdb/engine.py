@@ -48,7 +48,7 @@ class RocksdbEngine(Engine):
     """An engine that owns one RocksDB database, and closes it even if the constructor fails.
 
     Without ``sync`` a batch is in RocksDB's log, handed to the operating system, when `write`
-    returns; with ``sync`` the log is fsynced as well, in a second step during which other threads run.
+    returns; with ``sync`` the log is fsynced as well, in a second step that releases the GIL.
     """
 
     def __init__(
@@ -145,12 +145,12 @@ class RocksdbEngine(Engine):
         return changes
 
     def flush_log(self) -> None:
-        """Fsync the log, so that every completed write is durable. Other threads run meanwhile."""
+        """Fsync the log, so that every completed write is durable. Releases the GIL."""
         with self._calls.lock(), self._calls:
             self._database.flush_wal(True)
 
     def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
-        """Compact the range before returning. Other threads run meanwhile."""
+        """Compact the range before returning. Releases the GIL."""
         family = self._family(keyspace)
         with self._calls.lock(), self._calls:
             self._database.flush(True)  # raises the error that keeps RocksDB from writing: compacting raises none
@@ -170,7 +170,7 @@ class RocksdbEngine(Engine):
     def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
         """Return the value of each key, None where there is none.
 
-        Other threads run meanwhile, except during the lookup of many sorted keys, which an iterator visits.
+        Releases the GIL, except for many sorted keys, which are looked up by an iterator.
         """
         family = self._family(keyspace)
         encoded: list[Any] = list(family.encode_all(keys))
@@ -224,7 +224,7 @@ class RocksdbEngine(Engine):
             return EngineInfo(disk_bytes=disk_bytes(self._path), memory_bytes=memory, details=details)
 
     def verify(self) -> Iterator[str]:
-        """Read every table block that holds a pair, checking its checksum; yield a sentence for each damage.
+        """Read every table block that holds a pair, and check its checksum; yield a sentence for each damaged block.
 
         After a damaged block the verification continues after the end of that file. The block cache is not filled.
         """
@@ -343,7 +343,7 @@ class RocksdbReader(RocksdbEngine):
         super().__init__(path, database, keyspaces, cache, made=made)
 
     def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
-        """Raise `ReadOnlyDatabaseError`."""
+        """Raise `ReadOnlyDatabaseError`, because the engine was opened only to read."""
         raise ReadOnlyDatabaseError(f"{self._path}: the engine was opened to be read")
 
     def flush_log(self) -> None:

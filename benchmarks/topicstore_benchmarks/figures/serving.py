@@ -36,9 +36,9 @@ _SWITCH = 1e-4
 def serving_figures(clients: int, rounds: int) -> Iterator[Figure]:
     """Measure all figures, each in a database of its own; yield medians over ``rounds``.
 
-    ``clients`` subscribe to a topic each. The other numbers are multiples of that: half as many clients subscribe to
-    one topic, ten times as many connect, a hundred times as many topics have a retained message, and a quarter to four
-    times as many clients have an undelivered message each.
+    ``clients`` is the number of clients that subscribe to a topic each. Half as many subscribe to one topic, and ten
+    times as many connect. A hundred times as many topics have a retained message. A quarter, as many and four times as
+    many clients have an undelivered message each.
     """
     yield _unicast(clients, rounds)
     yield _fan_out_of_one(clients // 2, rounds)

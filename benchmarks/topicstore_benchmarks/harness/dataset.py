@@ -115,7 +115,7 @@ class Dataset:
         return map(self.chunk, range(self.about.parts))
 
     def chunk(self, number: int) -> list[Message]:
-        """Return the messages of a part."""
+        """Return the messages of part ``number``, in order of time."""
         return _messages(self.directory, number)
 
     def digests(self) -> TopicDigests:

@@ -17,7 +17,7 @@ __all__ = ["Plan", "PlanMismatchError", "Run", "Settings", "Trial"]
 
 
 class PlanMismatchError(InvalidArgumentError):
-    """Raised, before anything is measured, if the directory has another run than the requested one."""
+    """Raised, before anything is measured, if the directory holds a run with a different plan."""
 
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]

@@ -221,7 +221,7 @@ class _Sample(Workload):
         return len(range(0, self._table.num_rows, _PART))
 
     def part(self, number: int) -> pa.RecordBatch:
-        """Return the messages of a part."""
+        """Return the messages of part ``number`` as one record batch."""
         return self._table.slice(number * _PART, _PART).combine_chunks().to_batches()[0]
 
     def requests(self) -> dict[str, tuple[str, ...]]:

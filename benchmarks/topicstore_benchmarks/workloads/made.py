@@ -181,7 +181,7 @@ class MadeWorkload(Workload):
     # --- messages ---
 
     def part(self, number: int) -> pa.RecordBatch:
-        """Return the messages of a part."""
+        """Generate the messages of part ``number`` as one record batch."""
         options, source = self.options, self._source(number)
         reporting = self._reporting(number, source)
         first = number * self._a_part * self._a_report

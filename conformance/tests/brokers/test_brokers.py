@@ -97,7 +97,7 @@ def test_this_server_keeps_all_statements() -> None:
 
 @pytest.mark.slow
 def test_a_broker_that_breaks_statements() -> None:
-    """Of amqtt the cases find what its sources show: QoS, DISCONNECT and take-over; and they skip MQTT 5."""
+    """The suite finds amqtt's known faults in QoS, DISCONNECT and take-over, and skips its tests of MQTT 5."""
     pytest.importorskip("amqtt", reason="needs amqtt: pip install amqtt")
     held, port = hold_port()
     with held, running(sys.executable, "-c", AMQTT, str(port), port=port):
@@ -110,7 +110,7 @@ def test_a_broker_that_breaks_statements() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(MOSQUITTO is None, reason="needs mosquitto: apt-get install mosquitto")
 def test_a_broker_of_others_keeps_most(tmp_path: Path) -> None:
-    """Of mosquitto at most a tenth of the cases fail."""
+    """Mosquitto fails at most a tenth of the cases."""
     held, port = hold_port()
     settings = tmp_path / "mosquitto.conf"
     settings.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\n")

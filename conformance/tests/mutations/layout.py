@@ -403,7 +403,7 @@ def aged(call: Call, me: Any, given: Given) -> Any:
 
 
 def of_a_thousand(call: Call, me: Any, given: Given) -> Any:
-    """Know the last thousand places that were begun, and start others again."""
+    """Remember the last thousand places that were begun; readers of older places start again."""
     known = vars(me).setdefault("begun", {})
     if "place" not in given:
         place = call()

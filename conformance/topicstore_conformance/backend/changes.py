@@ -275,7 +275,7 @@ class Group:
         self.get, self.get_many = reader.get, reader.get_many
 
     def scan(self, keyspace: Keyspace[Any], start: Any = None, end: Any = None, **how: Any) -> Iterator[list[Any]]:
-        """Scan the group."""
+        """Scan a range of the group's keys; by default all of them."""
         start = key_of(keyspace, 0, self.group + 1) if start is None else start
         end = key_of(keyspace, 0, self.group + 2) if end is None else end
         return self.reader.scan(keyspace, start, end, **how)
@@ -333,7 +333,7 @@ class Changes(Fixtures):
         check_groups(model, engine, "all changes", 9 * every)
 
     def test_old_views_show_no_change(self, engine: Engine, every: int) -> None:
-        """Snapshots, by every reading method, and scans begun before show none of any kind of change made later."""
+        """A snapshot, read by any method, and a scan that has begun show no later change of any kind."""
         batch, model = filled()
         engine.write(batch)
         before = model.copy()

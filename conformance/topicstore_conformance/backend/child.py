@@ -154,7 +154,7 @@ def run(
 ) -> list[Any]:
     """Run a child to its end and return all its reports; fail unless its return code is 0.
 
-    seed: the seed of the child's hashes of texts; by default that of this process.
+    seed: the child's hash seed (``PYTHONHASHSEED``); by default that of this process.
     """
     with Child(make, work, path, *arguments, seed=seed) as child:
         told = list(child.told())

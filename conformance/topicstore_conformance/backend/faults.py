@@ -82,7 +82,7 @@ _RECEIVE, _SEND = 0xC0502100, 0xC0182101
 """The requests of ioctl that receive a held system call, and answer it."""
 _GO_ON = 1
 _HELD_AT_MOST = 2.0
-"""The seconds after which a held call goes on by itself: an engine may hold Python's lock during it."""
+"""The seconds after which a held call continues on its own, because an engine may hold the GIL during the call."""
 
 
 class _Program(ctypes.Structure):
@@ -122,8 +122,8 @@ def _filter(calls: tuple[str, ...], action: int, flags: int) -> int:
 class Gate:
     """Holds the next fsync of this process until `let`, and makes all later ones fail with EIO.
 
-    Another process answers the kernel, because an engine may hold Python's lock while it waits. So a gate is made
-    before the process has other threads or an engine. A held call goes on after two seconds at the latest.
+    Another process answers the kernel, because an engine may hold the GIL while it waits. So a gate is made before the
+    process has other threads or an engine. A held call continues after two seconds at the latest.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class Gate:
             return False
 
     def let(self) -> None:
-        """Let the held fsync go on."""
+        """Let the held fsync continue."""
         self._mine.send(b"l")
 
     @staticmethod

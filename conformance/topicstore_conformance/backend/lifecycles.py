@@ -30,7 +30,7 @@ from .fixtures import Fixtures, keys, numbered, pairs, put
 __all__ = ["LifeCycles"]
 
 SEEDS = (1, 4_294_967_295)
-"""Seeds of the hashes of texts in other processes."""
+"""Hash seeds (``PYTHONHASHSEED``) of other processes."""
 FIRST_CHUNKS = 8 * MEGABYTE
 """The memory, in bytes, that the first chunk of a scan may need: several times as much as a chunk holds."""
 
@@ -170,7 +170,7 @@ class LifeCycles(Fixtures):
     def test_another_process_wrote_the_shard(
         self, backend: Backend, subject: BackendSubject, shard: Path, every: int
     ) -> None:
-        """A shard that a process with another seed of hashes wrote is read by every method, and goes on there."""
+        """A shard that a process with another hash seed wrote is read by every method, and can be written on."""
         model = self._model()
         for number, seed in enumerate(SEEDS[: tries(1, 2)]):
             path = shard.with_name(f"shard-{number}")
@@ -217,7 +217,7 @@ class LifeCycles(Fixtures):
     # --- memory ---
 
     def test_nothing_that_is_done_stays_in_memory(self, engine: Engine, subject: BackendSubject) -> None:
-        """Reads, scans, snapshots and writes over old values keep no memory, however many there are."""
+        """Memory doesn't grow with the number of reads, scans, snapshots and writes over old values."""
         put(engine, DATA, numbered(50))
         times = tries(200, 100_000) if "fast_seek" in subject.capabilities else tries(50, 1_000)
 
@@ -263,7 +263,7 @@ class LifeCycles(Fixtures):
             assert peak < FIRST_CHUNKS, f"{name}: {peak:,} bytes for the first chunk of 25 MB"
 
     def test_openings_stay_out_of_memory(self, backend: Backend, directory: Path, subject: BackendSubject) -> None:
-        """Shards that were opened, used and closed keep no memory, however many there were."""
+        """Memory doesn't grow with the number of shards that were opened, used and closed."""
 
         def use(number: int) -> None:
             engine = backend.open_shard(directory / f"{number % 3}", KEYSPACES, create=True)

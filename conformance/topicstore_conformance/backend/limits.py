@@ -142,7 +142,7 @@ class Limits(Fixtures):
         return engine, found
 
     def test_scans_of_every_count(self, many: tuple[Engine, list[int]]) -> None:
-        """A scan of any number of keys, by its bounds or by its limit, yields exactly these, in both directions."""
+        """A scan bounded by keys or by a limit yields exactly the selected keys, however many, in both directions."""
         engine, found = many
         last = found[-1]
         for count in found:
@@ -219,7 +219,7 @@ class Limits(Fixtures):
     # --- identity ---
 
     def test_values_are_byte_for_byte(self, engine: Engine, backend: Backend, subject: BackendSubject) -> None:
-        """No value is taken for a mark or for compressed data, and equal values under many keys stay apart."""
+        """A value that looks like a marker or compressed data, or equals another key's, is returned unchanged."""
         model, batch = Model(), WriteBatch()
         values = [
             *MARKS,

@@ -132,7 +132,7 @@ class Ordering(Fixtures):
         assert pairs(engine.scan(KEYS)) + pairs(engine.scan(INDEX)) == []
 
     def test_get_finds_exactly_its_key(self, engine: Engine) -> None:
-        """Get finds a key's own value, an empty one too, and finds nothing where only neighbours or prefixes are."""
+        """`get` returns a key's own value, even an empty one, and None if only neighbouring keys or prefixes exist."""
         put(engine, STATE, {b"ab": b"1", b"ab\0": b"2", b"empty": b"", b"": b"root"})
         for key, value in ((b"ab", b"1"), (b"ab\0", b"2"), (b"empty", b""), (b"", b"root")):
             assert value == engine.get(STATE, key)

@@ -190,7 +190,7 @@ class Reopening(Fixtures):
     def test_what_was_written_lies_there(
         self, engine: Engine, backend: Backend, subject: BackendSubject, shard: Path
     ) -> None:
-        """In the underlying store every written value is stored under its key byte for byte, and no deleted one."""
+        """The underlying store has every written value under its key, byte for byte, and no deleted value."""
         if subject.raw_get is None:
             pytest.skip("needs raw_get, a way around the API")
         batch = WriteBatch()

@@ -59,9 +59,10 @@ def kills(writes: int = 2) -> st.SearchStrategy[Fault]:
 def striking(
     fault: Fault | None, engines: Iterable[Engine], directory: Path, copy: Path, *, files: bool = False
 ) -> Iterator[None]:
-    """Inject a fault into the writes of these engines; a kill copies ``directory`` to the new directory ``copy``.
+    """Inject a fault into a write of ``engines`` during the ``with`` block.
 
-    With ``files``, calls of `os.fsync` count, too. The error of a full disk ends the block and is suppressed.
+    A kill is simulated by a copy of ``directory`` to the new directory ``copy``. With ``files``, calls of `os.fsync`
+    count as writes, too. The error of a full disk ends the block and is suppressed.
     """
     if fault is None:
         yield

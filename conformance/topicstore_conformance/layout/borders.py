@@ -66,7 +66,7 @@ class Borders(Fixtures):
         stored.check_all()
 
     def test_deletes_at_every_position(self, stored: Stored) -> None:
-        """A delete of one message, wherever it lies in a merged slab, removes exactly it, and so does one of two."""
+        """A delete of one or of two messages, wherever in a merged slab, removes exactly these messages."""
         stored.put(numbered(["a", "b", "c/d"], tries(90, 300, stored.subject.backend_capabilities)))
         stored.compact()
         stored.put(numbered(["a", "b", "c/d"], 30))

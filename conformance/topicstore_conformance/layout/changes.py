@@ -26,7 +26,7 @@ from .reading import FILTERS, TOPICS
 __all__ = ["Changes"]
 
 SEEDS = (1, 4_294_967_295)
-"""Seeds of the hashes of texts in other processes."""
+"""Hash seeds (``PYTHONHASHSEED``) of other processes."""
 
 
 def _first_half(stored: Stored) -> None:
@@ -110,7 +110,7 @@ class Changes(Fixtures):
     """Tests of the product of readings and changes, also by later and by other processes."""
 
     def test_every_reading_after_every_change(self, stored: Stored) -> None:
-        """After each kind of change, which comes after each other kind, every reading finds exactly the list."""
+        """After any two changes, of each pair of kinds, every way of reading returns exactly the expected messages."""
         for _ in range(3):
             stored.put(numbered(TOPICS, 60))
         names = list(CHANGES)
@@ -139,7 +139,7 @@ class Changes(Fixtures):
         check_heads(stored, text)
 
     def test_old_places_after_every_change(self, stored: Stored) -> None:
-        """Places that readers hold stay valid across each kind of change after each other kind: no gap, no repeat."""
+        """Readers' places stay valid across each pair of kinds of changes, without gaps or repeats."""
         for _ in range(3):
             stored.put(numbered(TOPICS, 60))
         readers = stored.readers(FILTERS)
@@ -159,7 +159,7 @@ class Changes(Fixtures):
     def test_places_work_in_other_processes(
         self, stored: Stored, subject: LayoutSubject, tmp_path: Path, seed: int
     ) -> None:
-        """A place works in every process that opens the slab, whatever its seed of hashes, and names the same there."""
+        """A place continues at the same message in every process that opens the slab, whatever its hash seed."""
         if not child.importable(subject.make):
             pytest.skip("another process can't import what makes the layout")
         for gap in (1, 30):
@@ -208,7 +208,7 @@ class Changes(Fixtures):
     # --- limits, when nothing is found and when everything is ---
 
     def test_limits_when_nothing_is_found(self, stored: Stored) -> None:
-        """With any limits, readers that find nothing come to the end in few calls, and what comes later is found."""
+        """With any limits, readers that find nothing reach the end in few calls, and find messages stored later."""
         for gap in (1, 40):
             stored.put(numbered(TOPICS, 120), gap)
         stored.compact()
@@ -253,7 +253,7 @@ class Changes(Fixtures):
                 stored.check(text, limit_bytes=3_000 + by)
 
     def test_a_slab_without_messages(self, stored: Stored) -> None:
-        """A slab with no committed message has none for any call, also with the bound -1, and takes the first one."""
+        """A slab without committed messages returns none from any call, even with the bound -1, and can store some."""
         for _ in range(2):
             for bound in (-1, 0, START):
                 assert stored.verify(bound) == (0, [])
@@ -271,7 +271,7 @@ class Changes(Fixtures):
     # --- memory ---
 
     def test_nothing_that_is_read_stays_in_memory(self, stored: Stored, subject: LayoutSubject) -> None:
-        """Readers, places, openings and questions keep no memory, however many there are and whatever they ask."""
+        """Memory doesn't grow with the number of readers, places, openings and calls, whatever they request."""
         stored.put(numbered(TOPICS, 60))
         stored.compact()
         quick_seeks = "fast_seek" in subject.backend_capabilities

@@ -263,7 +263,7 @@ class Stored:
         return found
 
     def verify(self, bound: int | None = None) -> tuple[int, list[Damage]]:
-        """Return the number of undamaged messages, and the damages."""
+        """Return the number of undamaged messages, and the reported damage."""
         found = list(self.slab.verify(self.last if bound is None else bound))
         return sum(n for n in found if isinstance(n, int)), [n for n in found if isinstance(n, Damage)]
 

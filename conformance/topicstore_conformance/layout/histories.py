@@ -146,7 +146,7 @@ class SlabMachine(RuleBasedStateMachine):
 
     @rule()
     def end_epoch(self) -> None:
-        """End the epoch."""
+        """End the current epoch, so that all messages are visible."""
         self.stored.end_epoch()
 
     @rule(
@@ -199,7 +199,7 @@ class Histories(Fixtures):
     """A test of all guarantees together, by random histories."""
 
     def test_random_histories(self, subject: LayoutSubject, fresh: Callable[[], Stored]) -> None:
-        """After stores, failures, deletes, compactions and reopenings in any order, readers get exactly the list."""
+        """After stores, failures, deletes, compactions and reopenings in any order, readers get the expected rows."""
         attributes: dict[str, Any] = {"make": staticmethod(fresh)}
         machine = type("Machine", (SlabMachine,), attributes)
         chosen = settings(

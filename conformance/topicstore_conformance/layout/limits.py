@@ -65,7 +65,7 @@ class Limits(Fixtures):
         assert stored.verify() == (6, [])
 
     def test_texts_of_every_size(self, stored: Stored) -> None:
-        """Topics, client ids and the texts of properties of any size up to 65,535 bytes are read back unchanged."""
+        """Topics, client ids and strings in properties, of any size up to 65,535 bytes, are read back unchanged."""
         lengths = (
             sizes(MAX_TOPIC_BYTES, 1) if MODE != "quick" else [1, 127, 128, 255, 256, 257, 1_000, 4_097, 32_768, 65_535]
         )
@@ -125,7 +125,7 @@ class Limits(Fixtures):
             stored.check("b/3")
 
     def test_more_names_than_any_cache_holds(self, fresh: Callable[[], Stored], subject: LayoutSubject) -> None:
-        """Any number of topics and client ids stay apart and are found, however long ago they were used."""
+        """Any number of topics and client ids stay distinct and are found, however long ago they were used."""
         count = tries(10_100, 70_000, subject.backend_capabilities)
         stored = fresh()
         stored.put([Message(f"f/{n % 7}/{n}", b"%d" % n, f"client {n}") for n in range(count)])

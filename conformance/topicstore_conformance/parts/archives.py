@@ -97,7 +97,7 @@ class Archiving(Fixtures):
         assert list(range(60)) == sorted(got)
 
     def test_expired_generations_are_archived(self, world: World) -> None:
-        """With a place for archives, retention moves what is too old there, and every message is still read once."""
+        """If an archive directory is set, retention archives old generations, and every message is still read once."""
         world.db.retention.set(max_age=86_400.0, rotate_every=3_600.0, archive_to=str(export(world)))
         fill(world)
         world.clock.now += 3 * DAY

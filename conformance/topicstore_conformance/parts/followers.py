@@ -43,7 +43,7 @@ class Followers(Fixtures):
 
     @requires("persistent")
     def test_places_outlast_reopening(self, world: World) -> None:
-        """A subscription that begins at another one's place in a later opening yields what that one had not."""
+        """After a reopening, a subscription at the place of an earlier one yields the messages not yielded before."""
         world.db.store(numbered(range(30)))
         with world.db.subscribe("t/#", 0) as subscription:
             found = fetched(subscription, 12)
@@ -55,7 +55,7 @@ class Followers(Fixtures):
         assert list(range(40)) == sorted(found)
 
     def test_followers_pass_dropped_generations(self, world: World) -> None:
-        """A subscription reports a dropped generation, yields nothing of it, and goes on with the next one."""
+        """A subscription reports a dropped generation, yields none of its messages, and continues with the next one."""
         world.db.store(numbered(range(10)))
         with world.db.subscribe("t/#", 0) as subscription:
             drop_first(world.db)
@@ -70,7 +70,7 @@ class Followers(Fixtures):
             assert {1} == set(dropped)
 
     def test_followers_pass_expired_messages(self, world: World) -> None:
-        """A subscription goes on over what retention has removed, and yields each message that is left once."""
+        """A subscription skips messages that retention has removed, and yields each remaining message once."""
         world.db.retention.set(max_age=86_400.0, rotate_every=3_600.0)
         world.db.store(numbered(range(10)))
         with world.db.subscribe("t/#", 0) as subscription:

@@ -36,7 +36,7 @@ class Histories(Fixtures):
     """Tests that compare the parts of a database with models."""
 
     def test_publishing_histories(self, pair: Pair) -> None:
-        """In any history each shard has the stored and retained messages of its model, and others are heard once."""
+        """In any history each shard has its model's stored and retained messages, and others are delivered once."""
         run(PublishingHistories, pair, 6, 40, steps=40)
 
     def test_subscription_histories(self, pair: Pair, world: World) -> None:

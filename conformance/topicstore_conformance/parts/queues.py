@@ -181,7 +181,7 @@ class Queueing(Fixtures):
     @requires("persistent")
     @deaths
     def test_a_killed_append(self, world: World, death: Fault) -> None:
-        """After a kill within an append, the queue has the batch behind all earlier messages or not at all."""
+        """After a kill within an append, the queue has all earlier messages, and then the whole batch or none of it."""
         queue = world.db.queues.open("q")
         queue.append(numbered(range(4)))
         self._die(world, death, queue, lambda: queue.append(numbered(range(4, 9))))

@@ -95,7 +95,7 @@ class Retained(Fixtures):
         assert {f"t/{number}": b"%d" % (number or 9) for number in range(6)} == retained(world.db)
 
     def test_retained_messages_expire(self, world: World) -> None:
-        """A retained message is returned with the seconds that it has left, until its interval has passed."""
+        """A retained message is returned with its remaining expiry interval in seconds, until it expires."""
         world.db.publish([kept("short", seconds=2), kept("long", seconds=100), kept("ever")])
         for passed, expected in ((0, 2), (SECOND - 1, 2), (1, 1), (SECOND - 1, 1)):
             world.clock.now += passed
@@ -187,7 +187,7 @@ class Retained(Fixtures):
     @requires("persistent")
     @deaths
     def test_a_killed_publish(self, world: World, death: Fault) -> None:
-        """After a kill within a publish, each shard has its stored and retained messages and its state, or none."""
+        """After a kill within a publish, each shard has all of the call's messages and state, or none of them."""
         world.db.persistence.add("t/#")
         first = [kept(f"t/{number}", b"%d" % number, f"t/{number}") for number in range(8)]
         world.db.publish(first)

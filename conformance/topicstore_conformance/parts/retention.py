@@ -58,7 +58,7 @@ class Retention(Fixtures):
         assert [] == left(world)
 
     def test_filters_have_ages_of_their_own(self, world: World) -> None:
-        """Messages of a filter go after the filter's own age, earlier or later than all others."""
+        """Messages of a filter are removed after the filter's own age, earlier or later than all others."""
         world.db.retention.set(max_age=10 * 86_400.0, rotate_every=86_400.0, filters={"t/0": 86_400.0, "t/1": None})
         world.db.store(numbered(range(12)))
         world.clock.now += DAY + HOUR
@@ -70,7 +70,7 @@ class Retention(Fixtures):
         assert [1, 5, 9] == left(world)
 
     def test_the_oldest_go_first(self, world: World) -> None:
-        """If the stored bytes exceed their limit, the oldest generations go, and no more than is needed."""
+        """If the stored bytes exceed their limit, the oldest generations are dropped, and no more than necessary."""
         days(world, 6)
         sizes = [info.live_bytes for info in world.db.generations()]
         world.db.retention.set(max_bytes=sum(sizes[3:]) + sizes[2] // 2, when_full="drop")
@@ -94,7 +94,7 @@ class Retention(Fixtures):
         assert list(range(5, 10)) == left(world)
 
     def test_a_clock_that_jumps_ahead_removes_nothing(self, world: World) -> None:
-        """If the wall clock jumps ahead and back, no message goes before its age has passed by the monotonic clock."""
+        """If the wall clock jumps ahead and back, a message is removed only after its age by the monotonic clock."""
         world.db.retention.set(max_age=86_400.0, rotate_every=3_600.0)
         world.db.store(numbered(range(5)))
         world.clock.now += SECOND
@@ -205,7 +205,7 @@ class Retention(Fixtures):
         assert world.db.verify().ok
 
     def test_removed_messages_are_counted_nowhere(self, world: World) -> None:
-        """What retention has removed is in no count, and what it kept is in every one."""
+        """Every count excludes the messages that retention has removed, and includes those that it kept."""
         days(world, 3)
         world.db.retention.set(max_age=1.5 * 86_400.0)
         world.db.retention.run()

@@ -50,7 +50,7 @@ class Sessions(Fixtures):
 
     @requires("persistent")
     def test_sessions_outlast_reopening(self, world: World) -> None:
-        """After a reopening a session resends what was not acknowledged under the same ids, and goes on."""
+        """After a reopening a session resends unacknowledged messages under the same ids, then sends later ones."""
         session = subscribed(world, receive_maximum=4)
         world.db.publish(numbered(range(10)))
         settled(world)
@@ -112,7 +112,7 @@ class Sessions(Fixtures):
         assert "ever" in world.db.sessions.clients()
 
     def test_expired_messages_are_not_sent(self, world: World) -> None:
-        """A session is sent a message with the seconds that it has left, and not after its interval."""
+        """A message is sent with its remaining expiry interval in seconds, and not after it has expired."""
         session = subscribed(world)
         for number, seconds in enumerate((1, 5, None)):
             expiry = None if seconds is None else ts.Properties(message_expiry_interval=seconds)

@@ -59,7 +59,7 @@ class Shared(Fixtures):
 
     @requires("persistent")
     def test_groups_outlast_reopening(self, world: World) -> None:
-        """After a reopening a shared subscription goes on after what its members have acknowledged."""
+        """After a reopening a shared subscription continues after the messages that its members have acknowledged."""
         sessions = members(world)
         publish(world, range(30))
         acknowledged = [number for mine in shares(sessions).values() for number in mine]
@@ -76,7 +76,7 @@ class Shared(Fixtures):
             assert set(numbers) <= set(found[name])
 
     def test_groups_outlive_generations(self, world: World) -> None:
-        """A shared subscription skips the messages of a dropped generation, and goes on with the next one."""
+        """A shared subscription skips the messages of a dropped generation, and continues with the next one."""
         sessions = members(world)
         publish(world, range(20))
         drop_first(world.db)

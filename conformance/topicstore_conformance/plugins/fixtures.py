@@ -50,7 +50,7 @@ def payloads_of(batch: ts.MessageBatch) -> list[bytes]:
 
 
 def cursor_over(db: ts.Database, topic: str, client_id: str) -> ts.Cursor:
-    """Return a cursor over the stream that holds a publisher's messages of a topic, the only ones of the database."""
+    """Return a cursor over the stream with this publisher's messages of a topic; the database must hold no others."""
     list(db.replay("#"))  # ends the epoch, if the layout has epochs
     shard = db.shard_of(client_id)
     cursors = [db.cursor(stream, topic) for stream in db.streams(topic) if stream.shard == shard]

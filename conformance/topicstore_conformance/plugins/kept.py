@@ -41,7 +41,7 @@ class Kept(Fixtures):
         assert ["s/stored", "t/other"] == [message.topic for message in db.retained("#")]
 
     def test_kept_messages_are_transformed(self, probed: ts.Database, probe: Probe) -> None:
-        """A retained message is stored transformed if a message with its payload in a stream is."""
+        """A retained message is stored transformed if an ordinary message with the same payload is."""
         probed.store([Message("t", PAYLOAD, "c")])
         plain = payloads_of(probe.stored[-1].batch) == [PAYLOAD]
         probed.publish([Message("t", PAYLOAD, "c", retain=True)])

@@ -18,7 +18,7 @@ class Passing(Fixtures):
     """Tests of what a transform must pass on unchanged."""
 
     def test_rows_are_stored_in_order(self, probed: ts.Database, probe: Probe) -> None:
-        """A batch is passed on with its rows in their order, and their fields other than payloads and properties."""
+        """A batch is passed on with its rows in order, and with all fields unchanged except payloads and properties."""
         given = ts.MessageBatch.from_messages(messages(40)[::-1])
         for batch in (given, given[:1], ts.MessageBatch.from_messages([Message("t", b"same", "c", 1)] * 5)):
             probed.store(batch)

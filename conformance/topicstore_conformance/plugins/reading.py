@@ -84,14 +84,14 @@ class Reading(Fixtures):
 
     @pytest.mark.parametrize("how", WAYS)
     def test_reading_again(self, db: ts.Database, how: str) -> None:
-        """A second read of the same messages returns the same payloads as the first, with another in between."""
+        """Reading the same messages again, after a read of another kind, returns the same payloads."""
         db.store([Message("t", payload, "c") for payload in PAYLOADS])
         first = WAYS[how](db)
         list(db.replay("#"))
         assert first == WAYS[how](db) == PAYLOADS
 
     def test_subscriptions(self, db: ts.Database) -> None:
-        """Followers of the same and of other filters receive new messages as they were stored, those in memory too."""
+        """Followers of equal and different filters receive new messages as they were stored, even from memory."""
         filters = ("t", "#", "+", "#")
         subscriptions = [db.subscribe(text) for text in filters]
         db.store([Message("t", payload, "c") for payload in PAYLOADS])

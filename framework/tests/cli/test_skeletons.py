@@ -118,7 +118,7 @@ def own_tests(folder: Path, target: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["backend", "layout"])
 def test_a_skeleton_is_green_before_and_after_it_is_written(tmp_path: Path, kind: str) -> None:
-    """Tests of what is to be written are expected failures, and the others pass; once it is written, all pass."""
+    """A new skeleton's tests of unwritten code are expected failures; once the code is written, all tests pass."""
     if importlib.util.find_spec("hatchling") is None:
         pytest.skip("needs hatchling: pip install hatchling")
     folder, target = tmp_path / "distribution", tmp_path / "installed"

@@ -39,7 +39,7 @@ def test_a_database_may_be_named_like_a_command(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("command", [["replay"], ["delete", "#", "--yes"], ["explain", "#"]])
 def test_times_in_the_wrong_order_are_refused(db: Path, command: list[str]) -> None:
-    """No time lies between a start and an earlier or equal end, so that is an error and no empty answer."""
+    """An end at or before the start is an error, instead of an empty result."""
     name, *rest = command
     for until in ("2025-06-01", "2025-06-02"):
         error = run(name, db, *rest, "--start", "2025-06-02", "--until", until, code=2).stderr
@@ -66,7 +66,7 @@ def test_a_file_without_an_ending_is_in_json_lines(db: Path, tmp_path: Path, nam
 
 
 def test_ports_that_no_address_has_are_refused() -> None:
-    """A port above 65535 is refused with that bound, where a server listens and where one is asked."""
+    """A port above 65535, of a listener or in a URL, is refused with an error that names the bound."""
     assert "the highest port is 65535" in run("serve", "--listen", "127.0.0.1:70000", code=2).stderr
     for port in ("0", "70000"):
         assert "65535" in run("ds", "forget", "0", "--url", f"http://127.0.0.1:{port}", code=2).stderr
@@ -109,7 +109,7 @@ def test_what_can_be_measured_as_json() -> None:
 
 
 def test_sites_as_json_and_replicas_by_both_names(tmp_path: Path) -> None:
-    """`ds info --json` has the sites and shards; `set-replicas` has its former name too, which the help leaves out."""
+    """`ds info --json` has the sites and shards; `set-replicas` also works under its former, undocumented name."""
     with serving(tmp_path / "data", "--http", "127.0.0.1:0"):
         found = document("ds", "info", tmp_path / "data")
         assert [{"id": "messages/0", "replicas": [found["this"]], "transitions": []}] == found["shards"]
@@ -131,6 +131,6 @@ def test_lists_of_commands_have_whole_sentences(command: list[str]) -> None:
 
 
 def test_json_is_one_document(db: Path) -> None:
-    """The document is indented JSON that ends with a line's end, as other commands print it."""
+    """`tokens list --json` prints one indented JSON document that ends with a newline, as other commands do."""
     printed = run("tokens", "list", db, "--json").stdout
     assert json.dumps(json.loads(printed), indent=2) + "\n" == printed

@@ -396,7 +396,7 @@ def test_fields_of_properties_that_come_twice_are_refused() -> None:
     ],
 )
 def test_bad_user_properties_are_refused_by_their_row(pairs: list[Any], match: str) -> None:
-    """Invalid user properties are refused with their row; Arrow checks neither nulls nor texts in nested fields."""
+    """Invalid user properties are refused with their row; Arrow checks neither nulls nor strings in nested fields."""
     array = pa.array([None, PLAIN, {"user_properties": pairs}], PROPERTIES)
     assert refused(record_batch(3, properties=array), match) == 2
 

@@ -306,7 +306,7 @@ def test_topics_of_many_rows_are_coded() -> None:
     st.lists(st.tuples(st.integers(0, 300), st.integers(1, 90)), max_size=30), st.sampled_from([500, 4_000, 1 << 20])
 )
 def test_columns_have_the_texts_that_were_given(batches: list[tuple[int, int]], most: int) -> None:
-    """Texts are returned as they were given, in batches of any size, however often texts are displaced."""
+    """Strings are returned unchanged, in batches of any size, however often strings are evicted from the cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(validation, "_KNOWN_BYTES", most)
         known, columns = known_topics(), []
@@ -365,7 +365,7 @@ def test_the_counted_bytes_are_those_that_texts_take() -> None:
 
 
 def test_topics_in_use_stay_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Topics that come again and again stay in the memory, however many others come only once beside them."""
+    """Topics that recur stay in the cache of checked topics, however many other topics occur only once."""
     monkeypatch.setattr(validation, "_KNOWN_BYTES", 1 << 20)
     known = known_topics()
     often = [f"often/{number}" for number in range(1_000)]
@@ -478,7 +478,7 @@ def test_parts_and_joins_are_those_of_the_messages(parts: list[list[Message]], n
 
 
 def test_a_batch_is_sliced_in_steps_of_one_and_never_indexed() -> None:
-    """An index, a step or a loop raises an error that says what to use instead."""
+    """Indexing a batch, slicing it with a step, or iterating over it raises an error that names the alternative."""
     batch = MessageBatch.from_messages([GOOD] * 3)
     with pytest.raises(InvalidMessageError, match="steps of one"):
         batch[::2]

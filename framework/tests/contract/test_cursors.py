@@ -97,7 +97,7 @@ def test_only_bytes_are_read(thing: Any) -> None:
 
 @pytest.mark.parametrize("version", [0, 2, 255])
 def test_other_versions_are_refused(version: int) -> None:
-    """The error for another version says that it may be newer."""
+    """The error for a cursor of an unknown version says that the version may be newer."""
     with pytest.raises(InvalidCursorError, match="newer version"):
         Cursor.from_bytes(bytes([version]) + ONE.to_bytes()[1:])
 

@@ -148,7 +148,7 @@ def test_the_hour_that_comes_twice(fold: int, microseconds: int) -> None:
 
 @given(st.datetimes(timezones=st.integers(-1_439, 1_439).map(lambda offset: timezone(timedelta(minutes=offset)))))
 def test_to_microseconds_of_any_zone_is_that_of_utc(time: datetime) -> None:
-    """The result doesn't depend on the time zone, and is exact to the microsecond."""
+    """Equal datetimes of different time zones are converted to the same time, exact to the microsecond."""
     try:
         in_utc = time.astimezone(UTC)
     except OverflowError:
@@ -174,6 +174,6 @@ def test_a_naive_datetime_is_refused(zone: tzinfo | None) -> None:
 
 @pytest.mark.parametrize("time", [None, 1.0, True, "0", "2024-01-01", b"0", timedelta(1), date(2024, 1, 1)])
 def test_what_is_no_time_is_refused(time: object) -> None:
-    """Floats, bools, texts, dates and time spans are refused as times."""
+    """Floats, bools, strings, dates and timedeltas are refused as times."""
     with pytest.raises(InvalidArgumentError, match="a time is"):
         to_microseconds(time)  # type: ignore[arg-type]

@@ -47,20 +47,20 @@ def test_a_formatted_size_is_read_as_the_same(size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "30", "1.5", "h", "soon", "-1h", "1h30", "1 d 2", "1x", "1e3s", "infinity", 30])
 def test_what_is_no_duration_is_refused(text: object) -> None:
-    """A text without a unit for each number is refused, and the error lists the units."""
+    """A duration string without a unit for each number is refused, and the error lists the units."""
     with pytest.raises(ValueError, match=r"(has no unit|is not a duration): write 30m, .* units are us, ms, s, m"):
         parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["", "1000", "MB", "1XB", "-1kB", "1MB2kB", "infinity", 8])
 def test_what_is_no_size_is_refused(text: object) -> None:
-    """A text that is not one number with one unit is refused, and the error lists the units."""
+    """A size string that is not one number with one unit is refused, and the error lists the units."""
     with pytest.raises(ValueError, match=r"(has no unit|is not a size): write .* units are B, kB, MB"):
         parse_size(text)
 
 
 def test_python_takes_durations_as_text() -> None:
-    """In Python a duration is a number of seconds, a timedelta or a text; a size is a number of bytes or a text."""
+    """In Python a duration is a number of seconds, a timedelta or a string; a size is a number of bytes or a string."""
     assert [5_400, 5_400, 5_400] == [seconds(one) for one in (5_400, timedelta(hours=1.5), "1h30m")]
     assert (None, None, 8_000_000) == (seconds("infinity"), byte_count("infinity"), byte_count("8MB"))
     for text in ("30", "infinity"):
@@ -69,7 +69,7 @@ def test_python_takes_durations_as_text() -> None:
 
 
 def test_retention_takes_the_notation() -> None:
-    """Limits of retention may be texts; ``"infinity"`` removes a limit, and a number without a unit is refused."""
+    """Retention limits may be strings; ``"infinity"`` removes a limit, and a string without a unit is refused."""
     with ts.open("memory", backend="memory") as db:
         changed = db.retention.set(max_age="1d12h", max_bytes="10GB", filters={"a/#": "90m", "b/#": "infinity"})
         assert (129_600, 10**10, {"a/#": 5_400, "b/#": None}) == (changed.max_age, changed.max_bytes, changed.filters)

@@ -269,7 +269,7 @@ def test_nothing_is_deleted_from_an_export_nor_elsewhere_by_the_same_call(db: ts
 
 
 def test_the_error_says_from_when_on_something_can_be_deleted(db: ts.Database, tmp_path: Path) -> None:
-    """The error says from which time on messages can be deleted, namely after the last archived generation."""
+    """The error of a refused delete states the time from which deletes succeed: the end of the archived generations."""
     db.archives.archive(tmp_path / "export")
     with pytest.raises(ts.GenerationError, match=r"generation 1, 2 lies .*begin at \d+ \(") as refused:
         db.delete("fleet/#")

@@ -75,7 +75,7 @@ def test_filters_that_are_none_are_refused(db: ts.Database, filters: object) -> 
 
 
 def test_what_matches_goes_earlier_or_later(db: ts.Database, clock: Clock) -> None:
-    """Messages of a filter with a shorter age go first, those without a limit stay, and others go by `max_age`."""
+    """A filter's messages are removed after the filter's age, or never if it has none; others after `max_age`."""
     db.retention.set(max_age=100, rotate_every=50, filters={"debug/#": 10, "alarms/#": None})
     put(db, "debug/a", "alarms/a", "plain/a", "$SYS/a")
     clock.now += 11 * SECOND

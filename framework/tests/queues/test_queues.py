@@ -112,7 +112,7 @@ NAMES = ["q", "Q/ü", "..", ".", "a.b", "%41", "A", "x" * 60_000, "x" * 59_999, 
 
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])
 def test_any_text_is_a_name(tmp_path: Path, backend: str) -> None:
-    """Any text is a name of a queue of its own, also in the file system and in lists."""
+    """Every string names a distinct queue, also in the file system and in listings."""
     with ts.open(tmp_path / "db", backend=backend) as db:
         for name in NAMES:
             db.queues.open(name).append([ts.Message("a", name[:9].encode())])
@@ -193,7 +193,7 @@ def test_who_only_reads_looks_into_queues(tmp_path: Path) -> None:
 
 
 def test_files_of_operating_systems_are_no_queues(tmp_path: Path) -> None:
-    """Files of operating systems are neither listed nor reported as damage, but a queue without its files is."""
+    """Files such as ``.DS_Store`` are neither queues nor damage, but a queue without its manifest is damage."""
     with ts.open(tmp_path / "db") as db:
         for name in ("a", "x" * 300, "lost+found"):
             db.queues.open(name).append([ts.Message("t", b"1")])

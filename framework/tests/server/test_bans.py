@@ -143,7 +143,7 @@ def test_a_banned_client_is_refused(embedded: Embedded, version: int) -> None:
 
 
 def test_a_flapping_client_is_banned(flapping: Embedded) -> None:
-    """A client that connects too often is banned by itself; other clients, and refused connections, don't count."""
+    """A client that connects too often is banned, and no other client; refused connections don't count."""
     for number in range(3):
         wait_until(lambda: not flapping.server.traffic.connected, "the client to be gone")
         assert 0 == answer(flapping, "one", 5), number

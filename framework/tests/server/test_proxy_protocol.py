@@ -93,7 +93,7 @@ def test_a_part_of_a_header_is_no_header(header: tuple[bytes, Source | None], da
 
 @given(st.one_of(st.binary(max_size=120), st.binary(max_size=120).map(lambda rest: b"PROXY TCP4 " + rest + b"\r\n")))
 def test_other_bytes_are_refused(data: bytes) -> None:
-    """Whatever else a line has is refused with `ProxyHeaderError`, or names a valid client."""
+    """Any bytes in place of a text header name a valid client or none, or raise `ProxyHeaderError`."""
     with contextlib.suppress(ProxyHeaderError):
         found = parse_line(data)
         assert found is None or (ipaddress.ip_address(found[0]) and 0 <= found[1] <= 0xFFFF)
@@ -101,7 +101,7 @@ def test_other_bytes_are_refused(data: bytes) -> None:
 
 @given(st.binary(min_size=4, max_size=4), st.binary(max_size=60))
 def test_other_binary_headers_are_refused(head: bytes, rest: bytes) -> None:
-    """Whatever a binary header has after its signature is refused with `ProxyHeaderError`, or names a valid client."""
+    """Any bytes after a binary header's signature name a valid client or none, or raise `ProxyHeaderError`."""
     with contextlib.suppress(ProxyHeaderError):
         found = parse_binary(SIGNATURE + head, rest)
         assert found is None or (ipaddress.ip_address(found[0]) and 0 <= found[1] <= 0xFFFF)

@@ -122,7 +122,7 @@ def test_a_long_backlog_is_bounded_in_steps(
     st.one_of(st.none(), st.integers(1, 30)),
 )
 def test_the_cut_never_skips_too_many(parts: list[tuple[int, bool]], most: int | None, most_bytes: int | None) -> None:
-    """Whatever was read, what is left has at least as many messages as the limits allow, or only the unread rest."""
+    """A cut leaves at least as many messages as the limits allow, or all unread ones, whatever part was read."""
     import numpy as np
 
     rng = np.random.default_rng(len(parts))

@@ -38,7 +38,7 @@ def test_one_session_too_many_is_an_error(tmp_path: Path) -> None:
 
 
 def test_each_user_has_a_bound(tmp_path: Path) -> None:
-    """A session counts for the user that created it, even after a restart; sessions without a user share one limit."""
+    """A session counts towards its creator's limit, even after a restart; sessions without a user share one limit."""
     with ts.open(tmp_path / "db", backend="rocksdb") as db:
         db.sessions.bounds.each_user = 1
         assert ["a"] == opened(db.sessions, "a", "b", user="u")

@@ -120,7 +120,7 @@ def test_ranges_of_time_judge_each_message_by_its_own(tmp_path: Path) -> None:
 
 
 def test_what_has_other_timestamps_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By timestamp, ranges contain late messages and few others."""
+    """Read ranges for a range of timestamps contain the late messages in it, and few other messages."""
     monkeypatch.setattr(zones, "SIZE", 100)
     hour = 3_600_000_000
     with ts.open(tmp_path, shards=2) as db:

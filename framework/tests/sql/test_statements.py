@@ -157,7 +157,7 @@ def test_a_time_is_read_as_a_range(db: ts.Database) -> None:
 
 
 def test_own_times_are_read_by_zones(tmp_path: Path) -> None:
-    """A condition on the messages' own times finds late messages, and skips what has no message of these times."""
+    """A condition on the messages' own times finds late messages, and reads nothing if no message has such a time."""
     need("rocksdb", "block")
     with ts.open(tmp_path / "db") as db:
         db.store(messages(100))

@@ -312,7 +312,7 @@ def test_what_cannot_match_is_not_counted(db: ts.Database, ranges: ts.Database) 
 
 
 def test_counts_of_few_filters_are_kept(db: ts.Database) -> None:
-    """The counts of the filters requested last are kept, and those of others are counted again."""
+    """Counts of the most recently requested filters are cached; counts of other filters are computed again."""
     for number in range(17):
         db.topics(f"f/{number}")
     before = messages_read(db)
@@ -339,7 +339,7 @@ def test_a_failed_count_counts_nothing_twice(db: ts.Database) -> None:
 
 
 def test_a_narrow_filter_reads_few_parts_of_a_table(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a table with many parts, only those that the search for the filter's topics needs are read."""
+    """A narrow filter reads only a logarithmic number of the parts of a tally table."""
     monkeypatch.setattr(tally_records, "_PART_BYTES", 100)
     everything = {topic.topic: topic for topic in db.topics()}
     db.compact()
@@ -358,7 +358,7 @@ def test_a_narrow_filter_reads_few_parts_of_a_table(db: ts.Database, monkeypatch
 def test_gaps_between_tables_are_counted_and_messages_after_them_are_not(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a layout that reads heads only gaps before the last table are counted, as an older version leaves them."""
+    """For a layout that reads heads, only the gaps before the last table are counted, which older versions leave."""
     monkeypatch.setattr(compaction, "SEGMENT_ROWS", 4_000)
     shard = db.storage.shards[0]
     everything = db.topics()

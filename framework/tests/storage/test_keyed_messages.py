@@ -176,7 +176,7 @@ def test_a_bad_message_is_named_by_its_row(db: ts.Database) -> None:
 
 
 def test_a_late_message_is_named_by_its_row(tmp_path: Path) -> None:
-    """A late message is reported with its row in the batch, counting rows that aren't stored in a stream."""
+    """A late message is reported by its row in the batch, even if rows before it aren't stored in a stream."""
     with ts.open(tmp_path / "db", backend="memory", timestamps="message", clock=Clock()) as db:
         rows = [ts.Message("a", b"1", timestamp=time) for time in (1, 9_000, 2, 3)]
         with pytest.raises(ts.LateMessageError) as refused:

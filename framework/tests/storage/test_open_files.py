@@ -159,7 +159,7 @@ def test_too_many_open_files_are_reported(tmp_path: Path, run_until: Callable[..
 
 
 def test_an_archive_that_may_not_be_read_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If an archive's files can't be read for lack of permission, replays and `verify` report that, and no damage."""
+    """If an archive's files can't be read for lack of permission, replays and `verify` report that, not damage."""
     with ts.open(tmp_path / "db", backend="memory") as db:
         db.store([ts.Message("t", b"1")])
         db.add_generation()

@@ -83,7 +83,7 @@ def test_some_columns_are_those_of_the_whole_replay(
 
 
 def test_the_newest_columns(db: ts.Database) -> None:
-    """A replay that goes back has the same columns."""
+    """A reverse replay returns the requested columns with the same rows."""
     whole = db.replay_arrow("#", reverse=True, limit=70, ids=True).read_all()
     assert (
         whole.select(["position", "payload"])
@@ -93,7 +93,7 @@ def test_the_newest_columns(db: ts.Database) -> None:
 
 @pytest.mark.parametrize("columns", [[], ["topic", "topic"], ["topics"], "topic", ["shard", "time"]])
 def test_columns_that_do_not_exist(db: ts.Database, columns: Any) -> None:
-    """Names that are not those of columns are refused before anything is read, with the names that there are."""
+    """Invalid lists of columns are refused before anything is read, and the error lists the valid names."""
     with pytest.raises(ts.InvalidArgumentError, match="timestamp, topic, client_id"):
         db.replay_arrow("#", columns=columns)
 

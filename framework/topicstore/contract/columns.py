@@ -128,7 +128,7 @@ class Coded:
         return self.texts.values[self.codes[index]]
 
     def tolist(self) -> list[str]:
-        """Return the texts."""
+        """Return the string of each row."""
         texts: list[str] = self.texts.values[self.codes].tolist()
         return texts
 
@@ -216,7 +216,7 @@ class ArrowColumn(LazyColumn):
         return self._list
 
     def toarrow(self) -> Any:
-        """Return the array."""
+        """Return the column as the pyarrow array that it wraps."""
         return self._array
 
 

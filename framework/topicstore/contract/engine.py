@@ -14,13 +14,13 @@ Every engine must guarantee:
 * A scan sees the engine as of the request of its first chunk, whatever is written while it
   runs. A snapshot sees the engine as of the snapshot's creation. Both stay so for any time, and beside any number of
   others, whatever is written, reclaimed or closed meanwhile.
-* After any change every reading method shows it: `Reader.get`, `Reader.get_many` and scans in both directions, also
-  where it was asked before, after `Engine.reclaim`, after reopening and in other processes.
+* Every reading method shows every change: `Reader.get`, `Reader.get_many` and scans in both directions. This also holds
+  for keys that were read before the change, after `Engine.reclaim`, after reopening, and in other processes.
 * Keys of bytes of up to 65,550 bytes (a topic and a few more) and values of up to 300 MB work. So do batches,
   calls of `Reader.get_many` and scans of any number of keys. Keys and values are any bytes, and stay as they are.
 * All methods are thread-safe; the caller serialises writes. `Engine.flush_log` covers every write that returned before
   its call, in whichever thread, also while another flush is under way.
-* Nothing stays in memory of a read, a scan, a snapshot or an opening that is over. A scan holds about one chunk.
+* A read, a scan, a snapshot or an engine that has ended occupies no memory. A running scan holds about one chunk.
 * Every failure is raised, as `EngineError`, its subclass `CorruptionError`, `StorageFullError` or
   `TooManyOpenFilesError`. After a failed write the caller doesn't write until the shard is opened again, or until
   `Engine.recover` returns True.
@@ -321,7 +321,7 @@ class Engine(Reader):
         return
 
     def verify(self) -> Iterator[str]:
-        """Read everything in all keyspaces, check the engine's own checksums, and yield a description of each damage.
+        """Read all keyspaces, check the engine's own checksums, and yield a description of each damaged place.
 
         The default yields nothing.
         """

@@ -19,14 +19,14 @@ The logical layer guarantees to a slab:
 
 A slab guarantees to the logical layer:
 
-* Every message is read back as it was stored, whatever its size: payloads of up to 256 MB, texts of up to 65,535
+* Every message is read back as it was stored, whatever its size: payloads of up to 256 MB, strings of up to 65,535
   bytes, timestamps from 0 to `topicstore.contract.positions.MAX_TIME`, positions of 64 bits, batches of any length.
-* Topics and client ids are told apart by all their characters, however many there are and however long ago one was
-  used. No hash or normal form stands for a name.
-* After any change (a store, a failed store, a delete, a compaction, a reopening) every kind of reading finds exactly
-  the messages that are left, also where it was asked before.
+* Topics and client ids are compared by all their characters, and never by a hash or a normalised form. This holds for
+  any number of names, and for names that were not used for a long time.
+* After any change (a store, a failed store, a delete, a compaction, a reopening) every reading method returns exactly
+  the remaining messages. No result that was cached before the change is returned.
 * A place is valid for any time, beside any number of other places, and in every process that opens the slab.
-* Nothing stays in memory of a reading that is over.
+* A read that has ended occupies no memory.
 
 Capabilities a layout may declare:
 

@@ -446,17 +446,17 @@ class ArchiveSlab(Slab):
         )
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Raise `GenerationError`."""
+        """Raise `GenerationError`, because an export is never changed."""
         self._refuse()
 
     def committed(self) -> None:
-        """Raise `GenerationError`."""
+        """Raise `GenerationError`, because nothing can be stored in an export."""
         self._refuse()
 
     def delete(
         self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
     ) -> Iterator[DeleteStep]:
-        """Raise `GenerationError`."""
+        """Raise `GenerationError`, because nothing can be deleted from an export."""
         self._refuse()
 
     # --- inspecting ---
@@ -620,7 +620,7 @@ class _PropertiesColumn(LazyColumn):
         return self._list
 
     def toarrow(self) -> pa.Array:
-        """Return the array."""
+        """Return the properties as the Arrow array that was read."""
         return self._array
 
 

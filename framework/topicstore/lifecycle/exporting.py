@@ -1,10 +1,12 @@
 """Exporting sealed generations to Parquet, and archiving them: exporting and then removing the local messages.
 
-The export of a slab (the part of a generation in one shard) is atomic: it is written under a temporary name, read back,
-compared with a second replay row by row, fsynced, and renamed. So an interrupted export continues with the missing
-slabs, and several processes may export to one target. The slabs of a generation that is archived are renamed when all
-of them are written, and removed if that fails. Otherwise, messages could later be deleted from the local generation,
-and the exported slabs, which still hold these messages, would make the next attempt fail.
+The export of a slab (the part of a generation in one shard) is atomic. Its files are written under a temporary name,
+read back, compared with a second replay row by row, fsynced, and renamed. So an interrupted export continues with the
+missing slabs, and several processes may export to one target.
+
+The slabs of a generation that is archived are renamed when all of them are written, and removed if that fails.
+Otherwise, messages could later be deleted from the local generation. The exported slabs, which still hold these
+messages, would then make the next attempt fail.
 
 Rows are exported in stored form, without the plugins of the database; replays of the export pass through the plugins.
 """

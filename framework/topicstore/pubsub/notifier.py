@@ -90,7 +90,7 @@ class TaskWaiter(_Waiter):
 
     async def wait(self) -> bool:
         """Wait for a notification, unless one came since the last call; return False if the time is over."""
-        if not self._woken.is_set():  # a notification before this counts, even if the time is over
+        if not self._woken.is_set():  # an earlier notification counts, even after the timeout
             try:
                 await asyncio.wait_for(self._woken.wait(), self._left())
             except TimeoutError:

@@ -1,9 +1,9 @@
 """Publishing: messages are stored, kept as their topic's retained message, or only passed on.
 
-A published message is stored, once, if its publisher asks for it (the user property `PERSIST`), if a
-persistence rule matches (`topicstore.pubsub.persistence_rules`), or if a durable subscription does; messages of QoS 0
-are stored for a durable subscription only if `Sessions.store_qos0` is set. All other messages are passed to the current
-followers and not stored. Programs that replay messages later should rely only on the user property or a rule, because
+A published message is stored, once, if its publisher asks for it by the user property `PERSIST`. It is also stored if a
+persistence rule (`topicstore.pubsub.persistence_rules`) or a durable subscription matches. A message of QoS 0 is stored
+for a durable subscription only if `Sessions.store_qos0` is set. All other messages are passed to the current followers
+and not stored. Programs that replay messages later should rely only on the user property or a rule, because
 durable subscriptions may end.
 """
 

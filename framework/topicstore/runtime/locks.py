@@ -39,7 +39,7 @@ class FairLock(ProcessLock):  # type: ignore[misc]  # RLock isn't final at run t
         if owned(self):
             try:
                 take()
-            except BaseException:  # of a signal handler that ran after the acquisition, which doesn't wait here
+            except BaseException:  # from a signal handler, after the acquisition: an owner never waits for the lock
                 self.release()
                 raise
             return

@@ -170,7 +170,7 @@ class MessageColumns:
 
     @classmethod
     def of(cls, whole: ReadBatch) -> MessageColumns:
-        """Return the columns of a read batch."""
+        """Return the columns of a read batch, which are created once for all readers."""
         columns = whole.columns
         if not isinstance(columns, cls):
             columns = whole.columns = cls(whole)
@@ -431,7 +431,7 @@ class DeliveryBatch(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The messages."""
+        """The published messages, one for each PUBLISH to send."""
         return self.body.messages
 
     @property

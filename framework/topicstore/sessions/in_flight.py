@@ -123,7 +123,7 @@ class InFlightBatch:
         """After a resumption, the ids that were not sent on this connection yet, mapped to their rows."""
 
     def qos_of(self, row: int) -> int:
-        """Return the QoS of a row."""
+        """Return the QoS at which the message of a row is delivered."""
         return self.qos if isinstance(self.qos, int) else self.qos[row]
 
     def matched_of(self, row: int) -> Matched | None:

@@ -238,7 +238,7 @@ class Skipped:
     payload_bytes: int = 0
 
     def __add__(self, other: Skipped) -> Skipped:
-        """Return the messages of both."""
+        """Return the sums of both numbers of messages and of bytes."""
         return Skipped(self.messages + other.messages, self.payload_bytes + other.payload_bytes)
 
 

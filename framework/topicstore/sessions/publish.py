@@ -86,9 +86,11 @@ def publish(
     *,
     partial: bool,
 ) -> PublishedRows:
-    """Publish messages; ``sessions`` and packet ids ``ids`` are row by row. See `Sessions.publish`.
+    """Publish messages as `Sessions.publish` does.
 
-    refused: the rows that were refused before, with their errors; newly refused rows are added.
+    sessions: the session of each message.
+    ids:      the packet id of each message at QoS 2; 0 for a message without one.
+    refused:  the rows that were refused before, with their errors; newly refused rows are added.
 
     Holds the locks of the QoS 2 exchanges of the packet ids, and not the mutex, while publishing.
     """

@@ -254,7 +254,7 @@ class RetainedCopy(msgspec.Struct, frozen=True, gc=False, array_like=True):
     properties: Properties | None
 
     def message(self, topic: str) -> Message:
-        """Return the message."""
+        """Return the retained message with its topic, which the copy doesn't contain."""
         return Message(topic, self.payload, self.client_id, self.qos, self.retain, self.timestamp, self.properties)
 
 
@@ -302,7 +302,7 @@ class Keys:
         return b"w" + self._client
 
     def subscription(self, number: int) -> bytes:
-        """Return the key of a subscription."""
+        """Return the key of the subscription with this number."""
         return b"%b%b\0%b" % (SUBSCRIPTION, self._client, number.to_bytes(4, "big"))
 
     def place(self, number: int) -> bytes:
@@ -348,7 +348,7 @@ class Keys:
 
 
 def copy_of(message: Message) -> RetainedCopy:
-    """Return the copy of a retained message."""
+    """Return a copy of a retained message for its in-flight record, without the topic."""
     m = message
     return RetainedCopy(m.payload, m.client_id, m.qos, m.retain, m.timestamp, m.properties)
 
@@ -359,7 +359,7 @@ def timer_key(time: int, kind: bytes = b"") -> bytes:
 
 
 def timer_of(key: bytes) -> Timer:
-    """Return the timer of a key."""
+    """Decode a timer's key to its time, kind and owner."""
     return Timer(int.from_bytes(key[2:10], "big"), key[10:11], key[11:].decode())
 
 
@@ -440,7 +440,7 @@ def unpack_positions(first: int, steps: bytes, width: int) -> Positions:
 
 
 def pack_ids(ids: Sequence[int]) -> int | bytes:
-    """Return packet ids as the first one if they are consecutive, otherwise as two bytes for each."""
+    """Encode packet ids: as the first id if they are consecutive, otherwise as two bytes for each id."""
     if isinstance(ids, range):
         return ids.start
     packed: npt.NDArray[np.uint16] = np.fromiter(ids, "<u2", len(ids))

@@ -119,7 +119,7 @@ class SessionCalls(Protocol):
         """End connections that broke without a DISCONNECT."""
 
     def lag(self, *client_ids: str) -> dict[str, dict[str, Lag]]:
-        """Return the lag of sessions."""
+        """Return the lag of sessions by client id and filter; without arguments, of all sessions."""
 
 
 @attrs.define
@@ -940,7 +940,7 @@ class Session:
 
 
 def status_of(cursor: FilterCursor | SharedCursor) -> SessionSubscription:
-    """Return the description of a subscription."""
+    """Return a subscription's filter, options and places, and the generations dropped before it read them."""
     return SessionSubscription(
         topic_filter=cursor.topic_filter.text,
         options=cursor.options,

@@ -418,8 +418,8 @@ class Sessions:
                  `InvalidMessageError` is the row.
 
         Messages of one client keep their order. In each shard, the messages and packet ids of all sessions are one
-        engine write; if the process dies in between, those of some shards are stored, and nothing was acknowledged: a
-        client then sends its messages again, and those of QoS 2 are stored once.
+        engine write. If the process dies between these writes, only some shards have their messages, and nothing was
+        acknowledged. Clients then send their messages again, and those of QoS 2 are stored once.
 
         On return, a PUBREC or PUBACK may be sent for every row that was not refused. Raises the errors that
         concern the whole batch, such as `QuotaExceededError`; then no message was stored, unless the commit of only
@@ -438,11 +438,12 @@ class Sessions:
         """Publish messages of many clients that are given as columns, as `publish` does, without an object for each.
 
         sessions:   the session of each row, which may occur often.
-        batch:      the messages, each of the client of its row's session; they are checked here.
+        batch:      the messages, which this call validates; the client id of each is that of its row's session.
         packet_ids: the packet id of each row at QoS 2; 0 for a message without one.
 
-        Otherwise all is as `publish` says. Raises `InvalidArgumentError` if there are not as many sessions and packet
-        ids as messages, and `InvalidMessageError` if the columns of the batch have different lengths.
+        Commits, errors and ``partial``: as in `publish`. Also raises `InvalidArgumentError` if there are not as many
+        sessions and packet ids as messages, and `InvalidMessageError` if the columns of the batch have different
+        lengths.
         """
         messages, ids = Incoming.of_batch(batch), list(packet_ids)
         given = self._registry.own(sessions)

@@ -301,10 +301,11 @@ class ShardReader:
         return end - epoch < position and last < end
 
     def _left_locked(self, epoch: int, latest: float) -> float:
-        """Return the seconds until the current epoch is over.
+        """Return the seconds until the current epoch ends, at the first of these times.
 
-        It is over at the first of these times: when the clock passes its end (only where positions follow the clock),
-        one epoch length after the last commit, and at ``latest``, which is one epoch length after the wait began.
+        * The clock passes the epoch's end, if positions follow the clock.
+        * One epoch length has passed since the last commit.
+        * The time ``latest``, one epoch length after the wait began.
         """
         lasted = min(self._writer.last_commit + time_of(epoch) / 1e6, latest) - time.monotonic()
         if self._writer.policy.timestamps != "commit":

@@ -1,4 +1,4 @@
-"""`Shard`, which composes the parts of a shard."""
+"""`Shard`: the writer, the reader, the generations, the message counts and the rewriter of one shard."""
 
 from __future__ import annotations
 

@@ -5,9 +5,9 @@ to the watermark. The watermark advances after the commit or, with ``durability=
 power failure can't undo a message that readers have seen. Fsyncs are shared: one covers every batch that was written
 before it began (group commit, as in DeWitt et al., "Implementation techniques for main memory database systems", 1984).
 
-A write has four steps. The first three run under the locks of all shards of a batch: `prepare_locked`
-for all shards, then `encode_locked` for all, then `commit_locked` for all, so that nothing of a batch is stored if one
-shard refuses a message. `finish_commit` follows without the lock, so that writes share fsyncs.
+A write has four steps. The first three run under the locks of all shards of a batch: `prepare_locked`, `encode_locked`
+and `commit_locked`, each for all shards before the next. So no part of a batch is stored if one shard refuses a
+message. `finish_commit` follows without the lock, so that writes share fsyncs.
 
 The displacement of a shard is the maximum time by which positions are later than the timestamps of their messages, with
 ``timestamps="message"``. It is stored in the state keyspace, unless it is 0::

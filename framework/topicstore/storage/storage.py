@@ -1,8 +1,8 @@
 """`Storage`: the shards of one open database, accessed through its hooks. `topicstore.storage.opening` creates it.
 
-Readers hold a reference to the `Storage`, and so keep the database open. The parts that the `Storage` references (the
-listener, retention, compaction and queues, which register with `listen`, `jobs` and `on_close`) hold at most weak
-references to it, so that a database without other references is closed.
+Readers hold a reference to the `Storage`, and so keep the database open. The listener, retention, compaction and
+queues, which register with `listen`, `jobs` and `on_close`, hold at most weak references to the `Storage`. So a
+database without other references is closed.
 """
 
 from __future__ import annotations

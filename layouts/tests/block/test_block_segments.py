@@ -342,13 +342,13 @@ def merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Merged]:
 
 
 def named(segment: Segment, *numbers: int) -> list[str]:
-    """Return the texts by which errors name frames of a segment, or its index if no frame is given."""
+    """Return how errors name these frames of a segment; without frames, how they name the segment's index."""
     place = f"segment that ends at position {segment.end}"
     return [f"{place}, frame {number}" for number in numbers] or [place]
 
 
 def check_stopped(merged: Merged, place: str) -> None:
-    """Check that a damage in the second segment stops a reader, and that all other segments are readable."""
+    """Check that damage in the second segment stops a reader, and that all other segments are readable."""
     segment = merged.segments[1] if "frame" in place else None
     end = int(place.split()[5].rstrip(","))
     assert segment is None or segment.end == end

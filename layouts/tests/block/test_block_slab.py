@@ -479,7 +479,7 @@ def test_heads_need_no_payloads_and_only_matching_streams(stored: Stored, monkey
 
 
 def test_heads_of_texts_and_numbers_are_joined(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads are the same where a dictionary has some of the names, and others are stored as texts."""
+    """Heads are correct if the dictionary has only some of the names, and the others are stored as strings."""
     monkeypatch.setattr(name_table, "MOST_BYTES", 5 * (name_table.NAME_BYTES + sys.getsizeof("a/20")))
     for first in (0, 2, 9):
         stored.put(numbered([f"a/{number}" for number in range(first, first + 4)], 40))

@@ -288,7 +288,7 @@ class Walks(LearnedTopics):
 
 
 def test_topics_in_use_stay_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Topics that come again and again are looked up once, however many others come only once beside them."""
+    """Topics that recur are looked up once, however many other topics occur only once."""
     monkeypatch.setattr(learned_topics, "_MEMO_BYTES", 1 << 20)
     trie = Walks(GENERATION, (100, 20))
     often = [f"often/{number}" for number in range(1_000)]
@@ -299,7 +299,7 @@ def test_topics_in_use_stay_cached(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_topics_that_come_once_are_soon_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a flood of topics that come only once, most are not even added to the cache, until they come again."""
+    """In a flood of topics that occur only once, most are not cached until they recur."""
     monkeypatch.setattr(learned_topics, "_MEMO_BYTES", 1 << 20)
     trie = learned([], 100, 20)
     held = []

@@ -125,7 +125,7 @@ def test_a_constant_column_stays_constant(engine: MemoryEngine) -> None:
 
 
 def test_the_forms_of_a_column_are_alike(engine: MemoryEngine) -> None:
-    """A list of names and a column of coded texts get the same numbers."""
+    """A list of names and a dictionary-encoded column of the same names get the same numbers."""
     names = filled(engine, ["a", "b"])
     coded = names.names(array(1, 0, 1))
     assert isinstance(coded, Coded)
@@ -215,7 +215,7 @@ def test_a_name_never_changes_its_number(steps: list[tuple[str, list[str]]]) -> 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 30])
 def test_a_full_table_takes_no_more(engine: MemoryEngine, small: int, size: int) -> None:
-    """A full dictionary keeps its first names; a batch with any other name keeps all its names as texts."""
+    """A full dictionary keeps its first names; a batch with any other name keeps all its names as strings."""
     names = table(engine)
     learn = [f"n{number}" for number in range(40)]
     for start in range(0, len(learn), size):
@@ -336,7 +336,7 @@ def test_what_is_lacking_is_certain(engine: MemoryEngine, small: int) -> None:
 
 
 def test_columns_outlive_what_is_learned_after_them(engine: MemoryEngine) -> None:
-    """A returned column keeps its texts while names are added to the dictionary."""
+    """A returned column keeps its strings while names are added to the dictionary."""
     names = table(engine)
     columns = []
     for start in range(0, 500, 5):
@@ -403,7 +403,7 @@ def test_version_1_is_continued(engine: MemoryEngine) -> None:
 
 
 def test_a_full_dictionary_of_version_1_may_have_texts(engine: MemoryEngine) -> None:
-    """No name is lacking in a dictionary of 65,536 names of version 1, because it stored further ones as texts."""
+    """`lacks` is false for a full dictionary of version 1, because it stored any further names as strings."""
     put_v1(engine, [f"n{number}" for number in range(65_536)])
     assert not table(engine).lacks("never")
     names = filled(engine, ["new"])
@@ -454,7 +454,7 @@ def test_a_damaged_record(engine: MemoryEngine, value: bytes | None) -> None:
 
 @pytest.mark.parametrize("value", DAMAGES)
 def test_a_damaged_dictionary_takes_no_names(engine: MemoryEngine, value: bytes | None) -> None:
-    """Names that a damaged dictionary can't find are stored as texts, so that no name gets a second number."""
+    """Names that a damaged dictionary can't find are stored as strings, so that no name gets a second number."""
     spoiled(engine, value)
     names = table(engine)
     assert [0, 5] == to_list(names.encode(["a", "f"]))

@@ -82,7 +82,7 @@ def test_one_key_is_known() -> None:
 
 
 def test_ten_levels_have_bits() -> None:
-    """Only ten varying levels have hashes in the keys; topics that differ in other levels are compared as texts."""
+    """Only ten varying levels have hashes in the keys; topics that differ in other levels are compared as strings."""
     stored = made(thresholds=(0,))
     deep = ["/".join([level] * 40) for level in "ab"]
     wide = ["/".join([*"123456789", level, other]) for level in "ab" for other in "xy"]

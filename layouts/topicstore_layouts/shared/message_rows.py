@@ -7,8 +7,8 @@ Stored form, version 1: a msgpack array, whose last field is left out if there a
 
     [checksum, kind, topic, payload, client id, timestamp, properties]
 
-``checksum`` is 8 bytes: xxh3, 64 bits big-endian, of all that follows it, with the position XOR
-(slab * 0x9E3779B97F4A7C15 modulo 2**64) as seed, where slab is ``shard << 32 | generation``: a
+``checksum`` is 8 bytes: xxh3, 64 bits big-endian, of all bytes after it. Its seed is the position XOR
+(slab * 0x9E3779B97F4A7C15 modulo 2**64), where slab is ``shard << 32 | generation``. So a
 value under the wrong key is detected like a flipped bit. ``kind`` is ``version << 3 | retain << 2 |
 qos``. ``timestamp`` is nil if it is the time in the position. ``properties`` is the array of
 `topicstore.Properties`. Later versions are arrays too, with the same checksum and a kind of one byte.

@@ -302,13 +302,13 @@ class NameTable:
         return names
 
     def stream(self, number: int) -> int:
-        """Return the stream of a number."""
+        """Return the stream of the name with this number."""
         if not self._loaded or self._damages or number >= self._count:
             self.check(np.array([number]))
         return int(self._streams[number])
 
     def streams(self, ids: npt.NDArray[Any]) -> Ids:
-        """Return the stream of each number."""
+        """Return, for each number, the stream of the name that has it."""
         self.check(ids)
         streams: Ids = self._streams[ids]
         return streams
@@ -325,7 +325,7 @@ class NameTable:
                 raise CorruptionError(f"the name of number {int(bad[0])} {reason}", self.place)
 
     def verify(self, stream_of: Callable[[str], int | None]) -> Iterator[str]:
-        """Read the whole dictionary and yield a sentence for each damage; compare streams with ``stream_of``."""
+        """Read the whole dictionary, compare streams with ``stream_of``, and yield a sentence for each damaged name."""
         numbers: dict[str, int] = {}
         reached = 0
         for chunk in self._reader.scan(META, self._forward, self._back):

@@ -64,7 +64,7 @@ class Verification:
         """The damage of each entry whose value isn't empty, by key."""
 
     def run(self) -> Iterator[Damage | int]:
-        """Yield each damage, and after each chunk the number of its intact messages."""
+        """Yield each damaged place, and after each chunk the number of its intact messages."""
         for read in self._read_all():
             for position, reason in read.damages.items():
                 yield Damage(place=self._place_of(position), reason=reason)

@@ -67,7 +67,7 @@ class KeyMapper:
         """The index in a key of each source's lowest bit."""
 
     def encode(self, vector: Sequence[int]) -> int:
-        """Return the key of a vector."""
+        """Return the key that holds the bits of a vector's numbers, in the order of the sources."""
         return sum(
             source.of(vector[source.dimension]) << shift
             for source, shift in zip(self.sources, self.shifts, strict=True)

@@ -73,7 +73,7 @@ class StreamKeys:
         self._part = stream.to_bytes(8, "big") + len(varying).to_bytes(8, "big")
 
     def encode(self, key: int) -> bytes:
-        """Return the stored form of a mapper's key, or of the end of all keys."""
+        """Return the stored form of a key of `mapper`; ``key`` may also be the end (exclusive) of all keys."""
         return (self._first + key).to_bytes(self.width, "big")
 
     def decode(self, stored: bytes) -> int:

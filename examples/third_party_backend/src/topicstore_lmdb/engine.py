@@ -110,7 +110,7 @@ class _View:
         self._transaction = engine.begin()
 
     def get(self, keyspace, packed):
-        """Return the value of a key."""
+        """Return the value of a key, or None if there is none."""
         entry = entry_of(packed)
         with self._engine.using():
             value = self._open().get(entry, db=self._engine.database(keyspace))

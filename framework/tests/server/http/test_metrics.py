@@ -87,7 +87,7 @@ def messages(thread: int, count: int) -> list[ts.Message]:
 
 
 def test_stores_and_reads_under_load(watched: Watched) -> None:
-    """Metrics agree with four storing threads and one replaying thread, and no counter ever decreases."""
+    """Metrics equal what four threads stored and one thread replayed, and no counter ever decreases."""
     over = threading.Event()
     replayed: list[int] = []
 

@@ -287,7 +287,7 @@ def test_sessions_say_who_is_behind(opened: Opened) -> None:
 
 
 def test_all_sessions_are_shown_whether_they_are_behind_or_not(opened: Opened) -> None:
-    """The sessions that are behind come first, and the others follow."""
+    """The page lists all sessions, those with waiting messages first."""
     page = opened.see("sessions")
     shown = page.locator("#session-table tbody th").all_inner_texts()
 
@@ -338,7 +338,7 @@ def test_topics_show_their_last_value(opened: Opened) -> None:
 
 
 def test_values_are_drawn_and_times_and_ids_are_not(opened: Opened) -> None:
-    """The chart begins with a value, a time isn't offered, and the summary says which messages are drawn."""
+    """The chart first shows a measured value, offers no field of times, and states which messages are drawn."""
     page = opened.see("replay?filter=rooms/%23")
 
     expect(page.locator("#field")).to_have_value("humid")

@@ -13,7 +13,7 @@ def messages(*payloads: str) -> list[dict[str, str]]:
 
 
 def payloads(answer: httpx.Response) -> list[str]:
-    """Return the payloads of a page."""
+    """Return the payloads of the messages in a response."""
     return [one["message"]["payload"] for one in answer.json()["items"]]
 
 

@@ -10,7 +10,7 @@ import topicstore as ts
 
 
 def topics(answer: httpx.Response) -> list[str]:
-    """Return the topics of a page."""
+    """Return the topics in a response, which must have status 200."""
     assert answer.status_code == 200, answer.text
     return [one["topic"] for one in answer.json()["items"]]
 

@@ -188,7 +188,7 @@ class Connection(H11Protocol):
 
 
 def connection_of(scope: Scope) -> Connection:
-    """Return the connection of a request."""
+    """Return the `Connection` on which a request arrived."""
     extensions: Any = scope["extensions"]
     found: Connection = extensions[_CONNECTION]
     return found

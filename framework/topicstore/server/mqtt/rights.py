@@ -32,7 +32,7 @@ _log = logging.getLogger("topicstore.server.access")
 
 
 class Client(Protocol):
-    """The connection of a client."""
+    """The interface by which `Rights` uses a client's connection."""
 
     def send(self, packets: Sequence[Publish], shared: None) -> None:
         """Send packets, unless the connection is over."""

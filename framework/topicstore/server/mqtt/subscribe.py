@@ -203,7 +203,7 @@ def _reason(error: TopicstoreError) -> ReasonCode:
 
 
 class Subscriber(Protocol):
-    """The connection. It passes on the next packet only after the previous one was answered."""
+    """The interface of a connection, which passes on a packet only after the previous packet was answered."""
 
     def answer(self, data: bytes, kind: int, reason: int, granted: Sequence[str]) -> None:
         """Send the answer to the packet.

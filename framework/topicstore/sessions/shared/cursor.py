@@ -202,8 +202,9 @@ class SharedCursor(SessionCursor):
     def permitted(self, selected: SelectedMessages, answers: Sequence[bool]) -> SelectedMessages:
         """Return the messages that were read last, with only those that ``answers`` allows.
 
-        Refused messages go back to the group, for another member: messages of the streams when the selected messages is
-        committed; messages of an assignment at once, and the rest of the assignment is read again.
+        Refused messages are returned to the group, for another member. Messages read from the streams are returned when
+        the selected messages are committed. Messages of an assignment are returned at once, and the rest of the
+        assignment is read again.
         """
         if all(answers) or selected.positions is None:
             return selected

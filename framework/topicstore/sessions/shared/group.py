@@ -86,7 +86,7 @@ Partitions = npt.NDArray[np.bool_]
 
 
 def partition_of(topic: str) -> int:
-    """Return the partition of a topic."""
+    """Return the number of a topic's partition: a hash of the topic modulo `PARTITIONS`."""
     return xxhash.xxh64_intdigest(topic.encode()) % PARTITIONS
 
 

@@ -118,7 +118,7 @@ class GroupKeys:
         return b"%b%b\0" % (REVOKED, self._group)
 
     def member(self, client_id: str) -> bytes:
-        """Return the key of a member."""
+        """Return the key of the record of a member."""
         return self.members + owner_of(client_id)
 
     def returned_at(self, shard: int, first: int) -> bytes:

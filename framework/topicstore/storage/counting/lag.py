@@ -1,8 +1,8 @@
 """A reader's lag: the number of messages that it has not read, counted where that is cheap, and estimated otherwise.
 
 If at most 65,536 messages of all topics follow the reader's place in a shard, the matching messages are counted, up to
-`COUNTED`. The rest is estimated, because no index has the number of a filter's messages between two positions: a few
-messages are read at each of `_PROBES` points that are evenly spaced in time, and their density is assumed to hold up to
+`COUNTED`. The rest is estimated, because no index has the number of a filter's messages between two positions. A few
+messages are read at each of `_PROBES` points, which are evenly spaced in time. Their density is assumed to hold up to
 the next point.
 
 If more messages follow, nothing is read, so that ten thousand readers cost little more than one. The estimate uses the

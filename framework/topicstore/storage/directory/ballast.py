@@ -2,8 +2,8 @@
 
 Opening an LSM engine replays the write-ahead log into an SST file, which needs free space. Without a reserve, a
 database on a full disk could not be opened to drop messages. Therefore the file ``ballast`` in the database's directory
-reserves the space that one shard needs at a time (`Backend.room`) and, if the disk has enough space, the space that the
-other shards need at the same time (`Backend.room_at_once`).
+reserves the space that one shard needs at a time (`Backend.room`). If the disk has enough space, it also reserves what
+the other shards need at the same time (`Backend.room_at_once`).
 
 Opening, dropping and archiving remove the ballast if they need its space. It is created again when enough space is
 free, at the latest with the next generation or opening, and grows with the stored bytes. A database with only one

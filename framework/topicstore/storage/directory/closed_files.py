@@ -6,8 +6,8 @@ after all shards were closed cleanly, and compared before a shard is opened agai
 removes the list before an engine changes a file. Without a list there is no comparison.
 
 A version of topicstore that doesn't know the list doesn't remove it. A list is therefore ignored as stale if a shard
-has unlisted files that are newer (RocksDB and LevelDB create some at every opening), or if the recorded fsynced writes
-(`topicstore.storage.directory.recovery_points`) are later than those in the list.
+has newer files that are not listed; RocksDB and LevelDB create some at every opening. It is also ignored if the
+recorded fsynced writes (`topicstore.storage.directory.recovery_points`) are later than those in the list.
 
 Stored form, the file ``closed`` of the database's directory, in lines::
 

@@ -54,9 +54,10 @@ def newest_first(
 ) -> Iterator[MessageBatch]:
     """Yield the messages of a replay in descending order of time: at most ``limit`` messages, None for all.
 
-    Messages stored after the call are left out, and those after ``bounds``, the highest position by shard. The function
-    holds a few times the messages of a batch, or of ``limit`` if that is less, in memory for each shard, and at least
-    the rows that the layout can only read together. Raises the errors of replaying.
+    ``bounds`` are the highest positions to return, by shard; messages stored after the call are left out.
+
+    Memory for each shard: a few times the smaller of a batch and ``limit`` messages, but at least the rows that the
+    layout can only read together. Raises the errors of replaying.
     """
     storage.check_open()
     plan = storage.plan(request)
