@@ -155,7 +155,7 @@ def cuts(directory: Path, *, manifest_counts: bool, refused: bool = False) -> li
         logs[oldest] = directory / f"{oldest:06}.log"
         if not refused:
             raise CorruptionError(
-                f"{logs[oldest].name} is missing, or {manifest.name} lost its end, which told where it goes on",
+                f"{logs[oldest].name} is missing, or {manifest.name} lost its end, which named the next log",
                 str(directory),
             )
         found.append(Cut(logs[oldest], 0))

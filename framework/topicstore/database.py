@@ -108,7 +108,7 @@ class DatabaseInfo:
     retention_failure: str | None
     """The error of the last run of background retention; None if the run succeeded."""
     kept: tuple[str, ...]
-    """Which published messages are stored, by which rules, and how long they stay, as sentences."""
+    """Sentences that say which published messages are stored, by which rules, and for how long."""
     clock_ahead: float
     """Seconds by which the clock has jumped ahead since the database was opened. Retention ignores these seconds when
     it computes the age of messages."""
@@ -596,7 +596,7 @@ class Database:
 
     @property
     def cluster(self) -> Site | None:
-        """The site that this process is in the cluster that shares the database; None if it isn't shared.
+        """This process as a site of the cluster that shares the database; None if no cluster does.
 
         Raises `DatabaseClosedError`.
         """

@@ -149,7 +149,7 @@ def test_a_run_without_values_is_refused_and_an_old_report_stays(make_run: RunMa
         write_report(run / "absent")
 
 
-def test_settings_that_durability_changes_are_told_apart(wide_run: Path) -> None:
+def test_settings_that_durability_changes_are_distinguished(wide_run: Path) -> None:
     said = text(wide_run)
 
     assert "synchronous: NORMAL (commit), FULL (sync)" in said

@@ -165,7 +165,7 @@ def test_a_value_of_what_failed_does_not_count(make_run: RunMaker) -> None:
     assert ("SQLite", "died") in [(problem.contender, problem.reason) for problem in run.problems]
 
 
-def test_rows_of_no_value_are_told_of_and_break_nothing(make_run: RunMaker) -> None:
+def test_rows_of_no_value_are_reported_and_break_nothing(make_run: RunMaker) -> None:
     def without_values_of_nats(row: dict[str, Any]) -> dict[str, Any]:
         return row | {"value": None} if row["contender"] == "NATS JetStream" else row
 

@@ -95,7 +95,7 @@ def recommend(
 
     Each layout gets a process and a temporary database with the same messages, sorted by time, and replays
     each filter several times, the layouts in turns. The smallest total over the filters wins: give a filter
-    twice if it counts twice. Layouts within 10 %, or nearer than 5 ms, can't be told apart; of these, the one
+    twice if it counts twice. Layouts within 10 %, or nearer than 5 ms, count as equal; of these, the one
     wins that needs the least time times bytes to store a message. `reference` is measured too, but never
     recommended. All must return what was stored.
 

@@ -107,7 +107,7 @@ ROWS = [
     M("a shard's state is in reverse", "test_machine", {"STATE.scan": result(lambda pairs: iter(list(pairs)[::-1]))}, MEMORY),
     M("payloads are cut", "test_empty_and_large_payloads", {STORE: messages(lambda m: msgspec.structs.replace(m, payload=m.payload[: 1 << 20]))}, MEMORY),
     M("positions begin anew", "test_machine", {"OPENER.open": forget_position}, DISK, raises=ts.DataLossError),
-    M("a clock that is behind isn't told", "test_a_last_position_in_the_future_is_told", {"WRITER._warn_of_clock": lie()}, DISK),
+    M("a clock that is behind isn't reported", "test_a_last_position_in_the_future_is_reported", {"WRITER._warn_of_clock": lie()}, DISK),
     # reading
     M("fetched batches lack their first message", "test_empty_and_large_payloads", LOSES, MEMORY),
     M("fetched batches lack their first message", "test_more_topics_than_memory_keeps", LOSES, MEMORY),

@@ -191,8 +191,8 @@ def main(count: int, seed: int, *folders: str) -> None:
         if reached.total() == count:
             break
         tests, name = chosen[files[file]], str(file.relative_to(ROOT))
-        told = changed(file.read_text(), number)[1]
-        line, _, description = told.partition(": ")
+        change = changed(file.read_text(), number)[1]
+        line, _, description = change.partition(": ")
         if (name, file.read_text().splitlines()[int(line) - 1].strip(), description) in EQUIVALENT:
             continue
         if tests not in passed:
@@ -200,7 +200,7 @@ def main(count: int, seed: int, *folders: str) -> None:
                 raise SystemExit(f"these fail without a change: {' '.join(tests)}")
             passed.append(tests)
         became = outcome(tests, file, number)
-        print(f"{became:<11}  {name}:{told}", flush=True)
+        print(f"{became:<11}  {name}:{change}", flush=True)
         reached[files[file]] += became != "not reached"
         found[files[file]] += became == "found"
     for of, total in reached.items():

@@ -600,18 +600,18 @@ ROWS = [
     # compaction
     M("compaction loses the newest", "test_compaction_changes_nothing", {COMPACT: lose_the_newest}, "block"),
     M("everything waits", "test_the_backlog_is_what_waits", {"SLAB.backlog": lambda call, me, given: given["messages"]}, "reference"),
-    M("compaction goes on to the end", "test_compaction_ends_at_its_bound", {COMPACT: argument(bound=FAR)}, "block"),
+    M("compaction continues to the end", "test_compaction_ends_at_its_bound", {COMPACT: argument(bound=FAR)}, "block"),
     M("each step must be committed", "test_steps_that_are_never_committed", {COMPACT: insist}, "block"),
     M("steps are committed twice", "test_deletes_between_steps_of_a_compaction", {COMPACT: twice_committed}, "block"),
     M("steps remove later stores", "test_stores_beside_compaction", {COMPACT: over_stores}, "block"),
     # damage
-    M("damaged messages are skipped", "test_flipped_bits_are_told", {"REFERENCE_SLAB._scan": readable}, "reference"),
-    M("verify finds all well", "test_other_values_of_messages_are_told", {VERIFY: each(lambda found: found if isinstance(found, int) else 1)}, "reference"),
-    M("errors have no place", "test_flipped_bits_are_told", {NEXT: not_its_place}, "reference"),
-    M("what follows a value is ignored", "test_other_values_of_messages_are_told", {"REFERENCE_SLAB._read": argument(value=lambda value: value.removesuffix(b"\0"))}, "reference"),
-    M("any place will do", "test_other_values_of_messages_are_told", {"REFERENCE_SLAB.store": store_unplaced, "REFERENCE_SLAB._read": argument(position=7)}, "reference"),
+    M("damaged messages are skipped", "test_flipped_bits_are_reported", {"REFERENCE_SLAB._scan": readable}, "reference"),
+    M("verify finds all well", "test_other_values_of_messages_are_reported", {VERIFY: each(lambda found: found if isinstance(found, int) else 1)}, "reference"),
+    M("errors have no place", "test_flipped_bits_are_reported", {NEXT: not_its_place}, "reference"),
+    M("what follows a value is ignored", "test_other_values_of_messages_are_reported", {"REFERENCE_SLAB._read": argument(value=lambda value: value.removesuffix(b"\0"))}, "reference"),
+    M("any place will do", "test_other_values_of_messages_are_reported", {"REFERENCE_SLAB.store": store_unplaced, "REFERENCE_SLAB._read": argument(position=7)}, "reference"),
     M("what was stored is counted", "test_missing_values_are_missed", {STORE: also(count_stored), VERIFY: remembered}, "reference"),
-    M("damaged structure begins anew", "test_damaged_structure_is_told", {"SKIPSTREAM.open": open_anew_if_damaged}, "skipstream"),
+    M("damaged structure begins anew", "test_damaged_structure_is_reported", {"SKIPSTREAM.open": open_anew_if_damaged}, "skipstream"),
     M("any damage ends reading", "test_the_rest_stays_readable", {NEXT: give_up}, "reference", raises=CorruptionError),
     M("missing names are guessed", "test_missing_writes_change_no_message", {"NAMES.check": guessed}, "block"),
     # threads and histories
@@ -662,8 +662,8 @@ ROWS = [
     M("filters with wildcards are not spared", "test_any_number_of_topics_is_spared", {DELETE: argument(spare=lambda spare: [one for one in spare if "+" not in one.text])}, "reference"),
     M("answers outlast steps of deletes", "test_deletes_of_what_is_being_read", {NEXT: stale_reads, STORE: also(forget_answers)}, "block"),
     M("steps are counted before they are taken", "test_reads_between_steps_of_a_delete", {DELETE: lambda call, me, given: (me.engine.write(one.write) or one for one in list(call()))}, "reference"),
-    M("verify leaves out a keyspace", "test_damage_in_each_keyspace_is_told", {VERIFY: unless_damaged("position")}, "reference"),
-    M("one damage is told", "test_all_damage_is_told", {VERIFY: first_damage_only}, "reference"),
+    M("verify leaves out a keyspace", "test_damage_in_each_keyspace_is_reported", {VERIFY: unless_damaged("position")}, "reference"),
+    M("only one damage is reported", "test_all_damage_is_reported", {VERIFY: first_damage_only}, "reference"),
     M("verify goes on to the end", "test_verification_ends_at_its_bound", {VERIFY: argument(bound=lambda bound: FAR)}, "reference"),
 ]
 # fmt: on

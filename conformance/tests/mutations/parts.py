@@ -213,7 +213,7 @@ ROWS = [
     # subscriptions
     M("fetches lack their first message", "test_stored_then_new", FETCHED, MEMORY, brief=True),
     M("places are the beginning", "test_places_outlast_reopening", AGAIN, DISK),
-    M("dropped generations aren't told", "test_followers_pass_dropped_generations", {"SUBSCRIPTION.fetch": result(lambda found: attrs.evolve(found, dropped=()))}, MEMORY),
+    M("dropped generations aren't reported", "test_followers_pass_dropped_generations", {"SUBSCRIPTION.fetch": result(lambda found: attrs.evolve(found, dropped=()))}, MEMORY),
     M("retention does nothing", "test_followers_pass_expired_messages", {"RETENTION.run": lie()}, MEMORY, brief=True),
     M("places are the beginning", "test_a_killed_follower", AGAIN, DISK),
     # queues

@@ -216,7 +216,9 @@ class Damages(Fixtures):
     """Tests of damaged files."""
 
     @requires("persistent", "checksums")
-    def test_a_flipped_byte_is_told_or_harmless(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
+    def test_a_flipped_byte_is_reported_or_harmless(
+        self, backend: Backend, subject: BackendSubject, shard: Path
+    ) -> None:
         """A flipped byte in a file with values is reported by reads and by `verify`, or harmless; no read is wrong."""
         fill_closed(backend, shard)
         lines = child.run(subject.make, read_damaged, shard, tries(3, 40))
@@ -229,8 +231,8 @@ class Damages(Fixtures):
         assert any(read == "reported" for _, _, _, read, _ in ends)
 
     @requires("persistent", "checksums")
-    def test_each_damaged_file_is_told(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
-        """After one damage `verify` goes on: it yields a description for each damaged file that holds values."""
+    def test_each_damaged_file_is_reported(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
+        """`verify` continues after a damaged file, and yields a description of each damaged file that holds values."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         for first in range(0, VALUES, VALUES // 4):
             last = min(first + VALUES // 4, VALUES)

@@ -241,7 +241,7 @@ class EveryWrite(Fixtures):
         raise AssertionError(f"{what}: no error")
 
     @requires("persistent", "checksums")
-    def test_damage_in_each_keyspace_is_told(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
+    def test_damage_in_each_keyspace_is_reported(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
         """A flipped byte in a value of any keyspace is reported by `verify`, and reads raise or are right."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         for number, keyspace in enumerate(KEYSPACES):
@@ -255,14 +255,14 @@ class EveryWrite(Fixtures):
             found = [(f, at) for f in shard.rglob("*") if f.is_file() and (at := f.read_bytes().find(value)) >= 0]
             for file, at in found[:1]:
                 flip(file, at + 50)
-                self._is_told(subject.make(), shard, keyspace, value)
+                self._check_is_reported(subject.make(), shard, keyspace, value)
                 flip(file, at + 50)
                 tried += 1
         if not tried:
             pytest.skip("no value lies in a file as it was written")
 
     @staticmethod
-    def _is_told(backend: Backend, shard: Path, keyspace: Keyspace[Any], value: bytes) -> None:
+    def _check_is_reported(backend: Backend, shard: Path, keyspace: Keyspace[Any], value: bytes) -> None:
         try:
             engine = backend.open_shard(shard, KEYSPACES, create=False)
         except EngineError:

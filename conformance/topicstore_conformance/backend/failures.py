@@ -91,7 +91,7 @@ class Failures(Fixtures):
             pytest.skip(reason)
 
     @requires("persistent")
-    def test_a_full_disk_is_told(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
+    def test_a_full_disk_is_reported(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
         """A write to a full disk raises StorageFullError and applies nothing, and acknowledged batches stay."""
         *acknowledged, error, last = child.run(subject.make, fill_the_disk, shard)
         assert error == "StorageFullError"
@@ -104,19 +104,19 @@ class Failures(Fixtures):
         engine.close()
 
     @requires("persistent", "sync")
-    def test_sync_is_told_from_commit(self, subject: BackendSubject, shard: Path) -> None:
+    def test_sync_is_distinguished_from_commit(self, subject: BackendSubject, shard: Path) -> None:
         """A failing fsync raises EngineError in a write with sync and in flush_log; a write without sync succeeds."""
         told = child.run(subject.make, sync_in_vain, shard, "commit again sync", "commit flush_log")
         assert told == [None, None, "EngineError", None, "EngineError"]
 
     @requires("persistent")
     @without("sync")
-    def test_a_failed_sync_is_told(self, subject: BackendSubject, shard: Path) -> None:
+    def test_a_failed_sync_is_reported(self, subject: BackendSubject, shard: Path) -> None:
         """In an engine that syncs on every commit, every write whose fsync fails raises EngineError."""
         assert child.run(subject.make, sync_in_vain, shard, "commit") == ["EngineError"]
 
     @requires("persistent")
-    def test_a_failed_read_is_told(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
+    def test_a_failed_read_is_reported(self, backend: Backend, subject: BackendSubject, shard: Path) -> None:
         """If files can't be read, scans and gets raise EngineError or return everything from memory, never a part."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         put(engine, DATA, {(1, 1, number): bytes(1_000) for number in range(2_000)})

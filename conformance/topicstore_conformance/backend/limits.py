@@ -238,7 +238,7 @@ class Limits(Fixtures):
                 read = READINGS[name]
                 assert read(model, keyspace, asked) == read(engine, keyspace, asked), f"{name} of {keyspace.name!r}"
 
-    def test_keys_are_told_apart_by_all_their_bytes(self, engine: Engine) -> None:
+    def test_keys_are_compared_by_all_their_bytes(self, engine: Engine) -> None:
         """Keys with equal hashes, of other Unicode forms, or that differ in case or in one byte are different keys."""
         texts = [text.encode() for two in COLLIDING for text in two]
         texts += [

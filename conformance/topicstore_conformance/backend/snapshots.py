@@ -75,7 +75,7 @@ class Snapshots(Fixtures):
         assert engine.get(DATA, (1, 3, 0)) == b"later"
 
     def test_scans_that_take_turns_lose_no_key(self, engine: Engine) -> None:
-        """Scans of a snapshot, or of the engine, that take turns each yield every key once, however near the keys."""
+        """Interleaved scans of a snapshot or of the engine each yield every key once, also neighbouring ones."""
         near: dict[Any, bytes] = {b"k" + bytes(length): b"%d" % length for length in range(500)}
         next_to: dict[Any, bytes] = {(1, 1, number): b"%d" % number for number in range(500)}
         put(engine, META, near)

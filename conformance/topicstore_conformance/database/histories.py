@@ -69,7 +69,7 @@ class Histories(Fixtures):
             assert [b"t/3/100"] * 2 == [m.payload for m in db.replay("y/t/3/100")]
 
     @requires("persistent")
-    def test_a_last_position_in_the_future_is_told(self, pair: Pair, directory: Path) -> None:
+    def test_a_last_position_in_the_future_is_reported(self, pair: Pair, directory: Path) -> None:
         """If a last position lies in the future, opening warns, `info` reports it, and new positions follow it."""
         with pair.open(directory / "db", clock=lambda: START) as db:
             last = db.store([Message("a", b"1")]).ids[0].position

@@ -131,7 +131,7 @@ class Borders(Fixtures):
 
     @pytest.mark.parametrize("abandoned", [False, True])
     def test_deletes_of_what_is_being_read(self, stored: Stored, abandoned: bool) -> None:
-        """What a step of a delete has removed is not read again, by readers within it too, even if no step follows."""
+        """A committed step of a delete hides its messages from all readers, even if the delete is then abandoned."""
         for _ in range(4):
             stored.put(numbered(TOPICS, 66))
         stored.compact()
@@ -153,7 +153,7 @@ class Borders(Fixtures):
 
     @staticmethod
     def _check_against_another_slab(stored: Stored, readers: Sequence[Reader]) -> None:
-        """Check that readers go on as those of a slab that is opened now, and list what that slab has."""
+        """Check that readers return the rows that a newly opened slab returns; expect all rows of that slab from now on."""
         slab = stored.slab
         stored.reopen()
         readers_of_all = stored.readers(stored.everything())
@@ -186,7 +186,7 @@ class Borders(Fixtures):
             pytest.skip("the layout keeps no values that could be damaged")
         return stored
 
-    def test_damage_in_each_keyspace_is_told(self, varied: Stored) -> None:
+    def test_damage_in_each_keyspace_is_reported(self, varied: Stored) -> None:
         """A flipped bit in the first, a middle or the last value of a keyspace is reported by reads and `verify`."""
         wrong = []
         for keyspace in VALUES:
@@ -202,7 +202,7 @@ class Borders(Fixtures):
                 wrong.append((keyspace.name, key, len(value) - 1, ended))
         assert wrong == []
 
-    def test_all_damage_is_told(self, varied: Stored) -> None:
+    def test_all_damage_is_reported(self, varied: Stored) -> None:
         """`verify` reports every damaged value, not only the first, and counts the other messages."""
         pairs = [pair for pair in varied.pairs() if len(pair[2]) > 20]
         alone = []

@@ -97,7 +97,7 @@ class Damages(Fixtures):
             pytest.skip("the layout keeps no values that could be damaged")
         return stored
 
-    def test_flipped_bits_are_told(self, damageable: Stored) -> None:
+    def test_flipped_bits_are_reported(self, damageable: Stored) -> None:
         """A flipped bit in any value is reported by readers and by `verify` with its place, or changes nothing."""
         draw, pairs = random.Random(1), [pair for pair in damageable.pairs() if pair[2]]
         flips = [
@@ -112,7 +112,7 @@ class Damages(Fixtures):
         ]
         assert [one for one in found if one[1] not in FINE] == []
 
-    def test_other_values_of_messages_are_told(self, damageable: Stored) -> None:
+    def test_other_values_of_messages_are_reported(self, damageable: Stored) -> None:
         """A value with messages that has a flipped bit, is cut or extended, or belongs to another key, is reported."""
         pairs, draw = [pair for pair in damageable.pairs() if len(pair[2]) > 20], random.Random(2)
         changes: list[Change] = []
@@ -132,7 +132,7 @@ class Damages(Fixtures):
         for keyspace, key, _ in random.Random(4).sample(pairs, min(len(pairs), tries(12, 60))):
             assert outcome(damageable, (keyspace, key, None))[1] in ("told", "fewer")
 
-    def test_damaged_structure_is_told(self, damageable: Stored) -> None:
+    def test_damaged_structure_is_reported(self, damageable: Stored) -> None:
         """A flipped bit, a cut or an extension in the learned structure is reported, or doesn't change what is read."""
         draw = random.Random(6)
         learned = damageable.learned_pairs()

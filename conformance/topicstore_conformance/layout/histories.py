@@ -20,7 +20,7 @@ from .fixtures import Fixtures, Reader, Stored
 
 __all__ = ["Histories", "SlabMachine"]
 
-DAMAGE = "Damage is told by readers and by verify, or changes nothing."
+DAMAGE = "Damage is reported by readers and by verify, or changes nothing."
 EXHAUSTED = "A reader that is exhausted has every message up to its bound."
 MESSAGES = [
     strategies.messages(of, times=st.integers(1, 2**40)) for of in (None, None, None, strategies.hostile_topics())

@@ -92,7 +92,7 @@ class Reading(Fixtures):
             filled.check(topic_filter, deadline=time.monotonic() + 1_000, limit=30)
 
     def test_readers_of_one_filter_take_turns(self, filled: Stored) -> None:
-        """Readers of one filter that begin anywhere and take turns, with any columns, each get all that follows."""
+        """Interleaved readers of one filter, from any place and with any columns, each return all later messages."""
         filled.end_epoch()
         positions = [position for position, _ in filled.rows]
         for compacted in (False, True):

@@ -96,7 +96,7 @@ class Exchanges(Fixtures):
         assert 3 == session.puback(*slow)
 
     def test_acknowledgements_outlast_a_take_over(self, world: World) -> None:
-        """If a client connects again without a disconnect, what it had acknowledged is not sent again."""
+        """A client that reconnects without a disconnect is not sent again the messages that it had acknowledged."""
         session = subscribed(world)
         world.db.publish(numbered(range(6)))
         settled(world)

@@ -84,7 +84,7 @@ class Queueing(Fixtures):
         assert [] == list(world.db.replay("#"))
 
     def test_commits_move_the_reading(self, world: World) -> None:
-        """No reading of a queue returns a committed message, wherever it had come or begins."""
+        """No read of a queue returns a committed message, whatever the position at which it begins."""
         queue = world.db.queues.open("q")
         ids = queue.append(numbered(range(20)))
         queue.commit(ids[4])
@@ -103,7 +103,7 @@ class Queueing(Fixtures):
 
     @pytest.mark.parametrize("overflow", ["refuse", "drop_oldest", "drop_newest"])
     def test_counts_of_queues(self, world: World, overflow: Overflow) -> None:
-        """A queue's counts of messages, bytes and drops are those of what it holds and what its policy dropped."""
+        """A queue counts the messages and bytes that it holds, and the messages that its policy has dropped."""
         model, dropped = list[int](), 0
         world.db.queues.open("alone").append(numbered([10]))
         size = world.db.queues["alone"].bytes
@@ -129,7 +129,7 @@ class Queueing(Fixtures):
 
     @requires("persistent")
     def test_large_queues_keep_what_was_read(self, world: World) -> None:
-        """A message that was read and not committed stays, however many are appended after it, across openings."""
+        """An uncommitted message is kept after it was read, after further appends and after a reopening."""
         queue = world.db.queues.open("q")
         for first in range(0, 40, 4):
             rows = [b"%02d" % number + Random(number).randbytes(1 << 19) for number in range(first, first + 4)]
@@ -166,7 +166,7 @@ class Queueing(Fixtures):
 
     @requires("persistent")
     def test_a_dropped_queue_is_gone(self, world: World) -> None:
-        """A dropped queue is in no list and begins anew under its name, and every other queue stays."""
+        """A dropped queue is not listed, begins empty under the same name, and leaves all other queues unchanged."""
         for name in ("q", "other", "Q", "q/q"):
             world.db.queues.open(name).append(numbered(range(3)))
         assert world.db.queues.drop("q")

@@ -109,7 +109,7 @@ class Retained(Fixtures):
         assert ["ever"] == list(retained(world.db))
 
     def test_state_is_committed_with_a_publish(self, world: World) -> None:
-        """State of a publish is written whatever becomes of its messages: stored, retained, cleared or routed."""
+        """A publish writes its state, whether its messages are stored, retained, cleared or routed."""
         world.db.persistence.add("stored/#")
         topics = [f"{where}/{number}" for where in ("stored", "routed") for number in range(4)]
         rows = [kept(topic, topic.encode(), topic) for topic in topics]

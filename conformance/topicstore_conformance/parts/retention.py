@@ -110,7 +110,7 @@ class Retention(Fixtures):
 
     @requires("persistent")
     def test_full_databases_refuse_or_drop(self, world: World) -> None:
-        """Over ``max_bytes`` a store is refused and nothing goes, or the oldest go, as set, across openings."""
+        """Above ``max_bytes``, a store is refused or the oldest are removed, as configured, also after a reopening."""
         days(world, 4)
         most = sum(info.live_bytes for info in world.db.generations()) // 2
         world.db.retention.set(max_bytes=most, when_full="refuse")
@@ -136,7 +136,7 @@ class Retention(Fixtures):
 
     @requires("persistent")
     def test_changed_filters_apply_to_old_messages(self, world: World) -> None:
-        """After the filters are changed, messages that the earlier ones spared go at their new age."""
+        """After the filters are changed, messages that the earlier filters had spared are removed at their new age."""
         world.db.retention.set(rotate_every=86_400.0, filters={"t/0": 3_600.0, "t/1": 3_600.0 * 48})
         world.db.store(numbered(range(12)))
         world.clock.now += DAY
@@ -154,7 +154,7 @@ class Retention(Fixtures):
         assert [] == left(world)
 
     def test_filters_remove_nothing_that_is_new(self, world: World) -> None:
-        """Messages of a filter that are stored after a run, or have just its age, stay."""
+        """A run keeps messages that have exactly their filter's age, and messages that are stored after the run."""
         world.db.retention.set(filters={"t/#": 60.0})
         for number in range(10):
             world.db.store(numbered([number], client_id="p"))
@@ -177,7 +177,7 @@ class Retention(Fixtures):
         assert {6} <= set(left(world)) <= {5, 6}
 
     def test_an_outlook_changes_nothing(self, world: World) -> None:
-        """An outlook names the generations in the order in which they go, with their times, and removes none."""
+        """An outlook lists the generations in the order of their removal, with the times, and removes none."""
         world.db.retention.set(max_age=10 * 86_400.0)
         days(world, 3)
         before = left(world), [info.number for info in world.db.generations()]

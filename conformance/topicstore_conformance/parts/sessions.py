@@ -124,7 +124,7 @@ class Sessions(Fixtures):
         assert [2, None] == [item.expiry for item in found]
 
     def test_what_is_left_of_an_interval(self, world: World) -> None:
-        """Of its interval, a message that is routed or retained has the seconds that are left, rounded up, never 0."""
+        """A routed or retained message carries the remaining seconds of its expiry interval, rounded up, never 0."""
         expiry = ts.Properties(message_expiry_interval=2)
         routed = world.db.sessions.open("routed", expiry_interval=None)
         routed.subscribe("r/#", 0)

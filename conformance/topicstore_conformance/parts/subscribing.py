@@ -25,7 +25,7 @@ class Subscribing(Fixtures):
     """Tests of the subscriptions of sessions."""
 
     def test_retained_messages_are_sent_as_asked(self, world: World) -> None:
-        """A SUBSCRIBE is sent the retained messages always, only if it is new, or never, as its options say."""
+        """A SUBSCRIBE delivers retained messages always, if it is new, or never, as Retain Handling says."""
         world.db.publish([Message(f"t/{name}", name.encode(), "p", 1, True) for name in "ab"])
         both = ["a", "b"]
         for handling, (new, again) in enumerate(((both, both), (both, []), ([], []))):
@@ -36,7 +36,7 @@ class Subscribing(Fixtures):
             assert again == texts(session)
 
     def test_flags_of_messages(self, world: World) -> None:
-        """A message has the lower QoS, the RETAIN flag that its subscription asks for, and its identifier."""
+        """A delivery has the lower QoS of message and subscription, and the subscription's RETAIN flag and identifier."""
         one, other = (world.db.sessions.open(name, expiry_interval=None) for name in ("one", "other"))
         one.subscribe("t/#", 2, subscription_identifier=268_435_455)
         other.subscribe("t/#", 1, retain_as_published=True)
@@ -82,7 +82,7 @@ class Subscribing(Fixtures):
 
     @requires("persistent")
     def test_nothing_comes_after_an_unsubscribe(self, world: World) -> None:
-        """After an UNSUBSCRIBE no message of the filter comes, also after a reopening, and others still do."""
+        """After an UNSUBSCRIBE, only messages of the other filters are delivered, also after a reopening."""
         session = subscribed(world)
         session.subscribe("u/#", 1)
         world.db.publish(numbered(range(3)))
@@ -124,7 +124,7 @@ class Subscribing(Fixtures):
         assert [0, 1, 2, 3, 4] == sorted(payloads(world.db.replay("#")))
 
     def test_nothing_is_left_of_what_ended(self, world: World) -> None:
-        """Of a subscription or a session that has ended, with its exchanges and its will, no state is left."""
+        """A subscription or session that has ended leaves no state, and none of its exchanges or its will."""
         world.db.sessions.open("stays", expiry_interval=None).subscribe("t/#", 1)
         world.clock.now += DAY
         world.db.sessions.tick()  # which may record the clock
@@ -189,7 +189,7 @@ class Subscribing(Fixtures):
 
     @requires("persistent")
     def test_bounded_backlogs_lose_the_oldest(self, world: World) -> None:
-        """Of a backlog above its bound a session loses the oldest messages, connected or away, across openings."""
+        """A session, connected or not, whose backlog exceeds its bound loses the oldest messages."""
         near = subscribed(world, client_id="near")
         subscribed(world, client_id="away").lost()
         subscribed(world, client_id="free").lost()
@@ -206,7 +206,7 @@ class Subscribing(Fixtures):
             assert list(range(first, 12)) == sorted(delivered(session, acknowledge=True))
 
     def test_late_sessions_miss_the_oldest_routed_messages(self, world: World) -> None:
-        """Of messages that are not stored, a session that fetches too late misses the oldest, counted, and no other."""
+        """A session that fetches too late misses only the oldest unstored messages, which are counted."""
         session = subscribed(world, 0)
         for first in range(0, 12_000, 500):
             world.db.publish(numbered(range(first, first + 500), qos=0, client_id="p"))
@@ -216,7 +216,7 @@ class Subscribing(Fixtures):
         assert list(range(missed, 12_000)) == found
 
     def test_changed_subscriptions_keep_their_messages(self, world: World) -> None:
-        """Messages before a changed SUBSCRIBE come by its earlier options, and none is lost or comes twice."""
+        """Messages published before a repeated SUBSCRIBE are delivered once, with the earlier options."""
         session = subscribed(world, 2)
         world.db.publish(numbered(range(3), qos=2, client_id="p"))
         session.subscribe("t/#", 1, subscription_identifier=3, retain_handling=2)

@@ -48,7 +48,7 @@ class Columns(Fixtures):
             assert [payload] * 50 == payloads(db, f"t/{number}")
 
     def test_payloads_with_equal_hashes(self, db: ts.Database) -> None:
-        """Payloads that differ in few bytes, or whose hashes are equal, are read back as the ones that they are."""
+        """Payloads that differ in few bytes, or whose hashes are equal, are read back unchanged."""
         rows = [text.encode() for pair in COLLIDING for text in pair]
         rows += [bytes(1_000) + bytes((byte,)) for byte in range(4)]
         db.store([Message("t/together", payload, "c") for payload in rows])

@@ -51,7 +51,7 @@ class Lasting(Fixtures):
             assert messages(60) == sorted(db.replay("#"), key=lambda message: message.timestamp or 0)
 
     def test_later(self, pair: Pair, directory: Path) -> None:
-        """Messages are read back after any time, in whichever direction the clock was set meanwhile."""
+        """Messages are read back at any later time, even if the clock was set back or ahead."""
         clock = Clock()
         with opened(pair, directory / "later", clock=clock, monotonic=clock.monotonic) as db:
             db.store(messages())

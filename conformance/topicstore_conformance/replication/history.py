@@ -1,4 +1,4 @@
-"""A checker of recorded histories of a shared database: what clients did, with the results that they saw.
+"""A checker of histories: the recorded operations of a shared database's clients, with their results.
 
 A history is recorded by several processes with one clock, as Jepsen's tests do. Each message has a number that no other
 message has. The checker reads the operations and the messages that are stored in the end, and lists what must not be.
@@ -26,14 +26,14 @@ class Operation:
     numbers: tuple[int, ...]
     """The numbers of the messages that were stored, in their order, or that the replay returned."""
     outcome: Literal["stored", "refused", "unknown"] = "stored"
-    """Whether a store was acknowledged, refused, or ended with an error that leaves it open."""
+    """The outcome: a store was acknowledged, refused, or ended with an error that leaves this unknown."""
     publisher: str = ""
 
 
 def violations(
     operations: Sequence[Operation], stored: Sequence[int], positions: Mapping[int, Sequence[int]]
 ) -> list[str]:
-    """Return what must not be, as sentences.
+    """Return the violations of the guarantees that a history shows, as sentences.
 
     stored:    the numbers of all messages that are stored in the end.
     positions: for each shard, the positions of its messages in the order in which a replay returns them.

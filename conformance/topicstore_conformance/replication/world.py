@@ -315,10 +315,10 @@ class World:
             outcome = self.decide.after_put(flight.entry.head, Answer.CREATED, None)
             yield f"has created {name}", after, self._after(actor, number, outcome, None)
         else:
-            yield f"is told that {flight.slot} is taken", state, _with(actor, number, flight._replace(met=True))
+            yield f"hears that {flight.slot} is taken", state, _with(actor, number, flight._replace(met=True))
         if flight.tries < self.scope.lost and found is None:
             met = flight._replace(met=True, tries=flight.tries + 1)
-            yield f"is told that {flight.slot} is taken, which it is not", state, _with(actor, number, met)
+            yield f"hears that {flight.slot} is taken, which it is not", state, _with(actor, number, met)
         if flight.tries < self.scope.lost:
             for what, reached in {"was done": after, "was not done": state}.items():
                 outcome = self.decide.after_put(flight.entry.head, Answer.NONE, None)

@@ -158,7 +158,7 @@ def cause_of(error: BaseException) -> str:
 
 @attrs.define
 class _Ended:
-    """How far a process came: the causes of the plans that ended, and the step at which it died."""
+    """The progress of a process: the causes of the plans that ended, and the step at which it died."""
 
     causes: dict[str, str] = attrs.field(factory=dict)
     at: Report | None = None

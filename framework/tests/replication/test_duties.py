@@ -1,4 +1,4 @@
-"""What a site decides from documents and beats."""
+"""Tests of the decisions that a site makes from cluster documents and heartbeats."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ FULL_SCOPES = {
 
 @pytest.mark.parametrize("name", QUICK)
 def test_every_interleaving_of_the_program_keeps_what_must_hold(name: str) -> None:
-    """Whatever the order in which the store answers the sites' calls, no invariant is violated."""
+    """No order in which the store answers the sites' calls violates an invariant."""
     check(QUICK[name])
 
 

@@ -192,7 +192,7 @@ def test_a_process_replaces_an_earlier_one_of_its_site(sites: Sites) -> None:
 
 
 def test_a_beat_of_an_earlier_process_does_not_end_a_site(sites: Sites) -> None:
-    """A site whose next beats an earlier process of the same name has created goes on, and beats after them."""
+    """A site skips the numbers of heartbeats that an earlier process of the same name has created."""
     with sites.open("a") as a:
         assert a.cluster is not None
         number = a.cluster._beat_number + 20
@@ -396,7 +396,7 @@ def test_a_site_starts_from_a_base_where_the_log_is_cut(
 
 
 def test_a_replica_behind_a_cut_is_copied_while_it_runs(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A running replica that finds its next entries deleted is replaced by the base, and then goes on."""
+    """A running replica whose next entries were deleted is restored from the base, and then follows the log again."""
     monkeypatch.setattr(site, "_BASE_BYTES", 1)
     with sites.open("a", log_retention=0) as a, sites.open("b") as b:
         a.store(messages(*range(10)))
@@ -413,7 +413,7 @@ def test_a_replica_behind_a_cut_is_copied_while_it_runs(sites: Sites, monkeypatc
 
 
 def test_all_directories_may_be_deleted(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was stored comes back from the log store alone, also after a truncation."""
+    """A site without a directory restores all stored messages from the log store, also after a truncation."""
     monkeypatch.setattr(site, "_BASE_BYTES", 1)
     with sites.open("a") as a:
         a.store(messages(*range(50)))

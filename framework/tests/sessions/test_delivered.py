@@ -116,7 +116,7 @@ def test_a_session_that_is_away_holds_back_what_it_waits_for(db: ts.Database, cl
 
 
 def test_what_else_asked_for_it_stays(db: ts.Database, clock: Clock) -> None:
-    """What a rule, the publisher or a program stores stays, whether it was stored before, between or after others."""
+    """A removal keeps messages that a rule, the publisher or a program stored, whatever was stored before or after."""
     session = reader(db)
     db.persistence.add("keep/#")
     publish(db, b"session 1")
@@ -132,7 +132,7 @@ def test_what_else_asked_for_it_stays(db: ts.Database, clock: Clock) -> None:
 
 
 def test_a_rule_that_was_removed_keeps_what_it_stored(db: ts.Database, clock: Clock) -> None:
-    """What a rule stored stays when the rule is removed, and a new rule keeps what was stored before it."""
+    """A removal keeps messages that a removed rule had stored, and earlier messages that a new rule matches."""
     session = reader(db)
     rule = db.persistence.add("x")
     publish(db, b"old rule", topic="x")
@@ -212,7 +212,7 @@ class _Gate:
 def test_a_write_that_is_under_way_when_tracking_begins_stays(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a program stores stays, even if the write began before the setting was made and ends long after it."""
+    """A removal keeps the messages of a write that began before the setting was made, and ended after it."""
     gate = _Gate()
     monkeypatch.setattr(type(ts.plugins.registry()), "wrapper", lambda _registry, _name: gate)
     with ts.open(tmp_path / "db", clock=clock, plugins=["gate"]) as db:
@@ -317,7 +317,7 @@ MEMBERS = st.sampled_from(["first", "second"])
 
 
 class NeedsMachine(RuleBasedStateMachine):
-    """Whatever happens in which order, a message stays until all that asked for it have got it, and no longer.
+    """A message stays until every session that needs it has received it, and no longer, in any order of events.
 
     A session and a shared subscription get all messages; a rule, publishers and a program ask for some of them. The
     process is killed, or the disk is full, at any write.

@@ -100,7 +100,7 @@ def test_an_error_of_on_end_harms_no_other_session(sessions: Sessions, clock: Cl
 def test_where_warnings_are_errors_such_an_error_is_reported_all_the_same(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where warnings are errors, an error of ``on_end`` is reported by `threading.excepthook`."""
+    """`threading.excepthook` reports an error of ``on_end`` if warnings are errors."""
     reported: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", reported.append)
 

@@ -114,7 +114,7 @@ def oracle(whole: pa.Table) -> Iterator[Any]:
 
 @given(condition=conditions)
 def test_conditions_narrow_only_what_is_read(db: ts.Database, oracle: Any, condition: str) -> None:
-    """Whatever the condition, a statement returns what DuckDB finds among all messages."""
+    """A statement with any condition returns the rows that DuckDB finds among all messages."""
     statement = f"SELECT shard, position, payload FROM messages WHERE {condition} ORDER BY ALL"
     assert oracle.sql(statement).to_arrow_table().to_pylist() == db.sql(statement).to_pylist()
 

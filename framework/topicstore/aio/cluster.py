@@ -10,7 +10,7 @@ __all__ = ["AsyncSite"]
 
 
 class AsyncSite(Face[Site]):
-    """The site that this process is in a cluster, as `AsyncDatabase.cluster` returns it."""
+    """This process as a site of a cluster, as `AsyncDatabase.cluster` returns it."""
 
     @property
     def name(self) -> str:
@@ -24,7 +24,7 @@ class AsyncSite(Face[Site]):
 
     @property
     def ended(self) -> str | None:
-        """Why this process has stopped taking part in the cluster; None while it does."""
+        """The reason why this process has stopped taking part in the cluster; None while it does."""
         return self._find().ended
 
     lag = threaded(Site.lag)

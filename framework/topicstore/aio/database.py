@@ -90,7 +90,7 @@ class AsyncDatabase(Face[Database]):
 
     @property
     def cluster(self) -> AsyncSite | None:
-        """The site that this process is in the cluster that shares the database; None if it isn't shared."""
+        """This process as a site of the cluster that shares the database; None if no cluster does."""
         site = self.synchronous.cluster
         if site is None:
             return None

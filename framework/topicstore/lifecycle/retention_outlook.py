@@ -32,7 +32,7 @@ class Departure:
 
 
 def kept(settings: RetentionSettings, stored: Sequence[str]) -> tuple[str, ...]:
-    """Return which published messages are stored, by which rules, and how long they stay, as sentences.
+    """Return sentences that say which published messages are stored, by which rules, and for how long.
 
     ``stored``: the persistence rules, as text.
     """

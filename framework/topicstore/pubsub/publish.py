@@ -68,7 +68,7 @@ class Publisher:
     def __init__(self, storage: Storage) -> None:
         self._storage = weakref.ref(storage)
         self._shared = storage.site is not None
-        """Whether the database is shared through a cluster."""
+        """Whether a cluster shares the database. Then all messages are stored, because subscribers may be elsewhere."""
         self._creating = ProcessLock()
         """Held while the next two are created on first use. Reading them needs no lock."""
         self._rules: PersistenceRules | None = None

@@ -25,7 +25,7 @@ _NEAR = 64
 
 
 class Duty(enum.Enum):
-    """What a site does with a shard."""
+    """A site's next action for a shard."""
 
     TAKE_OVER = enum.auto()
     """The document names this process the owner for an epoch that it hasn't taken yet."""
@@ -39,7 +39,7 @@ class Duty(enum.Enum):
 
 @attrs.frozen
 class Known:
-    """What a site knows apart from the document."""
+    """The inputs of a site's decisions besides the document: heartbeats, and the progress of its own replicas."""
 
     site: str
     incarnation: bytes
@@ -54,7 +54,7 @@ class Known:
 
 
 def duty(document: ClusterDocument, shard: int, known: Known, epoch: int, *, owned: bool) -> Duty:
-    """Return what a site does with a shard. ``epoch`` is the last one that this process has taken; 0 for none."""
+    """Return a site's next action for a shard. ``epoch`` is the last one that this process has taken; 0 for none."""
     place = document.shards[shard]
     mine = place.owner == known.site and place.incarnation == known.incarnation
     if mine and place.epoch > epoch:

@@ -202,7 +202,7 @@ class Replica:
             shard.writer.listener.forget()
 
     def write_base(self) -> None:
-        """Write a base of what is applied. Raises `StorageUnavailableError`."""
+        """Write a base with all applied entries. Raises `StorageUnavailableError`."""
         with self._applying:
             self.grown, self.base_due = 0, False
             snapshot = self.shard.writer.open_engine().snapshot()

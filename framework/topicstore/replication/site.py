@@ -46,7 +46,7 @@ _END = 1 << 63
 
 @attrs.frozen
 class ReplicaLag:
-    """How far this site's replica of a shard is behind the shard's owner."""
+    """The lag of this site's replica of a shard behind the shard's owner."""
 
     shard: int
     owner: str
@@ -69,7 +69,7 @@ class Site:
         self.failure: str | None = None
         """The error of the last round of the site's thread; None if it succeeded. Reading it needs no lock."""
         self.ended: str | None = None
-        """Why this process has stopped taking part in the cluster; None while it does."""
+        """The reason why this process has stopped taking part in the cluster; None while it does."""
         self._incarnation = secrets.token_bytes(16)
         self._documents = Documents(store, self._back_off)
         self._current: tuple[int, ClusterDocument] | None = None
@@ -337,7 +337,7 @@ class Site:
     # --- the shards ---
 
     def _do(self, replica: Replica, *, poll: bool = True) -> None:
-        """Do what is due for a shard."""
+        """Take the next action for a shard (`duties.duty`)."""
         number = replica.shard.number
         what = duties.duty(self.document, number, self._known({}), replica.epoch, owned=replica.log.owned)
         if what is Duty.TAKE_OVER:

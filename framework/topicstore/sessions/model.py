@@ -110,7 +110,7 @@ def _parsed(text: str) -> Start:
 MAX_IDENTIFIER = 268_435_455
 
 Overlapping = Literal["each", "once"]
-"""How often a message that matches several subscriptions of a session is delivered: for each of them, or once."""
+"""Whether a message that matches several subscriptions of a session is delivered for each of them, or once."""
 
 
 class SubscribeOptions(msgspec.Struct, frozen=True, gc=False, array_like=True):

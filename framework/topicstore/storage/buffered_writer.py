@@ -205,7 +205,7 @@ class Writer:
                 return refused + [(future, None, error) for _, future in items]
             else:
                 if len(ids) != len(items):
-                    lost = PluginError("a plugin changed the number of messages, so ids can't be told apart")
+                    lost = PluginError("a plugin changed the number of messages, so ids can't be assigned")
                     return refused + [(future, None, lost) for _, future in items]
                 return refused + [(future, id_, None) for (_, future), id_ in zip(items, ids, strict=True)]
         return refused

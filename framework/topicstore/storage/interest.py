@@ -1,4 +1,4 @@
-"""`InterestSpans`: which messages are stored only because sessions wait for them, so that they can go once delivered.
+"""`InterestSpans`: the ranges of messages that are stored only for sessions, and can be removed once delivered.
 
 A *span* is a range of positions of a shard in which every message is stored only for sessions, except those of topics
 that a filter of the span matches: the filters of the persistence rules of that time. A message that is stored for
@@ -13,7 +13,7 @@ that a cluster shares has no spans.
 Stored form (state keyspace of every shard; keys begin with the byte 1, which is left out here)::
 
     "pi" position:8 -> a span that begins after the position, which is big-endian: record (see
-                       `topicstore.shard.record_codec`) of version 1, last position or nil if it goes on, filters
+                       `topicstore.shard.record_codec`) of version 1, last position, or nil while it is open, filters
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     after: int
     """The position after which it begins."""
     last: int | None
-    """Its last position; None: it goes on."""
+    """Its last position; None while the span is open."""
     spare: tuple[str, ...]
     """The filters of messages that are stored whether or not a session waits for them."""
 
@@ -71,7 +71,7 @@ class InterestSpans:
     """The writes under way that no span may cover. A write is added before it reads `goes_on`, and is removed at its
     end; no lock is needed. So `begin`, which sets `goes_on` before it reads this, begins no span under such a write."""
     goes_on: bool = attrs.field(default=True, init=False)
-    """Whether a span may go on in some shard, so that a write of `storing` must call `end`."""
+    """Whether a span may be open in some shard, so that a write of `storing` must call `end`."""
     tracks: bool = attrs.field(default=False, init=False)
     """Whether `begin` begins spans."""
     current: tuple[str, ...] | None = attrs.field(default=None, init=False)

@@ -71,7 +71,7 @@ class SortedRows:
     timestamps: Array | None
     properties: list[Properties | None] | None
     offsets: Codes
-    """Where each payload begins in ``data``, and where the last one ends."""
+    """The offsets in ``data`` at which the payloads begin, and the offset at which the last one ends."""
     data: bytes
 
     @property

@@ -111,7 +111,7 @@ class NameTable:
         self._bytes = 0
         """The approximate bytes of memory of the loaded names."""
         self._found = 0
-        """How often a name was found in memory, plus the number of names when the dictionary was loaded."""
+        """The number of look-ups that found a name in memory, plus the number of names that were loaded."""
         self._full = False
         self._by_code = CodedNumbers()
         self._lock = threading.Lock()

@@ -191,7 +191,7 @@ TEXTS = st.text(min_size=1, max_size=8)
     ),
 )
 def test_other_settings_of_the_file_stay(text: str, rules: list[Rule]) -> None:
-    """Whatever form a settings file has, replacing its rules keeps all other settings, or is refused."""
+    """Replacing the rules of a settings file of any form keeps all other settings, or is refused."""
     try:
         found = _with_rules(Path("server.toml"), text, rules)
     except SettingsError:

@@ -270,7 +270,7 @@ def test_a_new_certificate_is_used_after_a_reload_and_a_bad_one_is_not(tmp_path:
         with pytest.raises(OSError, match=r"server\.json"):
             server.reload()
         (tmp_path / "db" / "server.json.new").rmdir()
-        assert seen(server, authority) == second, "it is the one that commands were told"
+        assert seen(server, authority) == second, "it is the address that commands read"
         assert (tmp_path / "db" / "server.json").read_bytes() == before
         found = find_server(tmp_path / "db")
         assert found is not None

@@ -74,7 +74,7 @@ def test_a_session_shows_where_its_client_is_and_its_will(
     assert http.get("/sessions/where%2Felse").json()["will_delay"] is None
 
 
-def test_a_kicked_client_is_told_so_and_keeps_its_session(
+def test_a_kicked_client_gets_the_reason_and_keeps_its_session(
     http: httpx.Client, served: tuple[ts.Database, Server]
 ) -> None:
     """A kicked client gets a DISCONNECT with 0x98, and keeps its session for the next connection."""

@@ -65,8 +65,8 @@ class PersistenceSettings(Section, frozen=True):
     least_qos: Annotated[int, msgspec.Meta(ge=0, le=2)] = 0
     """The lowest QoS of the messages."""
     keep: Period | None = None
-    """How long stored messages of these topics stay, from whichever client, or ``"infinity"``; without it as
-    ``message_retention_period`` says. If several rules match a message, the longest time applies."""
+    """The time for which stored messages of these topics are kept, from any client, or ``"infinity"``; by default
+    ``message_retention_period``. If several rules match a message, the longest time applies."""
 
     def __post_init__(self) -> None:
         self.rule()

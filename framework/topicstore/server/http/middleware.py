@@ -161,7 +161,7 @@ class RequestChecks:
         for name, value in scope["headers"]:
             values.setdefault(name, []).append(value)
         if b"transfer-encoding" in values and (b"content-length" in values or scope["http_version"] == "1.0"):
-            text = "the end of the body is told in two ways, or in one that HTTP/1.0 hasn't"
+            text = "the end of the body is given in two ways, or in one that HTTP/1.0 doesn't have"
             refused = problem(400, text, headers={"Connection": "close"})
             return refused.to_asgi_response(None, Request(scope))
         if len(values.get(b"authorization", ())) > 1:

@@ -46,7 +46,7 @@ class Groups:
         self.handover_after: float | None = 60.0
         """Seconds after a disconnect before other members get a member's messages in flight at QoS 1; None: never."""
         self.taken_back = 0
-        """How often messages in flight were taken back from a session; counted before the commit."""
+        """The number of times that messages in flight were taken back from a session; counted before the commit."""
         self._states = states
         self._listeners = listeners
         self._filters = filters
