@@ -320,7 +320,20 @@ def test_dropped_generations_are_reported_while_iterating(plain: ts.Database, wa
         assert ([(1,)] if wanted == "call" else []) == called
 
 
-def test_what_is_no_way_to_tell_of_dropped_generations_is_refused(plain: ts.Database) -> None:
+def test_a_dropped_generation_is_reported_after_a_message_that_is_not_stored(plain: ts.Database) -> None:
+    """A fetch after one that returned an unstored message reports the generation that was dropped unread."""
+    with plain.subscribe("#", 0) as follower:
+        plain.store([ts.Message("a", b"lost")])
+        plain.add_generation()
+        plain.drop_generation(1)
+        plain.publish([ts.Message("a", b"not stored")])
+        batches = [follower.fetch(timeout=0) for _ in range(3)]
+    assert [([b"not stored"], ()), ([], (1,)), ([], ())] == [
+        ([message.payload for message in batch.messages], batch.dropped) for batch in batches
+    ]
+
+
+def test_an_invalid_reaction_to_dropped_generations_is_refused(plain: ts.Database) -> None:
     """An unknown `on_dropped` action raises `InvalidArgumentError`."""
     with pytest.raises(ts.InvalidArgumentError, match="on_dropped"):
         plain.subscribe("#", on_dropped="ignore")  # type: ignore[arg-type]

@@ -326,7 +326,8 @@ class Subscription:
             sources = [self._take_nonpersistent, self._take_stored]
             if self._nonpersistent_last:  # the two sources alternate, so that neither starves
                 sources.reverse()
-            return sources[0](most) or sources[1](most)
+            found = sources[0](most)
+            return sources[1](most) if found is None else found  # a batch without messages names dropped generations
 
     def _take_nonpersistent(self, most: int) -> SubscriptionBatch | None:
         nonpersistent = self._inbox.nonpersistent
