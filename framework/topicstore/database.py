@@ -596,7 +596,7 @@ class Database:
 
     @property
     def cluster(self) -> Site | None:
-        """This process as a site of the cluster that shares the database; None if no cluster does.
+        """The process as a site of the cluster that shares the database; None if no cluster does.
 
         Raises `DatabaseClosedError`.
         """

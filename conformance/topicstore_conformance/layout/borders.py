@@ -153,7 +153,7 @@ class Borders(Fixtures):
 
     @staticmethod
     def _check_against_another_slab(stored: Stored, readers: Sequence[Reader]) -> None:
-        """Check that readers return the rows that a newly opened slab returns; expect all rows of that slab from now on."""
+        """Check that readers return the rows of a newly opened slab, and expect all of its rows from now on."""
         slab = stored.slab
         stored.reopen()
         readers_of_all = stored.readers(stored.everything())

@@ -36,7 +36,7 @@ class Subscribing(Fixtures):
             assert again == texts(session)
 
     def test_flags_of_messages(self, world: World) -> None:
-        """A delivery has the lower QoS of message and subscription, and the subscription's RETAIN flag and identifier."""
+        """A delivery has the lower QoS of the two sides, and its subscription's RETAIN flag and identifier."""
         one, other = (world.db.sessions.open(name, expiry_interval=None) for name in ("one", "other"))
         one.subscribe("t/#", 2, subscription_identifier=268_435_455)
         other.subscribe("t/#", 1, retain_as_published=True)

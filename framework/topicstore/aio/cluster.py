@@ -10,7 +10,7 @@ __all__ = ["AsyncSite"]
 
 
 class AsyncSite(Face[Site]):
-    """This process as a site of a cluster, as `AsyncDatabase.cluster` returns it."""
+    """The process as a site of a cluster, as `AsyncDatabase.cluster` returns it."""
 
     @property
     def name(self) -> str:

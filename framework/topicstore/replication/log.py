@@ -235,15 +235,15 @@ class ShardLog:
 
         Until the caller releases the shard's lock, only a change of the owner can make a later `propose` fail.
         """
+        with self._lock:
+            self._check_locked(size)
+
+    def _check_locked(self, size: int) -> None:
         if size + CHANGE_OVERHEAD > LARGEST_CHANGE:
             raise EntryTooLargeError(
                 f"a change has {size} bytes, and a log entry has room for {LARGEST_CHANGE - CHANGE_OVERHEAD}; "
                 "split the batch"
             )
-        with self._lock:
-            self._check_locked(size)
-
-    def _check_locked(self, size: int) -> None:
         if self._refuses is not None:
             raise self._refuses.with_traceback(None)
         if self._leaving:
@@ -261,7 +261,6 @@ class ShardLog:
         last. Raises `LogFullError`, `EntryTooLargeError` for more than `LARGEST_CHANGE` bytes less `CHANGE_OVERHEAD`,
         `ShardMovedError`, or the error that has stopped the log.
         """
-        self.check(len(change))
         proposal = Proposal(change, first_position, last_position, alone, self)
         with self._lock:
             self._check_locked(len(change))

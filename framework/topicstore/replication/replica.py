@@ -12,18 +12,15 @@ from collections.abc import Callable
 from functools import partial
 from itertools import chain, islice
 
-import msgspec
-
-from topicstore.contract.engine import WriteBatch
+from topicstore.contract.engine import STATE, Reader, WriteBatch
 from topicstore.contract.errors import (
     ClusterNotReadyError,
-    CorruptionError,
     DatabaseClosedError,
-    NewerFormatError,
     ShardElsewhereError,
 )
 from topicstore.contract.log_store import LogStore, StorageUnavailableError
-from topicstore.shard.records import load_generations, load_progress, put_progress
+from topicstore.shard.record_codec import RecordCodec
+from topicstore.shard.records import PROGRESS, load_generations
 from topicstore.shard.shard import Shard
 from topicstore.shard.writer import AddGeneration, Change, Delete, PendingWrite
 
@@ -41,12 +38,11 @@ __all__ = ["Replica"]
 _LONGEST_PAUSE = 60.0
 """The most seconds between two tries to take over a shard."""
 _VERSION = 1
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(Progress)
+_CODEC: RecordCodec[tuple[int, Progress]] = RecordCodec(tuple[int, Progress], _VERSION)
 
 
 def _encoded(progress: Progress) -> bytes:
-    return bytes((_VERSION,)) + _ENCODER.encode(progress)
+    return _CODEC.encode(PROGRESS, (_VERSION, progress))
 
 
 def _progress_of(shard: Shard) -> Progress:
@@ -55,25 +51,18 @@ def _progress_of(shard: Shard) -> Progress:
     Raises `CorruptionError` and `NewerFormatError`.
     """
     engine, writer, generations = shard.writer.open_engine(), shard.writer, shard.generations
-    data = load_progress(engine)
-    if data is None and has_contents(engine):
+    progress = _stored(engine, f"shard {shard.number}")
+    if progress is None and has_contents(engine):
         with generations.rewrite_lock, writer.lock:
             generations.forget()
             clear(engine)
             writer.begin_again_locked(generations.open_again_locked)
-    return _decoded(data, f"shard {shard.number}")
+    return BEGINNING if progress is None else progress
 
 
-def _decoded(data: bytes | None, shard: str) -> Progress:
-    if data is None:
-        return BEGINNING
-    place = f"{shard}, state: progress"
-    if data[:1] != bytes((_VERSION,)):
-        raise NewerFormatError(f"it has version {data[:1].hex()}; this topicstore reads up to {_VERSION}", place)
-    try:
-        return _DECODER.decode(data[1:])
-    except msgspec.DecodeError as bad:
-        raise CorruptionError(str(bad), place) from bad
+def _stored(reader: Reader, shard: str) -> Progress | None:
+    data = reader.get(STATE, PROGRESS)
+    return None if data is None else _CODEC.decode(PROGRESS, data, f"{shard}, state: progress")[1]
 
 
 class Replica:
@@ -188,7 +177,7 @@ class Replica:
                     engine.write(write)
                     self._meanwhile()
                 finished = WriteBatch()
-                put_progress(finished, _encoded(base.progress))
+                finished.put(STATE, PROGRESS, _encoded(base.progress))
                 engine.write(finished)
             finally:
                 writer.begin_again_locked(generations.open_again_locked)
@@ -207,7 +196,7 @@ class Replica:
             self.grown, self.base_due = 0, False
             snapshot = self.shard.writer.open_engine().snapshot()
         with snapshot:
-            progress = _decoded(load_progress(snapshot), self._place)
+            progress = _stored(snapshot, self._place) or BEGINNING
             records = [one for one in load_generations(snapshot) if not one.dropped]
             sealed = [
                 Sealed(

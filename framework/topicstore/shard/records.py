@@ -48,10 +48,8 @@ __all__ = [
     "Tail",
     "check_identity",
     "load_generations",
-    "load_progress",
     "load_tail",
     "put_generation",
-    "put_progress",
     "put_tail",
     "ranges_of",
     "remove_messages",
@@ -153,20 +151,6 @@ def load_tail(reader: Reader) -> Tail:
 def put_tail(batch: WriteBatch, tail: Tail) -> None:
     """Add the tail to a write."""
     batch.put(STATE, _TAIL, _TAILS.encode(_TAIL, tail))
-
-
-def load_progress(reader: Reader) -> bytes | None:
-    """Return the encoded progress of a replicated shard; None of any other. Raises `CorruptionError`."""
-    data = reader.get(STATE, PROGRESS)
-    try:
-        return None if data is None else strip_checksum(PROGRESS, data)
-    except CorruptionError as bad:
-        raise CorruptionError(bad.reason, "state: progress") from bad
-
-
-def put_progress(batch: WriteBatch, progress: bytes) -> None:
-    """Add the encoded progress of a replicated shard to a write."""
-    batch.put(STATE, PROGRESS, add_checksum(PROGRESS, progress))
 
 
 def load_generations(reader: Reader) -> Iterator[GenerationRecord]:

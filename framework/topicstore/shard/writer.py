@@ -60,7 +60,7 @@ from topicstore.runtime.warning import warn_caller
 
 from .damaged_slab import DamagedSlab
 from .record_codec import RecordCodec
-from .records import Tail, load_tail, put_progress, put_tail
+from .records import PROGRESS, Tail, load_tail, put_tail
 from .state import ProposedState, stage
 from .zones import Zone, fill, put_zone
 
@@ -669,13 +669,13 @@ class ShardWriter:
     def apply_locked(self, writes: Sequence[PendingWrite], progress: bytes) -> PendingWrite:
         """Commit writes together: one `Slab.store`, and one engine write.
 
-        The writes are the oldest proposed ones, or were not proposed here. ``progress`` is stored with them, and
-        records the last applied entry of the log (`topicstore.shard.records.load_progress`). A write with a
+        The writes are the oldest proposed ones, or were not proposed here. ``progress`` is stored with them under
+        `topicstore.shard.records.PROGRESS`, and records the last applied entry of the log. A write with a
         `PendingWrite.change` must be applied alone. Raises the errors of `commit_locked`, with the same effect.
         """
         self.check_writable()
         joined = writes[0] if len(writes) == 1 else self._joined(writes)
-        put_progress(joined.write, progress)
+        joined.write.put(STATE, PROGRESS, progress)
         self.encode_locked(joined)
         self.commit_locked(joined)
         for one in writes:
