@@ -396,7 +396,7 @@ def test_who_may_is_said_plainly() -> None:
             Path("/d"),
             durability="sync",
             stored_by="b",
-            kept=["what is published to a/# is stored"],
+            kept=["messages published to a/# are stored"],
             stores=bool(settings.durable_sessions.persistence),
             urls=["mqtt://h:1"],
             mqtt=["h:1"],
@@ -404,7 +404,7 @@ def test_who_may_is_said_plainly() -> None:
 
     everywhere = {"mqtt": ListenerSettings(listen=Address("0.0.0.0:1883"))}
     assert "survives power loss" in said(ServerSettings())
-    assert "    What is published to a/# is stored.\n" in said(ServerSettings())
+    assert "    Messages published to a/# are stored.\n" in said(ServerSettings())
     assert "topicstore serve --keep 30d" in said(ServerSettings())
     assert "Nobody else can connect." in said(ServerSettings())
     assert "Others may do nothing until" in said(ServerSettings(listeners=everywhere))
@@ -429,10 +429,10 @@ def test_what_is_kept_is_said_and_true(tmp_path: Path) -> None:
     with serving(path) as server, PahoClient(server.port, "sender") as client:
         client.publish("a", b"1")
     said = _sentences(path)
-    assert "no rule stores what is published: a message is stored only if a session waits for it" in said
+    assert "no rule stores messages: a message is stored only if a session waits for it" in said
     assert (
-        "goes once no session needs it, at the earliest after 10 minutes; all else that is stored stays for ever"
-        in said
+        "removed once no session needs them, at the earliest after 10 minutes; "
+        "all other stored messages are kept for ever" in said
     )
     with (
         serving(path, "--keep", "30d", "--keep", "debug/#=1h", "--keep", "alarms/#=infinity") as server,
@@ -447,8 +447,8 @@ def test_what_is_kept_is_said_and_true(tmp_path: Path) -> None:
         limits = db.retention.settings
         assert (30 * 86_400, {"debug/#": 3_600, "alarms/#": None}) == (limits.max_age, limits.filters)
     said = _sentences(path)
-    assert "all else that is stored stays for 30 days; what matches debug/# stays for 1 hour" in said
-    assert "what matches alarms/# stays for ever" in said
+    assert "all other stored messages are kept for 30 days; messages that match debug/# are kept for 1 hour" in said
+    assert "messages that match alarms/# are kept for ever" in said
 
 
 @pytest.mark.parametrize(

@@ -38,29 +38,31 @@ def kept(settings: RetentionSettings, stored: Sequence[str]) -> tuple[str, ...]:
     """
     unless = "only if a session waits for it, or if its publisher requests it"
     if "#" in stored:
-        which = "all that is published is stored"
+        which = "all published messages are stored"
     elif stored:
-        which = f"what is published to {', '.join(stored)} is stored; any other message {unless}"
+        which = f"messages published to {', '.join(stored)} are stored; any other message {unless}"
     else:
-        which = f"no rule stores what is published: a message is stored {unless}"
+        which = f"no rule stores messages: a message is stored {unless}"
     if settings.delivered is None:
-        waiting = "what is stored only for sessions stays as long as all else"
+        waiting = "messages that are stored only for sessions are kept like all others"
     else:
         age = span_text(micros(settings.delivered))
-        waiting = f"what is stored only for sessions goes once no session needs it, at the earliest after {age}"
-    ages = [_stay("all else that is stored", settings.max_age)]
-    ages += [_stay(f"what matches {name}", length) for name, length in settings.filters.items()]
+        waiting = (
+            f"messages that only sessions need are removed once no session needs them, at the earliest after {age}"
+        )
+    ages = [_kept_for("all other stored messages", settings.max_age)]
+    ages += [_kept_for(f"messages that match {name}", length) for name, length in settings.filters.items()]
     if settings.archive_to is not None:
-        ages.append(f"what goes is archived to {settings.archive_to}")
+        ages.append(f"removed messages are archived to {settings.archive_to}")
     if settings.drops_bytes is not None:
-        ages.append(f"the oldest go earlier where more than {settings.drops_bytes:,} bytes are stored")
+        ages.append(f"above {settings.drops_bytes:,} bytes, the oldest messages are removed earlier")
     elif settings.max_bytes is not None:
-        ages.append(f"where {settings.max_bytes:,} bytes are stored, more is refused")
+        ages.append(f"above {settings.max_bytes:,} bytes, new messages are refused")
     return which, waiting, "; ".join(ages)
 
 
-def _stay(what: str, length: float | None) -> str:
-    return f"{what} stays for ever" if length is None else f"{what} stays for {span_text(micros(length))}"
+def _kept_for(which: str, length: float | None) -> str:
+    return f"{which} are kept " + ("for ever" if length is None else f"for {span_text(micros(length))}")
 
 
 def outlook(

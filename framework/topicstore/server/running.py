@@ -65,7 +65,7 @@ def banner(
         f"It keeps messages, sessions and retained messages in {path}",
         f"({stored_by}). What it has acknowledged survives {survives}.",
         *(f"    {sentence[:1].upper()}{sentence[1:]}." for sentence in kept),
-        *([] if stores else ["To store all that is published, for 30 days: topicstore serve --keep 30d"]),
+        *([] if stores else ["To store all messages for 30 days: topicstore serve --keep 30d"]),
         "",
         *_who(settings),
         "",

@@ -185,7 +185,7 @@ def _key(after: int) -> bytes:
 
 
 def _decode(key: bytes, stored: bytes) -> Span:
-    record = _CODEC.decode(key, stored, "state: which messages are stored only for sessions")
+    record = _CODEC.decode(key, stored, "state: ranges of messages that are stored only for sessions")
     return Span(int.from_bytes(key[len(_PREFIX) :], "big"), record.last, record.spare)
 
 

@@ -107,7 +107,7 @@ def _stay(length: float | None) -> str:
     type=_filter_age,
     multiple=True,
     metavar="FILTER=TIME",
-    help="What matches FILTER stays so long instead: 1h, 90d, infinity; none takes the filter away.",
+    help="Keep messages that match FILTER for this time instead: 1h, 90d, infinity; none removes the filter.",
 )
 @click.option(
     "--rotate-every", type=_AGE, metavar="TIME", help="A generation is written for so long.  [default: max-age / 4]"
@@ -122,7 +122,7 @@ def _stay(length: float | None) -> str:
     "--delivered",
     type=_AGE,
     metavar="TIME",
-    help="What is stored only because sessions wait for it goes at this age once no session needs it: 10m, infinity.",
+    help="Remove messages that are stored only for sessions at this age, once no session needs them: 10m, infinity.",
 )
 @click.option(
     "--archive-to",

@@ -67,15 +67,15 @@ reads the settings and certificates again, once it serves.
     "--store",
     multiple=True,
     metavar="FILTER",
-    help="Store what is published to FILTER, whether or not a session waits for it; '#' for everything. The rule stays "
-    "in the database until it is removed on the page or over HTTP.",
+    help="Store all messages published to FILTER, whether or not a session waits for them; '#' for all. The rule "
+    "stays in the database until it is removed on the page or over HTTP.",
 )
 @click.option(
     "--keep",
     multiple=True,
     metavar="[FILTER=]TIME",
-    help="Keep stored messages for 12h, 30d or infinity; with FILTER=, store what is published to it, and keep that so "
-    "long. Without --store, a TIME alone stores everything.",
+    help="Keep stored messages for 12h, 30d or infinity; with FILTER=, store the messages published to FILTER, and "
+    "keep them for that time. Without --store, a TIME alone stores all messages.",
 )
 @click.option("--print-ready", is_flag=True, help="Print one line of JSON once it serves, and nothing else.")
 def serve(

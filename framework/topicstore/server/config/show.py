@@ -251,10 +251,10 @@ def default_file() -> str:
         ),
         "",
         *_comment(
-            "What is kept: a message is stored if a rule of persistence names its topic, or its publisher asks for it, "
-            "and stays as long as 'keep' or message_retention_period say, by default for ever. Any other message is "
-            "stored only if a session waits for it, and goes once no session needs it, and delivered_retention_period "
-            "is over."
+            "Kept messages: a message is stored if a rule of persistence matches its topic, or its publisher requests "
+            "it. It is kept as long as 'keep' or message_retention_period say, by default for ever. Any other message "
+            "is stored only if a session waits for it. It is removed once no session needs it and it is older than "
+            "delivered_retention_period."
         ),
         *_table(ServerSettings, settings, (), active=True),
     ]

@@ -57,7 +57,7 @@ class RetentionChange(msgspec.Struct, forbid_unknown_fields=True):
     filters: dict[str, float | str | None] | UnsetType = UNSET
     """By topic filter, the age limit of matching messages instead of ``max_age``; null: none. Replaces all filters."""
     delivered: float | str | UnsetType | None = UNSET
-    """The age from which messages go that are stored only for sessions, once no session needs them."""
+    """The age from which messages that are stored only for sessions are removed, once no session needs them."""
 
 
 @get("/retention", guards=[needs("read")], tags=["retention"], sync_to_thread=True)
