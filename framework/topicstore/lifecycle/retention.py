@@ -202,6 +202,11 @@ class Retention:
         """The current settings; by default all messages are kept."""
         return self._settings or self._read_settings()
 
+    @property
+    def never_set(self) -> bool:
+        """Whether the settings are the defaults because none of them was ever set. Reads the database."""
+        return self._storage().state(0).get(_KEY) is None
+
     def _read_settings(self) -> RetentionSettings:
         with self._running:
             return self._settings_locked()
