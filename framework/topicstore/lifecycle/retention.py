@@ -89,7 +89,7 @@ from topicstore.storage.quota import removing_bytes, written_bytes
 from topicstore.storage.storage import Storage
 
 from .clock_guard import ClockGuard
-from .expiry import expire
+from .expiry import count_expired, expire
 from .retention_outlook import Departure, outlook, reasons
 from .retention_policy import (
     FOREVER,
@@ -319,17 +319,22 @@ class Retention:
             warn_caller(f"what is due could not be archived, and stays: {self._refused}")
         return report
 
-    def outlook(self, now: Time | None = None, *, limits: Mapping[str, Any] | None = None) -> list[Departure]:
+    def outlook(
+        self, now: Time | None = None, *, limits: Mapping[str, Any] | None = None, count: bool = False
+    ) -> list[Departure]:
         """Return the future removals, with time and reason: by generation, oldest first, and by filter. Read-only.
 
-        ``now``: as in `run`. ``limits``: arguments of `set`; the removals are those after such a call.
+        ``now``: as in `run`. ``limits``: arguments of `set`; the removals are those after such a call. ``count``: count
+        the messages that each filter removes now, by reading topics and sizes of all that match it and are old enough.
         """
         storage, at = self._storage(), self._given(now)
         held_back = self._guard.held_back if at is None else 0
         time = storage.clock() if at is None else at
         settings = attrs.evolve(self.settings, **given(limits or {}))
         newest = time_of(max(shard.writer.watermark for shard in storage.shards))
-        return outlook(settings, self._ages(storage, time), time, newest, held_back)
+        there = self._ages(storage, time)
+        expired = count_expired(storage, rules(settings), there, time - held_back) if count else None
+        return outlook(settings, there, time, newest, held_back, expired)
 
     def _given(self, now: Time | None) -> int | None:
         storage = self._storage()

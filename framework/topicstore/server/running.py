@@ -29,6 +29,7 @@ from .server import Server
 from .signals import Signals
 
 __all__ = [
+    "access",
     "banner",
     "notify",
     "notify_reloading",
@@ -67,7 +68,7 @@ def banner(
         *(f"    {sentence[:1].upper()}{sentence[1:]}." for sentence in kept),
         *([] if stores else ["To store all messages for 30 days: topicstore serve --keep 30d"]),
         "",
-        *_who(settings),
+        access(settings),
         "",
     ]
     if mqtt:
@@ -75,8 +76,8 @@ def banner(
     return "\n".join([*lines, "Ctrl-C ends it in order."])
 
 
-def _who(settings: ServerSettings) -> list[str]:
-    """Describe which clients may connect, and what they may do."""
+def access(settings: ServerSettings) -> str:
+    """Return which clients may connect, and what they may do, as sentences."""
     usual = settings.authentication.anonymous
     [anonymous, *others] = dict.fromkeys(one.anonymous or usual for one in settings.listeners.values())
     found = {
@@ -93,7 +94,7 @@ def _who(settings: ServerSettings) -> list[str]:
         rest = "they may do everything. Nobody else can connect."
     else:
         rest = "those on this machine may do everything. Others may do nothing until [[authorization.rules]] allow it."
-    return [f"{found}; {rest}"]
+    return f"{found}; {rest}"
 
 
 def _trial(address: Address, *, named: bool) -> list[str]:
