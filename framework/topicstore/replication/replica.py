@@ -68,10 +68,13 @@ def _stored(reader: Reader, shard: str) -> Progress | None:
 class Replica:
     """A replica of a shard, and the log of its writer. One thread reads the log; any thread may propose writes.
 
-    timeout: the seconds that a caller waits for the log store; None for no limit.
+    timeout:  the seconds that a caller waits for the log store; None for no limit.
+    patience: the seconds that a proposed write waits for others (`ShardLog`).
     """
 
-    def __init__(self, shard: Shard, store: LogStore, site: str, timeout: float | None = None) -> None:
+    def __init__(
+        self, shard: Shard, store: LogStore, site: str, timeout: float | None = None, patience: float = 0.0
+    ) -> None:
         self.shard = shard
         self.progress = _progress_of(shard)
         """The applied prefix of the log. Set by the thread that applies entries."""
@@ -93,7 +96,7 @@ class Replica:
         """The error of the last attempt to follow or take over the shard; None if it succeeded."""
         self.caught_up = float("-inf")
         """The time (`time.monotonic`) at which this site last had all entries of the log."""
-        self.log = ShardLog(store, shard.number, self, site)
+        self.log = ShardLog(store, shard.number, self, site, patience=patience)
         self._site = site
         self._timeout = timeout
         self._place = f"{store.place}: shard {shard.number}"

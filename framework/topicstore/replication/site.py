@@ -166,7 +166,8 @@ class Site:
 
         Raises `StorageUnavailableError`, `CorruptionError`, and the errors of creating a generation.
         """
-        self.replicas = [Replica(shard, self.store, self.name, self.cluster.store_timeout) for shard in shards]
+        timeout, patience = self.cluster.store_timeout, self.cluster.flush_interval
+        self.replicas = [Replica(shard, self.store, self.name, timeout, patience) for shard in shards]
         self.enter()
         for replica in self.replicas:
             self._do(replica)
