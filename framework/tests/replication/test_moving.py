@@ -132,6 +132,10 @@ def test_with_many_sites_each_keeps_only_its_shards(sites: Sites) -> None:
                     session.subscribe("#")
             assert [1] * bool(keeps(db)) == [generation.number for generation in db.generations()]
             assert not db.verify().damages
+            with ts.open(db.path, mode="r") as reader:
+                for read in (reader.topics, partial(payloads, reader)):
+                    with pytest.raises(ts.ShardElsewhereError, match="is not kept on this site"):
+                        read()
         with writing(dict(zip("abcd", dbs, strict=True))) as stored:
             dbs[0].cluster.set_replicas(None, ["a", "b"])  # type: ignore[union-attr]
             wait_until(lambda: agreed(*dbs) and keeps(dbs[1]) == [0, 1, 2, 3], "all shards at two sites")
