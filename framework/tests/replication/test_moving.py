@@ -172,6 +172,21 @@ def test_a_site_leaves_and_joins_again_while_shards_are_written(sites: Sites) ->
         assert ["a"] == [site.name for site in a.cluster.info().sites]
 
 
+def test_a_site_may_leave_once_all_have_joined(sites: Sites) -> None:
+    """``n_sites`` counts the sites that have ever joined, so a site that leaves does not end what the others store."""
+    with sites.open("a", n_sites=2) as a:
+        with sites.open("b", n_sites=2) as b:
+            wait_until(lambda: agreed(a, b), "two replicas")
+            a.store(messages(0))
+            assert b.cluster is not None
+            b.cluster.leave()
+            wait_until(lambda: agreed(a, b) and keeps(b) == [], "everything at the other site")
+        assert a.cluster is not None
+        wait_until(lambda: [*a.cluster.document.sites] == ["a"], "the document without the site")  # type: ignore[union-attr]
+        a.store(messages(1))
+        assert [0, 1] == payloads(a)
+
+
 def test_replicas_that_cannot_be_are_refused(sites: Sites) -> None:
     """Unknown sites, unknown shards and a site that beats are refused with the reason, and nothing changes."""
     with sites.open("a", shards=2) as a, sites.open("b") as b:
