@@ -27,4 +27,9 @@ class AsyncSite(Face[Site]):
         """The reason why this process has stopped taking part in the cluster; None while it does."""
         return self._find().ended
 
+    forget = threaded(Site.forget)
+    info = threaded(Site.info)
+    join = threaded(Site.join)
     lag = threaded(Site.lag)
+    leave = threaded(Site.leave)
+    set_replicas = threaded(Site.set_replicas)
