@@ -27,7 +27,7 @@ errors look like. A running server has the same as a page to try them at `/schem
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the page."""
+    """Add the page of the HTTP operations; called by mkdocs."""
     document = served_document()
     files.append(File.generated(config, PAGE, content="\n".join(lines_of(document))))
     return files

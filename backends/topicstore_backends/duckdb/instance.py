@@ -200,7 +200,7 @@ class Instance:
                 ending.callback(view.close, error)
 
     def connections(self) -> list[duckdb.DuckDBPyConnection]:
-        """Return the connections that keep the files open. Needs no lock, which a forked child may find held."""
+        """Return the connections that keep the files open. Takes no lock, because a forked child may find it held."""
         root = [] if self._root is None else [self._root]
         return root + [view.connection() for view in list(self._views)]
 

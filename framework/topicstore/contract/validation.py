@@ -62,7 +62,7 @@ class _Checked:
         self.add(texts, _size_of(texts))
 
     def add(self, texts: list[str], size: int) -> None:
-        """Add texts that are not in yet, with their `_size_of`."""
+        """Add texts that were not added before; ``size`` is the sum of their `_size_of`."""
         first, stop = len(self.codes), len(self.codes) + len(texts)
         packed = np.arange(first, stop, dtype=np.uint32).tobytes()
         self.texts.extend(first, texts)  # before the codes, which make the texts visible to other threads
@@ -72,7 +72,7 @@ class _Checked:
         self.bytes += size
 
     def coded(self, values: list[str]) -> Column:
-        """Return two or more texts as a column. Raises `KeyError` if one is not in."""
+        """Return two or more texts as a column. Raises `KeyError` if a text was not added."""
         codes = np.frombuffer(b"".join(itemgetter(*values)(self.codes)), np.uint32)
         if codes[0] == codes[-1] and (codes == codes[0]).all():
             return Constant(values[0], len(values))
