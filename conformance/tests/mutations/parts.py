@@ -69,7 +69,7 @@ def clear_retained(me: Any, given: Given) -> None:
 
 
 def acknowledged(call: Call, me: Any, given: Given) -> Any:
-    """Acknowledge what is delivered before the client does."""
+    """Acknowledge each delivered message before the client does."""
     found = call()
     me.puback(*(item.packet_id for item in found if isinstance(item, Publish)))
     me.checkpoint()

@@ -61,7 +61,7 @@ class Broker:
 @cache
 def greeting(broker: Broker, version: int) -> wire.Packet | None:
     """Return the CONNACK that accepts a client of a version, or None if the broker doesn't speak that version."""
-    with broker.client(version) as client, suppress(AssertionError):  # it may answer in the form of another version
+    with broker.client(version) as client, suppress(AssertionError):  # the CONNACK may be of another version
         client.send(wire.connect(f"greeting-{secrets.token_hex(4)}", version=version))
         packet = client.receive()
         return packet if packet is not None and (packet.kind, packet.reason) == ("CONNACK", 0) else None

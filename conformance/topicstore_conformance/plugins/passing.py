@@ -25,7 +25,7 @@ class Passing(Fixtures):
             assert fields(batch) == fields(probe.stored[-1].batch)
 
     def test_rows_are_read_in_order(self, probed: ts.Database, probe: Probe) -> None:
-        """A read returns the fetched rows in order, with their ids and fields, and the fetched cursor and ends."""
+        """A read returns the layout's rows in order, its cursor, and whether the stream ended or is caught up."""
         probed.store(messages(40)[::-1])
         probed.add_generation()  # seals the first one, whose streams then have an end
         for stream in (stream for stream in probed.streams("#") if stream.sealed):
