@@ -1,4 +1,4 @@
-"""Tests of cutting damaged write-ahead logs: which writes of LevelDB and RocksDB remain after each kind of damage."""
+"""Tests of truncating damaged write-ahead logs: which writes of LevelDB and RocksDB remain after each damage."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_what_fails_within_is_reported_with_what_failed_beside_it() -> None:
     assert ["a", "b", "c"] == [str(failure) for failure in raised.value.exceptions]
 
 
-def test_an_opening_that_fails_tells_why() -> None:
+def test_a_failed_opening_raises_its_own_error() -> None:
     """If an opening fails and so does releasing, the opening's error is raised, with a note about the other error."""
     done: list[int] = []
 

@@ -309,7 +309,8 @@ def test_sighup_while_it_starts_is_heeded_once_it_serves(tmp_path: Path, setting
             process.send_signal(number)
         while process.poll() is None:
             process.send_signal(signal.SIGHUP)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel starts no thread in a storm of signals
+            # without this pause, the kernel would handle signals only, and start no thread of the server
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.001)
         assert 0 == process.returncode
         assert process.stderr is not None

@@ -66,7 +66,7 @@ def test_lost_writes_are_reported_at_each_opening(cut: Path, read_only: bool) ->
 
 
 @pytest.mark.parametrize("recovery", ["point_in_time", "salvage"])
-def test_who_knows_of_them_goes_on_without(cut: Path, recovery: str) -> None:
+def test_recovery_accepts_lost_writes(cut: Path, recovery: str) -> None:
     """With `recovery`, opening warns once, and later openings accept the database without the lost writes."""
     with pytest.warns(RuntimeWarning, match="lacks the last 10"):
         db = ts.open(cut, recovery=recovery)
@@ -78,7 +78,7 @@ def test_who_knows_of_them_goes_on_without(cut: Path, recovery: str) -> None:
 
 
 @pytest.mark.filterwarnings("default::RuntimeWarning")
-def test_the_command_line_goes_on_without(cut: Path) -> None:
+def test_the_command_line_accepts_lost_writes(cut: Path) -> None:
     """``verify`` reports lost writes; with ``--recovery`` the command accepts the loss."""
     told = CliRunner().invoke(cli, ["verify", str(cut)])
     assert (1, True) == (told.exit_code, "lacks the last 10 of 31 writes" in told.stdout)

@@ -198,7 +198,7 @@ TINY: dict[Any, dict[str, int]] = {
 
 
 def act(db: ts.Database, clock: Clock, what: str, later: int = 0, rows: list[tuple[str, int]] | None = None) -> None:
-    """Change a database."""
+    """Advance the clock by ``later``, then store ``rows``, delete a topic, or call the database's method ``what``."""
     clock.now += later
     if what == "store":
         timed = db.manifest.timestamps == "message"
