@@ -1,4 +1,4 @@
-"""Makes the page of the HTTP operations of the OpenAPI document that a server sends, so that it is true."""
+"""Makes the page of HTTP operations from the OpenAPI document of a running server, so that the page is up to date."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def served_document() -> dict[str, Any]:
-    """Return the OpenAPI document of a server that is started for it, and ended."""
+    """Start a server, return its OpenAPI document, and end the server."""
     free = "127.0.0.1:0"
     command = [sys.executable, "-m", "topicstore.cli", "serve", "--print-ready", "--listen", free, "--http", free]
     with (

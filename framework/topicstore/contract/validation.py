@@ -42,7 +42,8 @@ _TEXT_BYTES = 130
 _WORTH_CODES = 32
 """The least number of rows for which a column of codes is cheaper than a list of texts."""
 _LEAST_USED, _PASSED_OVER = 8, 8
-"""If fewer than one in this many checked texts came again, this many times as many rows are not remembered."""
+"""If fewer than one in `_LEAST_USED` checked texts was used again, the texts of `_PASSED_OVER` times as many rows are
+not cached."""
 _SHORT = 0xFFFF // 4
 """The maximum number of characters that fit into 65,535 bytes of UTF-8 whatever the characters are."""
 _TWO_BYTES, _FOUR_BYTES = 0xFFFF, 0xFFFF_FFFF
