@@ -671,7 +671,7 @@ def close_twice_frees_another(call: Call, me: Any, given: Given) -> None:
 
 
 def close_in_turn(call: Call, me: Any, given: Given) -> None:
-    """Return from a close that finds another one under way at once, as if the engine were closed."""
+    """Let a close during another one return at once, as if the engine were closed."""
     if vars(me).setdefault("begun", False):
         return
     me.begun = True

@@ -110,7 +110,7 @@ def _scan(start: int | None, end: int | None, **how: Any) -> Reading:
 
 
 def _pages(*, reverse: bool) -> Reading:
-    """Return a reading that goes on from page to page of seven keys."""
+    """Return a reading that reads page after page of seven keys."""
 
     def read(reader: Any, keyspace: Keyspace[Any], asked: Sequence[Any]) -> Any:
         found: list[Any] = []

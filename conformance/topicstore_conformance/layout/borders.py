@@ -29,7 +29,7 @@ first = itemgetter(0)
 
 
 def asked_before(stored: Stored) -> None:
-    """Read what every filter finds, like a reader whose answers a slab may keep."""
+    """Read and check the messages of every filter before a change, so that the slab may cache the results."""
     for text in FILTERS:
         stored.check(text)
 
@@ -216,7 +216,7 @@ class Borders(Fixtures):
                 alone.append(((keyspace, key, value, bad), told))
         if len(alone) < 2:
             pytest.skip("no two values report their damage")
-        alone = [alone[0], alone[-1]]  # far apart, because what is said of one may cover what lies beside it
+        alone = [alone[0], alone[-1]]  # far apart, because the report of one damaged value may cover its neighbours
         for (keyspace, key, _, bad), _ in alone:
             varied.replace(keyspace, key, bad)
         varied.reopen()

@@ -15,7 +15,7 @@ __all__ = ["Passing"]
 
 
 class Passing(Fixtures):
-    """Tests of what a transform must pass on unchanged."""
+    """Tests of the rows, state, requests and errors that a transform must pass on unchanged."""
 
     def test_rows_are_stored_in_order(self, probed: ts.Database, probe: Probe) -> None:
         """A batch is passed on with its rows in order, and with all fields unchanged except payloads and properties."""
