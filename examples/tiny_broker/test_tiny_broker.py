@@ -251,7 +251,7 @@ def test_a_client_that_connects_again_takes_over(tmp_path: Path) -> None:
     served(tmp_path, test)
 
 
-def test_whoever_is_taken_over_takes_nobody_along(tmp_path: Path) -> None:
+def test_a_take_over_fails_only_its_own_requests(tmp_path: Path) -> None:
     """When a session is taken over, only its own requests fail, and not those of others in the same batch."""
 
     async def test(running: Running) -> None:

@@ -143,7 +143,7 @@ def test_work_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None
     assert [f"background test failed: {error}" for error in "ababc"] == [str(each.message) for each in told]
 
 
-def test_whoever_waits_for_the_end_of_an_epoch_is_let_go(tmp_path: Path) -> None:
+def test_waiting_for_the_end_of_an_epoch_ends_at_exit(tmp_path: Path) -> None:
     """A thread that waits for the end of an epoch is released when the interpreter exits."""
     run(EPOCH, tmp_path / "db")
 

@@ -49,7 +49,7 @@ READERS = [replay, replay_in_order, replay_arrow, subscription]
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.filterwarnings("ignore:.* was not closed:ResourceWarning")
-def test_who_reads_keeps_it_open(path: Path, reader: Callable[[Path], Iterator[bytes]]) -> None:
+def test_a_reader_keeps_it_open(path: Path, reader: Callable[[Path], Iterator[bytes]]) -> None:
     """A database stays open while only a reader refers to it, and closes when the reader is dropped."""
     found = []
     reading = reader(path)
@@ -128,7 +128,7 @@ def test_sessions_work_as_long_as_somebody_holds_it_open(path: Path, holder: str
     ts.open(path).close()
 
 
-def test_what_fails_after_the_files_are_open_gives_them_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_opening_that_fails_after_opening_files_closes_them(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If opening fails after the files were opened, they are closed, even while the caller keeps the error."""
 
     def fail(*_: object) -> None:
@@ -152,7 +152,7 @@ def test_nobody_listens_to_what_is_closed(path: Path, monkeypatch: pytest.Monkey
         db.storage.on_close(db.close)
 
 
-def test_closing_tells_listeners_then_plugins_then_the_engine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_stops_listeners_then_plugins_then_the_engine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing stops listeners, notifies plugins, closes shards, joins threads, and releases the lock last.
 
     A plugin may therefore wait for a listener's thread, and read the database.

@@ -28,7 +28,7 @@ def releases(done: list[int], failures: dict[int, BaseException]) -> list[Callab
         ({0: ValueError(), 1: KeyboardInterrupt()}, KeyboardInterrupt),
     ],
 )
-def test_all_are_given_back(failures: dict[int, BaseException], told: type[BaseException] | None) -> None:
+def test_all_resources_are_released(failures: dict[int, BaseException], told: type[BaseException] | None) -> None:
     """All resources are released; a single failure is raised as it is, several as a group, and Ctrl-C before others."""
     done: list[int] = []
     if told is None:
@@ -67,7 +67,7 @@ def test_a_failed_opening_raises_its_own_error() -> None:
     assert "KeyError: 'gone'" in raised.value.__notes__[0]
 
 
-def test_what_is_taken_stays_closer() -> None:
+def test_acquired_resources_stay_until_release() -> None:
     """Resources stay acquired until `release` is called, which may be repeated."""
     done: list[int] = []
     with Closer() as closer:

@@ -101,7 +101,7 @@ async def test_a_subscription_begins_when_it_is_needed(db: ts.AsyncDatabase) -> 
         await db.subscribe("a/#/b")
 
 
-async def test_a_timed_out_iteration_goes_on(db: ts.AsyncDatabase) -> None:
+async def test_a_timed_out_iteration_continues(db: ts.AsyncDatabase) -> None:
     """Cancelling a wait for a message doesn't end the iteration."""
     async with db.subscribe("#") as subscription:
         waiting = asyncio.ensure_future(anext(subscription))

@@ -279,7 +279,7 @@ def test_what_is_stored_meanwhile_is_followed(read: Pair) -> None:
     assert sorted(run("replay", read.at_rest, "fleet/1/#").stdout.splitlines()) == sorted(beside.splitlines())
 
 
-def test_what_ends_a_replay_early_is_said(tmp_path: Path) -> None:
+def test_an_error_that_ends_a_replay_is_printed(tmp_path: Path) -> None:
     """An error that ends a replay is printed after the readable messages, and is the same as without a server."""
     need("leveldb")
     served, at_rest = tmp_path / "served", tmp_path / "at-rest"
@@ -393,7 +393,7 @@ def test_a_server_that_went_away(tmp_path: Path) -> None:
         assert "is open elsewhere" in run("replay", path, code=4).stderr
 
 
-def test_what_is_needed_is_said(read: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(read: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the extra `server`, a command says how to install it."""
     monkeypatch.setitem(sys.modules, "httpx", None)
     assert 'pip install "topicstore[server]"' in run("info", read.served, code=2).stderr

@@ -140,7 +140,7 @@ def test_short_epochs_in_real_time(timestamps: str) -> None:
 
 @both_timestamps
 def test_a_replay_waits_an_epoch_and_not_longer(timestamps: str) -> None:
-    """A replay waits for no more than one epoch, even if the clock stands still and other threads go on storing."""
+    """A replay waits for no more than one epoch, even if the clock stands still and other threads continue to store."""
     clock, done = Clock(BEGIN), threading.Event()
     with opened(clock, bits=SHORT, timestamps=timestamps) as db, ThreadPoolExecutor() as threads:
         stored = db.store(some(0)).ids

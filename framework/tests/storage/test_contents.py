@@ -472,7 +472,7 @@ def test_the_last_messages_of_many_topics_are_read_together(db: ts.Database) -> 
     assert db.topics()[0].last < now + 60_000_000
 
 
-def test_who_only_reads_sees_the_same(tmp_path: Path) -> None:
+def test_a_reader_gets_the_same_counts(tmp_path: Path) -> None:
     """A reader beside a writer gets the same counts as the writer, and doesn't read counted messages either."""
     need("rocksdb")
     with ts.open(tmp_path / "db", backend="rocksdb", auto_compact=False) as db:
