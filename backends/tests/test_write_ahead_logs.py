@@ -416,7 +416,7 @@ def test_a_page_of_the_manifest_that_is_missing(flushing: tuple[Path, Path, int]
 
 
 @pytest.mark.parametrize("backend", ["leveldb", "rocksdb"])
-def test_salvaging_reads_behind_the_damage(tmp_path: Path, backend: str) -> None:
+def test_salvaging_reads_after_the_damage(tmp_path: Path, backend: str) -> None:
     """Salvage reads all writes except those in a 32 KB block of the log with the damage, and changes no file."""
     pytest.importorskip({"leveldb": "plyvel", "rocksdb": "rocksdict"}[backend])
     kind = load_target(registry().backend(backend))

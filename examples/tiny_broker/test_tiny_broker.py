@@ -340,7 +340,7 @@ def test_a_thousand_clients(tmp_path: Path) -> None:
     served(tmp_path, test)
 
 
-def test_a_client_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_client_that_does_not_read_delays_no_other(tmp_path: Path) -> None:
     """Messages to a client that doesn't read, even of QoS 0, stay stored until it reads; others are not delayed."""
 
     async def test(running: Running) -> None:

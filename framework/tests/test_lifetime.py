@@ -110,7 +110,7 @@ def test_closed_under_a_reader(path: Path, reader: Callable[[Path], Iterator[byt
 
 @pytest.mark.parametrize("holder", ["writer", "subscription"])
 @pytest.mark.filterwarnings("ignore:.* was not closed:ResourceWarning")
-def test_sessions_work_as_long_as_somebody_holds_it_open(path: Path, holder: str) -> None:
+def test_sessions_work_while_a_reference_keeps_it_open(path: Path, holder: str) -> None:
     """Sessions work while a writer or a subscription keeps the database open, but don't keep it open themselves."""
     db = ts.open(path)
     session = db.sessions.open("me", expiry_interval=None)
@@ -141,7 +141,7 @@ def test_an_opening_that_fails_after_opening_files_closes_them(path: Path, monke
     ts.open(path).close()
 
 
-def test_nobody_listens_to_what_is_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_database_refuses_listeners(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A listener that registers while the database closes is refused, since nothing would wake it later."""
     db = ts.open(path)
     # The database is closed after the check whether it is open, and before the registration.

@@ -135,7 +135,7 @@ def test_a_taken_backend_name_is_refused_and_reported(module) -> None:  # type: 
     ],
     ids=["no such hook", "wrong argument", "wrong result", "raises"],
 )
-def test_a_hook_that_is_wrong_is_said(module, text: str, reason: str) -> None:  # type: ignore[no-untyped-def]
+def test_an_invalid_hook_is_reported(module, text: str, reason: str) -> None:  # type: ignore[no-untyped-def]
     """Hook implementations are validated when the plugin is loaded."""
     registry = Registry([*BUILT_IN, module("wrong_plugin_", text)])
     assert list(reasons(registry)) == ["wrong_plugin_"]

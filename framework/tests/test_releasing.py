@@ -40,7 +40,7 @@ def test_all_resources_are_released(failures: dict[int, BaseException], told: ty
     assert [0, 1, 2] == done
 
 
-def test_what_fails_within_is_reported_with_what_failed_beside_it() -> None:
+def test_nested_failures_are_one_group() -> None:
     """Nested failures are raised as one flat group."""
 
     def inner() -> None:

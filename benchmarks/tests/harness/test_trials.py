@@ -115,7 +115,7 @@ def test_a_trial_without_time_was_not_measured(small: Dataset, tmp_path: Path) -
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_phase_that_time_ends_counts_for_nobody(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_phase_that_time_ends_is_skipped_for_all(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     """If time ends within a phase, that phase is skipped for all contenders, and earlier phases keep their values."""
     jumped = [0.0]
     monkeypatch.setattr(trials.time, "monotonic", lambda now=trials.time.monotonic: now() + jumped[0])

@@ -96,7 +96,7 @@ def test_a_name_of_what_to_test_is_required() -> None:
     assert "exclude" in refused("--backend", "memory", "--json", "--markdown")
 
 
-def test_names_nobody_registered() -> None:
+def test_unregistered_names() -> None:
     """An unknown name is rejected with a list of the registered names."""
     for option in ("--backend", "--layout"):
         told = refused(option, "no such", "--quick")

@@ -1,4 +1,4 @@
-"""Tests of every reading method after every kind of change: their product, made by machine.
+"""Tests of all combinations of a kind of change and a method that reads after it, in every keyspace.
 
 A change is a batch. After each change, every reading of `READINGS` is made of the engine and of a `Model`, which must
 agree. The same readings are made in each keyspace, before the change, and after reclaiming and reopening.

@@ -1,4 +1,4 @@
-"""Tests of every kind of reading after every kind of change, after each other kind: their product, made by machine."""
+"""Tests of all combinations of two successive changes and a way of reading after them."""
 
 from __future__ import annotations
 

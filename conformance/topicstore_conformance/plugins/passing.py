@@ -1,4 +1,4 @@
-"""Tests of what a transform must pass on unchanged, and of refused stores."""
+"""Tests of the rows, state, requests and errors that a transform must pass on unchanged."""
 
 from __future__ import annotations
 

@@ -237,9 +237,7 @@ def test_a_name_that_no_request_can_have_is_reported(read: Pair) -> None:
     assert "length" in run("sessions", "show", read.served, "x" * 65_535, code=2).stderr
 
 
-def test_a_session_that_ends_while_it_is_listed_is_behind_by_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_that_ends_while_it_is_listed_has_no_lag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that ends between the listing and the request for its lag is listed without lag."""
     need("leveldb")
     path, lag = tmp_path / "db", RemoteSessions.lag
@@ -399,7 +397,7 @@ def test_a_missing_extra_is_named(read: Pair, monkeypatch: pytest.MonkeyPatch) -
     assert 'pip install "topicstore[server]"' in run("info", read.served, code=2).stderr
 
 
-def test_nobody_pays_for_a_server_that_is_not_there(read: Pair) -> None:
+def test_a_closed_database_needs_no_client(read: Pair) -> None:
     """A command on a closed database imports no HTTP library, and no module of the client or the server."""
     program = (
         "import sys; from topicstore.cli import cli\n"

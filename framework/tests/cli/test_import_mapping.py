@@ -108,7 +108,7 @@ def test_a_number_of_an_ambiguous_unit_is_refused(tmp_path: Path, target: Path, 
     assert not target.exists()
 
 
-def test_the_unit_may_be_said(write: Write, target: Path) -> None:
+def test_the_unit_may_be_given(write: Write, target: Path) -> None:
     """With `--time-unit` any number is taken in that unit, without the check of plausible years."""
     file = write(
         [

@@ -73,7 +73,7 @@ def test_following_prints_what_comes(written: ts.Database) -> None:
     assert 60 == sum(line["topic"].endswith("/speed") for line in lines)
 
 
-def test_what_nobody_can_store_in_is_not_followed(tmp_path: Path) -> None:
+def test_a_database_of_one_process_is_not_followed(tmp_path: Path) -> None:
     """`--follow` is refused on LevelDB, which only one process can open."""
     ts.open(tmp_path / "db", mode="x", backend="leveldb").close()
     assert "leveldb" in run("replay", tmp_path / "db", "--follow", code=2).stderr

@@ -139,7 +139,7 @@ def test_the_window_holds_back_what_is_stored_nowhere(plain: ts.Database) -> Non
         assert [b"2"] == [message.payload for message in subscription.fetch(timeout=PATIENCE).messages]
 
 
-def test_acknowledging_lets_a_waiting_thread_go_on(plain: ts.Database) -> None:
+def test_acknowledging_wakes_a_waiting_thread(plain: ts.Database) -> None:
     """An acknowledgement wakes a thread that waits for room in the window."""
     plain.store(numbered(0, 20))
     with plain.subscribe("#", 0, window=10) as subscription:

@@ -455,7 +455,7 @@ def test_what_is_kept_is_said_and_true(tmp_path: Path) -> None:
 
 
 def test_a_server_changes_no_retention_that_was_set(tmp_path: Path) -> None:
-    """What `topicstore retention set --delivered` says holds over starts, unless the settings say otherwise."""
+    """An age set by `topicstore retention set --delivered` survives restarts, unless the settings have another."""
     path, config = tmp_path / "data", tmp_path / "server.toml"
     with serving(path):
         pass

@@ -229,7 +229,7 @@ def test_a_shard_that_takes_no_writes(tmp_path: Path, layout: str, first: str, r
         ("fail", ts.ShardReadOnlyError),
     ],
 )
-def test_a_replay_that_waits_is_let_go(what: str, told: type[Exception] | None) -> None:
+def test_a_waiting_replay_is_released(what: str, told: type[Exception] | None) -> None:
     """A replay that waits for a long epoch returns when another call ends the epoch, or raises if it can't end."""
     clock, replaying, asked = Clock(BEGIN), set[int](), threading.Event()
 

@@ -585,7 +585,7 @@ class OverlappingCursors(SessionCursor):
         return merged_nonpersistent(0, rows, expiry)
 
     def try_again(self) -> None:
-        """Let the next read try the shards again whose last read failed."""
+        """Let the next read retry the shards that failed."""
         for member in self._members:
             member.try_again()
         self._behind.update(self._failing)
