@@ -1,4 +1,4 @@
-"""Tests of deletes and of verification at the borders of what a layout stores as a unit, and with many exceptions."""
+"""Tests of deletes and of verification at the borders of batches and merged units, and of deletes that spare topics."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Borders(Fixtures):
                 (batch[-1] + 1, after[0] - 1),
                 (batch[-1], after[0]),
             )[number % 8]
-            asked_before(stored)  # which also reads, by every filter, what the delete before it has left
+            asked_before(stored)  # which also reads, by every filter, the messages that the previous delete has left
             stored.delete(text, first, last)
             stored.check_all()
         asked_before(stored)
