@@ -161,7 +161,7 @@ def text_of(html: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
-def test_it_counts_who_was_measured(make_run: RunMaker) -> None:
+def test_it_counts_measured_contenders(make_run: RunMaker) -> None:
     """The page counts measured and skipped contenders separately; the rows and ``run.json`` name skipped ones."""
     run = make_run(repetitions=2)
     assert "10 contenders ( 1 left out ), 1 workload," in text_of(text(run))

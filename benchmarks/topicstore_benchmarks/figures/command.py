@@ -127,7 +127,7 @@ def http(messages: int, rounds: int) -> list[Section]:
 @click.option("--rounds", default=5, show_default=True, help="How often stores with and without scrapes are measured.")
 @click.option("--seconds", default=5.0, show_default=True, help="How long each of these takes.")
 def metrics(topics: int, sessions: int, rounds: int, seconds: float) -> list[Section]:
-    """Measure what it costs to be watched: a scrape of `/metrics`, and stores beside it."""
+    """Measure the cost of metrics: of a scrape of `/metrics`, and of scrapes during stores."""
     from .metrics import measure_metrics
 
     return [measure_metrics(topics, sessions, rounds, seconds, progress)]

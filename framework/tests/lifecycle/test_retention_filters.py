@@ -235,7 +235,7 @@ def test_damage_in_one_shard_keeps_no_other_from_its_work(
 # --- why ---
 
 
-def test_a_run_says_why_the_rest_stays(db: ts.Database, clock: Clock) -> None:
+def test_a_run_reports_why_messages_stay(db: ts.Database, clock: Clock) -> None:
     """`why` says why something stays: no limit, no messages, the current generation, a generation's age, a filter."""
     assert db.retention.run().why == ("no limit is set, so nothing goes",)
     db.retention.set(max_bytes=10**9)
@@ -252,7 +252,7 @@ def test_a_run_says_why_the_rest_stays(db: ts.Database, clock: Clock) -> None:
     assert "from 2023-11-14T22:15:01Z on" in sealed
 
 
-def test_what_is_to_come_comes(db: ts.Database, clock: Clock) -> None:
+def test_the_outlook_comes_true(db: ts.Database, clock: Clock) -> None:
     """A generation is dropped at the time that `outlook` returns, and not before."""
     db.retention.set(max_age=100, rotate_every=20)
     put(db, "plain")

@@ -63,7 +63,7 @@ class Site:
         self.log = ShardLog(self.line, SHARD, self.copy, name, lambda _: None, patience=patience)
 
     def follow(self) -> list[bytes]:
-        """Apply all that was acknowledged, also behind a truncation, which a read that isn't certain notices later."""
+        """Apply all acknowledged entries, also those after a truncation of the log, seen by certain reads."""
         while self.log.reader.read(certain=True) is Step.READ:
             pass
         return self.copy.changes

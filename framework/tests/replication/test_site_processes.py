@@ -90,7 +90,7 @@ class Processes:
         wait_until(lambda: sum(site.stored for site in self.all) >= before + 20, why)
 
     def check(self) -> None:
-        """End all sites, and check what they have seen."""
+        """Kill all sites, and check that no result of their operations violates an invariant."""
         for name in [*self.running]:
             self.kill(name)
         cluster = ts.Cluster(

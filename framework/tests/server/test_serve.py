@@ -309,7 +309,8 @@ def test_sighup_while_it_starts_is_heeded_once_it_serves(tmp_path: Path, setting
             process.send_signal(number)
         while process.poll() is None:
             process.send_signal(signal.SIGHUP)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel starts no thread in a storm of signals
+            # without this pause, the kernel would handle signals only, and start no thread of the server
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(0.001)
         assert 0 == process.returncode
         assert process.stderr is not None
@@ -454,7 +455,7 @@ def test_what_is_kept_is_said_and_true(tmp_path: Path) -> None:
 
 
 def test_a_server_changes_no_retention_that_was_set(tmp_path: Path) -> None:
-    """What `topicstore retention set --delivered` says holds over starts, unless the settings say otherwise."""
+    """An age set by `topicstore retention set --delivered` survives restarts, unless the settings have another."""
     path, config = tmp_path / "data", tmp_path / "server.toml"
     with serving(path):
         pass

@@ -62,7 +62,7 @@ _COMMANDS = {
 }
 """The commands of this package in the order of the help, each with the first sentence of its docstring."""
 _BESIDE = {
-    "bench": "Measure topicstore beside what else keeps messages.",
+    "bench": "Measure topicstore and other stores of messages.",
     "config": "Check and show the settings of a server, and make a file of them.",
     "conformance": "Test whether an installed backend or layout keeps what it promises.",
     "recommend": (

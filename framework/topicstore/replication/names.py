@@ -96,7 +96,10 @@ def generations(shard: int) -> str:
 
 
 def generation_head(shard: int, changed: int, generation: int) -> str:
-    """Return the name of the head of a sealed generation, as it is after the entry ``changed``. It is created last."""
+    """Return the name of the head of a sealed generation that the entry ``changed`` was the last to change.
+
+    The head is created after all parts, so a generation with a head is complete.
+    """
     return f"{generations(shard)}/{changed:0{_DIGITS}}/{generation:0{_DIGITS}}/head"
 
 
