@@ -202,10 +202,9 @@ class Retention:
         """The current settings; by default all messages are kept."""
         return self._settings or self._read_settings()
 
-    @property
-    def never_set(self) -> bool:
-        """Whether the settings are the defaults because none of them was ever set. Reads the database."""
-        return self._storage().state(0).get(_KEY) is None
+    def was_set(self) -> bool:
+        """Return whether any of the settings was ever set, in this process or before. Reads the database."""
+        return self._storage().state(0).get(_KEY) is not None
 
     def _read_settings(self) -> RetentionSettings:
         with self._running:

@@ -191,7 +191,7 @@ def changed_limits(db: ts.Database, settings: ServerSettings) -> dict[str, Any]:
     wanted: dict[str, Any] = {}
     if delivered is not None:
         wanted["delivered"] = delivered.limit
-    elif db.retention.never_set:
+    elif not db.retention.was_set():
         wanted["delivered"] = _DELIVERED
     if period is not None:
         wanted["max_age"] = period.limit
