@@ -18,7 +18,13 @@ import attrs
 import msgspec
 
 from topicstore._version import __version__
-from topicstore.contract.errors import GenerationError, RecoverableError, TopicstoreError
+from topicstore.contract.errors import (
+    GenerationError,
+    RecoverableError,
+    ShardElsewhereError,
+    ShardMovedError,
+    TopicstoreError,
+)
 from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
 from topicstore.runtime.background import BackgroundTask
 from topicstore.runtime.closing import close_all
@@ -435,7 +441,8 @@ class Site:
         self._change(lambda _, document: duties.with_generations(document, change))
         for replica in self.replicas:
             if replica.log.owned:
-                self._reach(replica)
+                with suppress(ShardElsewhereError, ShardMovedError):  # the shard's next owner does it
+                    self._reach(replica)
 
     def lag(self) -> list[ReplicaLag]:
         """Return how far each replica of this site is behind its shard's owner. Raises `StorageUnavailableError`."""
