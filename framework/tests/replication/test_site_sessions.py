@@ -308,3 +308,21 @@ def test_a_shared_subscription_is_served_by_the_owner_of_its_shard(sites: Sites)
         assert sorted(received) == [b"%d" % n for n in range(8)]
         other.cluster.refresh()  # type: ignore[union-attr]
         assert [member.client_id] == [one.client_id for group in other.sessions.groups for one in group.members]
+
+
+def test_places_and_cursors_of_a_site_that_is_ahead_are_valid(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place or cursor after what a site has applied makes the site read the log, and is no error."""
+    with sites.open("a") as a, sites.open("b") as b:
+        assert b.cluster is not None
+        monkeypatch.setattr(b.cluster.replicas[0], "follow", lambda **_: None)  # the site reads only when asked
+        a.store([ts.Message("t", b"0")])
+        (stream,) = a.streams("#")
+        cursor = a.read(a.cursor(stream, "#"), 100).cursor
+        assert [] == [*b.replay("#", fresh=False)]
+        assert 0 == len(b.read(cursor).batch)
+        assert [b"0"] == [one.payload for one in b.replay("#", fresh=False)]
+        a.store([ts.Message("t", b"1")])
+        with a.subscribe("#") as first, b.subscribe("#", first.place) as second:
+            a.store([ts.Message("t", b"2")])
+            b.cluster.refresh()
+            assert [b"2"] == [one.payload for one in second.fetch(timeout=30).messages]
