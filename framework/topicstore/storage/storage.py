@@ -327,26 +327,22 @@ class Storage:
         self._check_own(cursor)
         if self.mode == "read-only":
             return
-        try:
-            if self._reaches(cursor) or self.site is None:
+        shard, site = self.shards[cursor.shard], self.site
+        while True:
+            try:
+                slab = shard.generations.slab(cursor.generation)
+                reached = slab.reached(cursor.stream, cursor.place)
+                if reached is not None:
+                    shard.reader.check_reached(reached, slab.epoch)
                 return
-        except PlaceAheadError:
-            if self.site is None:
-                raise
-        self.site.refresh()
-        self._reaches(cursor)
-
-    def _reaches(self, cursor: Cursor) -> bool:
-        """Return whether a cursor is a place in a known stream. Raises `PlaceAheadError`."""
-        shard = self.shards[cursor.shard]
-        try:
-            slab = shard.generations.slab(cursor.generation)
-            reached = slab.reached(cursor.stream, cursor.place)
-        except (KeyError, ValueError, InvalidCursorError):
-            return False  # maybe a place among keyed messages: `read` checks that
-        if reached is not None:
-            shard.reader.check_reached(reached, slab.epoch)
-        return True
+            except PlaceAheadError:
+                if site is None:
+                    raise
+            except (KeyError, ValueError, InvalidCursorError):
+                if site is None:
+                    return  # not a place in a stream, but maybe one among keyed messages: `read` checks that
+            site.refresh()
+            site = None
 
     def _check_own(self, cursor: Cursor) -> None:
         """Raise an error unless ``cursor`` is a cursor of this database."""
