@@ -137,7 +137,10 @@ def test_a_deposed_site_hands_out_nothing(sites: Sites, closing: ExitStack) -> N
 
 
 def test_a_session_ends_if_the_log_store_does_not_answer(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session whose commit has no answer ends, because the commit may be stored later; the next opening reads it."""
+    """A session whose commit has no answer ends, because the commit may be stored later; the next opening reads it.
+
+    Until then it is not connected, so that it can expire.
+    """
     cluster = ts.Cluster(sites.url, beat_interval=0.02, poll_interval=0.02, takeover_after=3_600, store_timeout=0.2)
     with warnings.catch_warnings(action="ignore"), ts.open(sites.root / "a", cluster=cluster, site="a") as db:
         assert db.cluster is not None
@@ -154,6 +157,8 @@ def test_a_session_ends_if_the_log_store_does_not_answer(sites: Sites, monkeypat
                 session.deliver()
             assert Ended.UNCERTAIN is session.ended
         wait_until(lambda: len(db.sessions["reader"].subscriptions) == 1 and db.sessions["reader"].in_flight == 1, "it")
+        db.sessions.tick()
+        assert not db.sessions["reader"].connected
         again = db.sessions.open("reader", expiry_interval=None)
         assert [(b"1", 1, True)] == published(db, again)
 

@@ -35,6 +35,9 @@ from .shared_filters import is_shared, read_filter
 
 __all__ = ["SessionRegistry"]
 
+_LEFT = (Ended.MOVED, Ended.UNCERTAIN)
+"""The ends of sessions that are not committed, so that the sessions stay stored as open."""
+
 
 class ReplayStarts:
     """Counts the subscriptions that begin in the past, before which a removal of messages must end. Thread-safe."""
@@ -93,6 +96,8 @@ class SessionRegistry:
         self.states = opened(storage, self.mutex.released)
         self.connected: dict[str, Session] = {}
         """The sessions whose clients are connected, among them all that are kept in memory."""
+        self.left_open: set[str] = set()
+        """The clients of sessions that have ended without a commit, for `Timers.tick`."""
         self.keep_alive = KeepAlive()
         self.commits = Commits(self.states, self.overtaken, self.over)
         self.skipped = Skipped()
@@ -113,7 +118,7 @@ class SessionRegistry:
         return tuple(shard.writer.epoch for shard in self._shards)
 
     def check_owned(self, client_id: str) -> None:
-        """Raise `ShardElsewhereError` if another site owns the shard of a client's session."""
+        """Raise `ShardElsewhereError` if another site owns the shard of a client id, or of a shared subscription."""
         self._shards[self.states.shard_of(client_id)].writer.check_owned()
 
     def end_moved(self) -> None:
@@ -242,6 +247,8 @@ class SessionRegistry:
         if known:
             del self.connected[session.client_id]
         if session.ended is None:
+            if why in _LEFT and session.stored:
+                self.left_open.add(session.client_id)
             session.end(why)
             self.keep_alive.forget(session)
             if notify and known and session.on_end is not None:

@@ -131,6 +131,9 @@ class Timers:
         if self._registry.shared and now >= self._count_due:
             self._count_due = now + _COUNT_EVERY
             self._states.counts.forget()
+        if self._registry.left_open:
+            self.recover_later(self._registry.left_open)
+            self._registry.left_open.clear()
         self._dispatcher.hear_locked()
         failed = list(self._dispatcher.failed)
         self._dispatcher.failed.clear()
@@ -178,9 +181,10 @@ class Timers:
     def recover_later(self, client_ids: Iterable[str]) -> None:
         """At a later tick, end the connections of sessions that are stored as open but are not connected.
 
-        All sessions that are stored as open in the shards of these client ids are checked.
+        All sessions that are stored as open in the shards of these client ids are checked. Shards of other sites are
+        left to these.
         """
-        for shard in set(map(self._states.shard_of, client_ids)):
+        for shard in set(map(self._states.shard_of, client_ids)).intersection(self.owned()):
             left = self._left_open[shard]
             if left is None:
                 self._left_open[shard] = _LeftOpen(self._states.left_open(shard))
