@@ -31,7 +31,7 @@ from .records import SubscriptionRecord, is_durable
 from .session import Session
 from .session_store import StoredSession
 from .shared.groups import Groups
-from .shared_filters import is_shared, read_filter
+from .shared_filters import read_filter
 
 __all__ = ["SessionRegistry"]
 
@@ -126,8 +126,10 @@ class SessionRegistry:
         epochs, shard_of = self.epochs(), self.states.shard_of
         for session in list(self.connected.values()) if self.shared else ():
             moved = session.epoch != epochs[shard_of(session.client_id)]
+            shared = (one for one in session.cursors.values() if not isinstance(one, FilterCursor))
+            gone = any(one.group.epoch != epochs[shard_of(one.topic_filter.text)] for one in shared)
             come = any(epochs[shard] is not None for shard in session.unserved)
-            if moved or come or any(epochs[shard_of(text)] is None for text in session.cursors if is_shared(text)):
+            if moved or gone or come:
                 self.over(session, Ended.MOVED, notify=True)
 
     def catch_up(self, positions: Iterable[tuple[int, int]]) -> None:
