@@ -156,9 +156,12 @@ def test_a_session_ends_if_the_log_store_does_not_answer(sites: Sites, monkeypat
             with pytest.raises(StorageUnavailableError):
                 session.deliver()
             assert Ended.UNCERTAIN is session.ended
+            with pytest.raises(StorageUnavailableError):
+                db.sessions.open("late", expiry_interval=None)
         wait_until(lambda: len(db.sessions["reader"].subscriptions) == 1 and db.sessions["reader"].in_flight == 1, "it")
-        db.sessions.tick()
-        assert not db.sessions["reader"].connected
+        for _ in range(2):
+            db.sessions.tick()
+        assert [False, False] == [db.sessions[client].connected for client in ("late", "reader")]
         again = db.sessions.open("reader", expiry_interval=None)
         assert [(b"1", 1, True)] == published(db, again)
 

@@ -97,7 +97,8 @@ class SessionRegistry:
         self.connected: dict[str, Session] = {}
         """The sessions whose clients are connected, among them all that are kept in memory."""
         self.left_open: set[str] = set()
-        """The clients of sessions that have ended without a commit, for `Timers.tick`."""
+        """The clients of sessions that have ended without a commit, or whose opening had no answer; for `Timers.tick`.
+        """
         self.keep_alive = KeepAlive()
         self.commits = Commits(self.states, self.overtaken, self.over)
         self.skipped = Skipped()
