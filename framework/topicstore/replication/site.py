@@ -23,6 +23,8 @@ from topicstore.contract.errors import (
     GenerationError,
     InvalidArgumentError,
     RecoverableError,
+    ShardElsewhereError,
+    ShardMovedError,
     TopicstoreError,
 )
 from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
@@ -479,7 +481,8 @@ class Site:
         self._change(lambda _, document: duties.with_generations(document, change))
         for replica in self.replicas:
             if replica.log.owned:
-                self._reach(replica)
+                with suppress(ShardElsewhereError, ShardMovedError):  # the shard's next owner does it
+                    self._reach(replica)
 
     def lag(self) -> list[ReplicaLag]:
         """Return how far each replica of this site is behind its shard's owner. Raises `StorageUnavailableError`.

@@ -33,6 +33,8 @@ _ENDS = {
     Ended.EXPIRED: ReasonCode.ADMINISTRATIVE_ACTION,
     Ended.KEEP_ALIVE: ReasonCode.KEEP_ALIVE_TIMEOUT,
     Ended.CLOSED: ReasonCode.SERVER_SHUTTING_DOWN,
+    Ended.MOVED: ReasonCode.USE_ANOTHER_SERVER,
+    Ended.UNCERTAIN: ReasonCode.SERVER_BUSY,
 }
 
 
