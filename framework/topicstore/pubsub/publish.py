@@ -44,6 +44,8 @@ PERSIST = "topicstore-persist"
 Chosen = bool | npt.NDArray[np.bool_]
 """For each message, whether it is to be stored; one value for all, or an array in which both values occur."""
 
+_SYS = "$SYS/"
+"""The beginning of topics with a server's own figures."""
 _ASKING = frozenset(((PERSIST, "1"), (PERSIST, "true")))
 
 
@@ -116,10 +118,11 @@ class Publisher:
     def requested(self, batch: MessageBatch) -> Chosen:
         """Return, for each message, whether a rule or its publisher requires that it is stored.
 
-        On a site of a cluster, all messages are stored, because followers and sessions on other sites may match.
+        On a site of a cluster, all messages are stored, because followers and sessions on other sites may match. Those
+        below ``$SYS`` are not: they are about one site, and are passed on there.
         """
         if self._shared:
-            return True
+            return _of_topics(batch, lambda topic: not topic.startswith(_SYS))
         rules = self.rules
         return _either(_shortened(rules.matching(batch)) if rules else False, _asked(batch.properties, len(batch)))
 
@@ -157,8 +160,8 @@ class Publisher:
 
     def _durable(self, batch: MessageBatch, requested: Chosen) -> Chosen:
         """Return, for each message, whether to store it."""
-        if requested is True:
-            return True
+        if requested is True or self._shared:
+            return requested
         match, qos = self.filters.match, batch.qos
         if self.filters.store_qos0 or (isinstance(qos, Constant) and qos.value):
             return _either(requested, _of_topics(batch, match))

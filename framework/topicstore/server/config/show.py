@@ -229,7 +229,9 @@ _OWN_EXAMPLES: dict[str, Any] = {
     "publish_rate": 1_000,
     "renew_streams_interval": "1s",
     "response_information": "answers/%c",
+    "site": "hall-1",
     "topics": ["sensors/%u/#"],
+    "url": "s3://bucket/plant",
     "zone": "NAME",
 }
 """Example values for single settings, which take precedence."""
@@ -318,6 +320,8 @@ def _example(field: msgspec.structs.FieldInfo) -> Any:
             return True
         if isinstance(one, inspect.VarTupleType):
             return ["TEXT"]
+        if isinstance(one, inspect.DictType):
+            return {}
         if isinstance(one, inspect.CustomType):
             return _EXAMPLES.get(one.cls, "127.0.0.1:1883")
     return "TEXT"

@@ -1,0 +1,74 @@
+"""The server as a site of a cluster: its settings for `topicstore.open`, with the addresses that other sites use."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import tomllib
+from typing import Any
+
+from topicstore.contract.errors import InvalidArgumentError
+from topicstore.files.text import read_text
+from topicstore.replication.settings import Cluster
+
+from .config.model import ClusterSettings, ServerSettings, SettingsError
+from .config.units import written_address
+from .listeners.reserving import Place, Reserved
+
+__all__ = ["cluster_of"]
+
+
+def cluster_of(settings: ServerSettings, reserved: Reserved) -> Cluster | None:
+    """Return the cluster that the settings describe, for `topicstore.open`; None if the server is alone.
+
+    ``reserved`` has the bound sockets of all listeners. Raises `SettingsError`.
+    """
+    cluster = settings.cluster
+    if cluster is None:
+        return None
+    messages = settings.messages
+    try:
+        return cluster.cluster(
+            _options(cluster),
+            address=_address(settings, cluster, reserved),
+            n_sites=messages.n_sites,
+            replication_factor=messages.replication_factor,
+        )
+    except InvalidArgumentError as bad:
+        raise SettingsError(f"cluster: {bad}") from bad
+
+
+def _options(cluster: ClusterSettings) -> dict[str, Any]:
+    """Return the log store's options: those of the settings, and in place of the same keys those of the file."""
+    if cluster.options_file is None:
+        return cluster.options
+    try:
+        found = tomllib.loads(read_text(cluster.options_file))
+    except (OSError, ValueError) as bad:
+        raise SettingsError(f"cluster.options_file: {cluster.options_file}: {bad}") from bad
+    for key, value in cluster.options.items():
+        there = found.setdefault(key, value)
+        if isinstance(there, dict) and isinstance(value, dict):
+            found[key] = {**value, **there}
+    return found
+
+
+def _address(settings: ServerSettings, cluster: ClusterSettings, reserved: Reserved) -> str:
+    """Return the address at which other sites reach this one: that of the settings, or of the first listener."""
+    if cluster.address is not None:
+        return cluster.address
+    for name, listener in settings.listeners.items():
+        if listener.protocol == "mqtt" and listener.tls is None and not listener.proxies:
+            return reachable(reserved.places(name))
+    raise SettingsError(
+        "cluster.address: it is missing: other sites reach this one at a listener for MQTT over TCP, and none of the "
+        "listeners is one without TLS and proxies"
+    )
+
+
+def reachable(places: list[Place]) -> str:
+    """Return the first of some bound addresses, with the machine's name in place of a wildcard address."""
+    host, port = places[0].at[:2]
+    if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
+        host = socket.getfqdn()
+    return written_address((host, port))
