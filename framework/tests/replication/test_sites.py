@@ -176,6 +176,32 @@ def test_a_site_that_is_closed_passes_its_shards_on(sites: Sites) -> None:
         assert [*range(30)] == payloads(a)
 
 
+def test_a_cluster_reports_its_sites_and_shards(sites: Sites) -> None:
+    """`info` has the sites with their addresses and whether they beat, and who owns and keeps each shard."""
+    with sites.open("a", shards=2, address="host-a:1883", takeover_after=0.5) as a:
+        assert a.cluster is not None
+        with sites.open("b", takeover_after=NEVER) as b:
+            wait_until(lambda: replicas(b) == [{"a", "b"}] * 2, "a second replica of each shard")
+            a.store(messages(*range(10)))
+            list(b.replay("#"))
+            wait_until(lambda: len({*a.cluster.info().shards[0].applied.values()}) == 1, "equal progress")  # type: ignore[union-attr]
+            found = a.cluster.info()
+            assert ("a", a.id.hex()) == (found.site, found.database)
+            assert [("a", "host-a:1883", True), ("b", "", True)] == [
+                (one.name, one.address, one.beats) for one in found.sites
+            ]
+            for number, shard in enumerate(found.shards):
+                assert (number, "a", (), ()) == (shard.shard, shard.owner, shard.joining, shard.leaving)
+                assert {"a", "b"} == set(shard.replicas) == set(shard.applied)
+                assert 0 < shard.epoch <= found.document
+                assert shard.applied["a"] == a.cluster.replicas[number].progress.next
+            wait_until(lambda: b.cluster.info().shards == found.shards, "the same view of b")  # type: ignore[union-attr]
+            first = found.sites[1].incarnation
+        wait_until(lambda: not a.cluster.info().sites[1].beats, "silence of b")  # type: ignore[union-attr]
+        with sites.open("b", takeover_after=NEVER):
+            assert first != a.cluster.info().sites[1].incarnation
+
+
 def test_a_process_replaces_an_earlier_one_of_its_site(sites: Sites) -> None:
     """Of two processes with one site's name, the later one owns the shards, and the earlier one stops and says so."""
     cluster = ts.Cluster(sites.url, beat_interval=0.02, poll_interval=0.02, takeover_after=NEVER)

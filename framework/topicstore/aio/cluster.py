@@ -27,4 +27,5 @@ class AsyncSite(Face[Site]):
         """The reason why this process has stopped taking part in the cluster; None while it does."""
         return self._find().ended
 
+    info = threaded(Site.info)
     lag = threaded(Site.lag)

@@ -16,7 +16,17 @@ from .placement import choose_owners, choose_replicas
 from .transitions import advanced, named
 from .watching import patience
 
-__all__ = ["Duty", "Known", "abdicated", "duty", "entered", "next_document", "with_generations"]
+__all__ = [
+    "Duty",
+    "Known",
+    "abdicated",
+    "duty",
+    "entered",
+    "next_document",
+    "seems_alive",
+    "wanted_replicas",
+    "with_generations",
+]
 
 _FEW_SITES = 3
 """The number of sites up to which every site keeps every shard."""
@@ -73,7 +83,7 @@ def entered(
     """
     sites = {**document.sites, site: Site(address, incarnation)}
     document = msgspec.structs.replace(document, sites=sites)
-    wanted = _wanted_replicas(document, factor)
+    wanted = wanted_replicas(document, factor)
     for shard, place in enumerate(document.shards):
         if place.owner in ("", site):
             document = named(document, number, shard, site, incarnation)
@@ -97,8 +107,8 @@ def next_document(
             changed = named(changed, number, shard, known.site, known.incarnation)
     if changed is not document:
         return changed
-    replicas = _wanted_replicas(document, factor)
-    alive = {site for site in document.sites if _seems_alive(site, known, takeover_after)}
+    replicas = wanted_replicas(document, factor)
+    alive = {site for site in document.sites if seems_alive(site, known, takeover_after)}
     able = [[site for site in some if site in alive] or list(some) for some in replicas]
     owners = choose_owners([place.owner for place in document.shards], able)
     caught_up = {shard: _caught_up(shard, place, known) for shard, place in enumerate(document.shards)}
@@ -145,7 +155,8 @@ def _may_take(document: ClusterDocument, shard: int, place: ShardPlace, known: K
     return silent >= patience(takeover_after, shard, me, applied)
 
 
-def _seems_alive(site: str, known: Known, takeover_after: float) -> bool:
+def seems_alive(site: str, known: Known, takeover_after: float) -> bool:
+    """Return whether a site has sent a heartbeat within ``takeover_after`` seconds."""
     return site == known.site or known.silent.get(site, 0.0) < takeover_after
 
 
@@ -156,7 +167,8 @@ def _caught_up(shard: int, place: ShardPlace, known: Known) -> frozenset[str]:
     return frozenset(site for site, applied in known.applied.items() if applied.get(shard, -1) >= end - _NEAR)
 
 
-def _wanted_replicas(document: ClusterDocument, factor: int | None) -> tuple[tuple[str, ...], ...]:
+def wanted_replicas(document: ClusterDocument, factor: int | None) -> tuple[tuple[str, ...], ...]:
+    """Return the sites that are to keep each shard. ``factor`` is `Cluster.replication_factor`."""
     count = len(document.sites) if factor is None else max(factor, min(len(document.sites), _FEW_SITES))
     return choose_replicas([(*place.replicas, *place.joining) for place in document.shards], document.sites, count)
 

@@ -29,6 +29,7 @@ from . import duties, names
 from .bases import cut_log, highest
 from .documents import Documents
 from .duties import Duty, Known
+from .info import ClusterInfo, cluster_info
 from .objects import BEATS, Beat, ClusterDocument, GenerationPlan, ShardPlace
 from .replica import Replica
 from .settings import Cluster, check_site
@@ -446,6 +447,14 @@ class Site:
             seconds = 0.0 if replica.log.owned else now - replica.caught_up
             lags.append(ReplicaLag(number, owner, behind, seconds))
         return lags
+
+    def info(self) -> ClusterInfo:
+        """Return the cluster's sites and shards, read from the log store. Raises `StorageUnavailableError`."""
+        newer = self._documents.newer(self._numbered()[0])
+        if newer is not None:
+            self._look_at(*newer)
+        (number, document), known = self._numbered(), self._known(self._applied(self._beats()))
+        return cluster_info(number, document, known, self.cluster.takeover_after, self.cluster.replication_factor)
 
     def __repr__(self) -> str:
         return f"<Site {self.name} of {self.store.place}>"
