@@ -183,7 +183,7 @@ def _open_shared(
     site: str | None,
 ) -> Storage:
     """Open this site's copy of a database that several sites share; create what does not exist."""
-    from .replication.log_stores import open_log_store
+    from .replication.counted_store import CountedLogStore
     from .replication.settings import Cluster
     from .replication.site import Site
 
@@ -203,7 +203,7 @@ def _open_shared(
     if not isinstance(how, Cluster):
         raise InvalidArgumentError(f"cluster is a URL or a topicstore.Cluster, not a {type(cluster).__name__}")
     with Closer() as closer:
-        store = open_log_store(how.url, how.options)
+        store = CountedLogStore.open(how.url, how.options)
         closer.add(store.close)
         here = Site(how, site, store)
         closer.add(here.close)

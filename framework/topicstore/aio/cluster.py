@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topicstore.replication.site import Site
+from topicstore.replication.site import ShardOwner, Site
 
 from .face import Face, threaded
 
@@ -26,6 +26,14 @@ class AsyncSite(Face[Site]):
     def ended(self) -> str | None:
         """The reason why this process has stopped taking part in the cluster; None while it does."""
         return self._find().ended
+
+    def owns(self, shard: int) -> bool:
+        """Return whether this site owns a shard."""
+        return self._find().owns(shard)
+
+    def owner(self, shard: int) -> ShardOwner | None:
+        """Return the other site that owns a shard; None if there is none."""
+        return self._find().owner(shard)
 
     info = threaded(Site.info)
     lag = threaded(Site.lag)

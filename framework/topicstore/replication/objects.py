@@ -71,6 +71,8 @@ class Site(msgspec.Struct, frozen=True, array_like=True):
     """The address at which other sites reach the site; only a hint, because replication needs no such connections."""
     incarnation: bytes
     """Random bytes that identify the site's process; a process that finds another value has been replaced."""
+    http_address: str = ""
+    """The URL of the site's HTTP interface; empty if it has none."""
 
 
 class ShardPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -113,6 +115,8 @@ class ClusterDocument(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     """The settings of the database that are the same on all sites."""
     generations: tuple[GenerationPlan, ...] = ()
     """All generations, by number from 1."""
+    token: bytes = b""
+    """Random bytes that only the cluster's sites know, by which they recognize each other; empty in early documents."""
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

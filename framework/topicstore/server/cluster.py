@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import ipaddress
 import socket
 import tomllib
 from typing import Any
+from urllib.parse import urlsplit
 
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.files.text import read_text
 from topicstore.replication.settings import Cluster
+from topicstore.replication.site import Site
 
 from .config.model import ClusterSettings, ServerSettings, SettingsError
 from .config.units import written_address
 from .listeners.reserving import Place, Reserved
 
-__all__ = ["cluster_of"]
+__all__ = ["cluster_of", "http_token"]
 
 
 def cluster_of(settings: ServerSettings, reserved: Reserved) -> Cluster | None:
@@ -31,6 +35,7 @@ def cluster_of(settings: ServerSettings, reserved: Reserved) -> Cluster | None:
         return cluster.cluster(
             _options(cluster),
             address=_address(settings, cluster, reserved),
+            http_address=_http_address(settings, cluster, reserved),
             n_sites=messages.n_sites,
             replication_factor=messages.replication_factor,
         )
@@ -59,14 +64,37 @@ def _address(settings: ServerSettings, cluster: ClusterSettings, reserved: Reser
         return cluster.address
     for name, listener in settings.listeners.items():
         if listener.protocol == "mqtt" and listener.tls is None and not listener.proxies:
-            return reachable(reserved.places(name))
+            return _reachable(reserved.places(name))
     raise SettingsError(
         "cluster.address: it is missing: other sites reach this one at a listener for MQTT over TCP, and none of the "
         "listeners is one without TLS and proxies"
     )
 
 
-def reachable(places: list[Place]) -> str:
+def _http_address(settings: ServerSettings, cluster: ClusterSettings, reserved: Reserved) -> str:
+    """Return the URL of this site's HTTP interface: that of the settings, or of the first address; empty without any.
+
+    Raises `SettingsError`.
+    """
+    if cluster.http_address is not None:
+        parts = urlsplit(cluster.http_address)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+            raise SettingsError(
+                f"cluster.http_address: {cluster.http_address!r} is no URL without a path, such as http://host:18083"
+            )
+        return cluster.http_address.rstrip("/")
+    if settings.http is None:
+        return ""
+    scheme = "http" if settings.http.tls is None else "https"
+    return f"{scheme}://{_reachable(reserved.places(None))}"
+
+
+def http_token(site: Site) -> str:
+    """Return the token with which the sites of a cluster forward requests to each other."""
+    return hmac.digest(site.token, b"http", hashlib.sha256).hex()
+
+
+def _reachable(places: list[Place]) -> str:
     """Return the first of some bound addresses, with the machine's name in place of a wildcard address."""
     host, port = places[0].at[:2]
     if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:

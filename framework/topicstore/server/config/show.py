@@ -223,6 +223,7 @@ _OWN_EXAMPLES: dict[str, Any] = {
     "backend": "rocksdb",
     "batch_size": 500,
     "client_id": "ID",
+    "http_address": "http://127.0.0.1:18083",
     "idle_poll_interval": "1s",
     "max_queued": 100_000,
     "proxies": ["10.1.0.0/16"],
