@@ -92,7 +92,9 @@ class Processes:
         """End all sites, and check what they have seen."""
         for name in [*self.running]:
             self.kill(name)
-        cluster = ts.Cluster((self.root / "log").as_uri(), beat_interval=0.05, takeover_after=TAKEOVER_AFTER)
+        cluster = ts.Cluster(
+            (self.root / "log").as_uri(), beat_interval=0.05, takeover_after=TAKEOVER_AFTER, replication_factor=None
+        )
         with ts.open(self.root / "last", cluster=cluster, site="last") as db:
             stored = [int(message.payload) for message in db.replay("#")]
             reader = db.replay_arrow("#", ids=True).read_all()

@@ -27,6 +27,7 @@ class AsyncSite(Face[Site]):
         """The reason why this process has stopped taking part in the cluster; None while it does."""
         return self._find().ended
 
+    forget = threaded(Site.forget)
     def owns(self, shard: int) -> bool:
         """Return whether this site owns a shard."""
         return self._find().owns(shard)
@@ -36,4 +37,7 @@ class AsyncSite(Face[Site]):
         return self._find().owner(shard)
 
     info = threaded(Site.info)
+    join = threaded(Site.join)
     lag = threaded(Site.lag)
+    leave = threaded(Site.leave)
+    set_replicas = threaded(Site.set_replicas)

@@ -234,6 +234,17 @@ class Hub:
         for feed in self._all():
             feed.forget()
 
+    def replaced(self, shard: int) -> None:
+        """Let the listeners read on in a shard whose contents were replaced, without an announcement."""
+        self.reads.forget()
+        self._recent.forget()
+        writer = self._shards[shard].writer
+        for feed in self._all():
+            feed.forget()
+            with writer.lock:
+                feed.listen(shard, writer.tail.last_position)
+            feed.wake(shard)
+
     def _all(self) -> list[Feed]:
         with self._lock:  # a feed that is added meanwhile would break the iteration
             return list(self._feeds.values())

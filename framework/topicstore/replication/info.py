@@ -22,6 +22,8 @@ class SiteInfo:
     """The site's `Cluster.address`; empty if it has none."""
     beats: bool
     """Whether the site has created a heartbeat within `Cluster.takeover_after`, as seen from the site that reports."""
+    leaving: bool
+    """Whether the site is to keep no shards (`Site.leave`)."""
     incarnation: str
     """Hexadecimal digits that identify the site's last process."""
 
@@ -75,6 +77,7 @@ def cluster_info(
                 name=name,
                 address=site.address,
                 beats=duties.seems_alive(name, known, takeover_after),
+                leaving=site.leaving,
                 incarnation=site.incarnation.hex(),
             )
             for name, site in sorted(document.sites.items())

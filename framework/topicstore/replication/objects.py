@@ -71,6 +71,8 @@ class Site(msgspec.Struct, frozen=True, array_like=True):
     """The address at which other sites reach the site; only a hint, because replication needs no such connections."""
     incarnation: bytes
     """Random bytes that identify the site's process; a process that finds another value has been replaced."""
+    leaving: bool = False
+    """Whether the site is to keep no shards."""
     http_address: str = ""
     """The URL of the site's HTTP interface; empty if it has none."""
 
@@ -89,6 +91,8 @@ class ShardPlace(msgspec.Struct, frozen=True, array_like=True):
     """Sites that are still catching up, and don't count as replicas yet."""
     heir: str = ""
     """The replica to which the owner is to hand over the shard; empty if the owner stays."""
+    assigned: tuple[str, ...] = ()
+    """The sites that are to keep the shard, as an administrator has said; empty if placement chooses them."""
 
 
 class GenerationPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -115,6 +119,8 @@ class ClusterDocument(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     """The settings of the database that are the same on all sites."""
     generations: tuple[GenerationPlan, ...] = ()
     """All generations, by number from 1."""
+    most_sites: int = 0
+    """The highest number of sites that the cluster had."""
     token: bytes = b""
     """Random bytes that only the cluster's sites know, by which they recognize each other; empty in early documents."""
 

@@ -68,10 +68,13 @@ def _stored(reader: Reader, shard: str) -> Progress | None:
 class Replica:
     """A replica of a shard, and the log of its writer. One thread reads the log; any thread may propose writes.
 
-    timeout: the seconds that a caller waits for the log store; None for no limit.
+    timeout:  the seconds that a caller waits for the log store; None for no limit.
+    patience: the seconds that a proposed write waits for others (`ShardLog`).
     """
 
-    def __init__(self, shard: Shard, store: LogStore, site: str, timeout: float | None = None) -> None:
+    def __init__(
+        self, shard: Shard, store: LogStore, site: str, timeout: float | None = None, patience: float = 0.0
+    ) -> None:
         self.shard = shard
         self.progress = _progress_of(shard)
         """The applied prefix of the log. Set by the thread that applies entries."""
@@ -93,7 +96,7 @@ class Replica:
         """The error of the last attempt to follow or take over the shard; None if it succeeded."""
         self.caught_up = float("-inf")
         """The time (`time.monotonic`) at which this site last had all entries of the log."""
-        self.log = ShardLog(store, shard.number, self, site)
+        self.log = ShardLog(store, shard.number, self, site, patience=patience)
         self._site = site
         self._timeout = timeout
         self._place = f"{store.place}: shard {shard.number}"
@@ -186,9 +189,43 @@ class Replica:
         self._changed = {shared.generation: shared.changed for shared in base.shared}
         self._changed_before = base.progress.next - 1
         self.grown = 0
-        if shard.writer.listener is not None:
-            shard.writer.listener.dropped()
-            shard.writer.listener.forget()
+        if writer.listener is not None:
+            writer.listener.replaced(shard.number)
+
+    @property
+    def kept(self) -> bool:
+        """Whether this site keeps a copy of the shard, which may be read."""
+        return self.shard.writer.elsewhere is None
+
+    def keep(self) -> None:
+        """Let the shard be read: this site is to have a copy, which it receives from the log store."""
+        self.shard.writer.elsewhere = None
+
+    def drop(self) -> None:
+        """Remove this site's copy of the shard. Reads raise `ShardElsewhereError` from the beginning of the call.
+
+        This site does not own the shard. If the call is interrupted, the next call removes the rest.
+        """
+        shard, writer, generations = self.shard, self.shard.writer, self.shard.generations
+        with self._reading:
+            writer.elsewhere = self.owner
+            self._step_down()
+            with generations.rewrite_lock, writer.lock:
+                engine = writer.open_engine()
+                generations.forget()
+                self.progress = BEGINNING
+                try:
+                    if has_contents(engine):
+                        clear(engine)
+                finally:
+                    writer.begin_again_locked(generations.open_again_locked)
+                    writer.counters.deleted += 1  # so that counts that are kept in memory are computed again
+            self.log.reader.begin_again()
+            self._changed, self._changed_before = {}, -1
+            self.grown, self.base_due, self.base = 0, False, 0
+            self.released = False
+        if writer.listener is not None:
+            writer.listener.replaced(shard.number)
 
     def write_base(self) -> None:
         """Write a base with all applied entries. Raises `StorageUnavailableError`."""

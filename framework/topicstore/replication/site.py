@@ -18,7 +18,7 @@ import attrs
 import msgspec
 
 from topicstore._version import __version__
-from topicstore.contract.errors import GenerationError, RecoverableError, TopicstoreError
+from topicstore.contract.errors import GenerationError, InvalidArgumentError, RecoverableError, TopicstoreError
 from topicstore.contract.log_store import ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
 from topicstore.runtime.background import BackgroundTask
 from topicstore.runtime.closing import close_all
@@ -166,11 +166,13 @@ class Site:
         if self._current is not None and self._current[0] >= number:
             return  # another thread has read a later one
         self._current = number, document
-        missing = max(self.cluster.n_sites - len(document.sites), 0)
+        missing = max(self.cluster.n_sites - max(document.most_sites, len(document.sites)), 0)
         for replica, place in zip(self.replicas, document.shards, strict=False):
             replica.missing = missing
             owner = document.sites.get(place.owner)
             replica.owner = (place.owner, "" if owner is None else owner.address)
+            if not replica.kept:
+                replica.shard.writer.elsewhere = replica.owner
 
     def _back_off(self, tries: int) -> None:
         pause = min(1.0, 0.02 * 2 ** min(tries, 10))
@@ -184,11 +186,12 @@ class Site:
 
         Raises `StorageUnavailableError`, `CorruptionError`, and the errors of creating a generation.
         """
-        self.replicas = [Replica(shard, self.store, self.name, self.cluster.store_timeout) for shard in shards]
+        timeout, patience = self.cluster.store_timeout, self.cluster.flush_interval
+        self.replicas = [Replica(shard, self.store, self.name, timeout, patience) for shard in shards]
         self.enter()
         for replica in self.replicas:
             self._do(replica)
-            if not replica.log.owned:
+            if replica.kept and not replica.log.owned:
                 replica.follow(meanwhile=self._beat)
         self._beat()
         self._removing.wake()
@@ -226,7 +229,8 @@ class Site:
             task.join()
 
     def _pass_on(self) -> None:
-        if any(replica.released for replica in self.replicas):
+        me = self._current[1].sites.get(self.name) if self._current is not None else None
+        if any(replica.released for replica in self.replicas) or (me is not None and me.leaving):
             with suppress(RecoverableError):  # otherwise other sites take the shards over by themselves
                 self._documents.change(self._abdicated)
         self.store.close()
@@ -281,13 +285,12 @@ class Site:
             return
         self._next_beat = now + self.cluster.beat_interval
         name = names.beat(self.name, self._beat_number)
-        applied = {replica.shard.number: replica.progress.next for replica in self.replicas}
         beat = Beat(
             site=self.name,
             incarnation=self._incarnation,
             address=self.cluster.address,
             program=__version__,
-            applied=applied,
+            applied=self._progress(),
         )
         # An existing beat is this process's own, whose answer was lost, or that of another process of this site: the
         # document says which of the two is the site, and the next beat shows that it is alive.
@@ -352,8 +355,12 @@ class Site:
             name = names.beat(site, max(numbers))
             with suppress(ObjectNotFoundError):  # the site has created the next one, and deleted this one
                 applied[site] = BEATS.decode(name, self.store.get(name), self.store.place).applied
-        applied[self.name] = {replica.shard.number: replica.progress.next for replica in self.replicas}
+        applied[self.name] = self._progress()
         return applied
+
+    def _progress(self) -> dict[int, int]:
+        """Return the progress of this site, by shard, of the shards that it keeps."""
+        return {replica.shard.number: replica.progress.next for replica in self.replicas if replica.kept}
 
     # --- the shards ---
 
@@ -361,6 +368,8 @@ class Site:
         """Take the next action for a shard (`duties.duty`)."""
         number = replica.shard.number
         what = duties.duty(self.document, number, self._known({}), replica.epoch, owned=replica.log.owned)
+        if what is not Duty.NOTHING and not replica.kept:
+            replica.keep()
         if what is Duty.TAKE_OVER:
             if replica.take_over(self.document.shards[number].epoch, self._beat):
                 self._reach(replica)
@@ -373,6 +382,8 @@ class Site:
         elif what is Duty.FOLLOW and poll:
             replica.follow(certain=False, meanwhile=self._beat)
             self._removing.wake()
+        elif what is Duty.NOTHING and (replica.kept or replica.progress.next):
+            replica.drop()
 
     def _reach(self, replica: Replica) -> None:
         """Add and drop generations of an owned shard until it has those of the document."""
@@ -416,10 +427,12 @@ class Site:
     def refresh(self) -> None:
         """Return when this site has everything that was acknowledged before the call. Raises `StorageUnavailableError`.
 
-        Replicas read their logs to the end; of shards that this site owns it looks for the next entry.
+        Replicas read their logs to the end; of shards that this site owns it looks for the next entry. Shards that this
+        site doesn't keep are left out.
         """
         for replica in self.replicas:
-            replica.confirm()
+            if replica.kept:
+                replica.confirm()
 
     def add_generation(self, layout: str, options: Mapping[str, Any]) -> int:
         """Begin a new generation in all shards: at once in those that this site owns. Return its number."""
@@ -481,14 +494,67 @@ class Site:
         return self.document.token
 
     def lag(self) -> list[ReplicaLag]:
-        """Return how far each replica of this site is behind its shard's owner. Raises `StorageUnavailableError`."""
+        """Return how far each replica of this site is behind its shard's owner. Raises `StorageUnavailableError`.
+
+        Shards that this site doesn't keep are left out.
+        """
         applied, now, lags = self._applied(self._beats()), time.monotonic(), []
-        for replica in self.replicas:
+        for replica in filter(lambda replica: replica.kept, self.replicas):
             number, owner = replica.shard.number, replica.owner[0]
             behind = max(applied.get(owner, {}).get(number, 0) - replica.progress.next, 0)
             seconds = 0.0 if replica.log.owned else now - replica.caught_up
             lags.append(ReplicaLag(number, owner, behind, seconds))
         return lags
+
+    # --- for the cluster ---
+
+    def set_replicas(self, shard: int | None, sites: Sequence[str]) -> None:
+        """Assign the sites that are to keep a shard, or all shards if ``shard`` is None; with no sites, undo that.
+
+        Returns once the cluster's document says so. Copies are moved in the background, while the shards are written
+        and read: a site is a replica once it has caught up, and only then others release theirs. `info` shows the
+        progress. Unless sites are assigned, the cluster chooses `Cluster.replication_factor` of them. Every site that
+        keeps any shard keeps shard 0 too, because shard 0 has the settings of the database.
+
+        Raises `InvalidArgumentError` for a shard that doesn't exist, `UnknownSiteError`, `ReplicasRefusedError` for a
+        site that is leaving, and `StorageUnavailableError`.
+        """
+        shards = range(len(self.document.shards))
+        if isinstance(sites, str):
+            raise InvalidArgumentError(f"sites are a sequence of names, not {sites!r}")
+        if shard is not None and (isinstance(shard, bool) or not isinstance(shard, int) or shard not in shards):
+            raise InvalidArgumentError(f"there is no shard {shard!r}; they go from 0 to {len(shards) - 1}")
+        chosen = shards if shard is None else [shard]
+        self._change(lambda _, document: duties.assigned(document, chosen, list(sites)))
+
+    def leave(self, site: str | None = None) -> None:
+        """Let a site, by default this one, pass all its shards on to others; it keeps none afterwards.
+
+        Returns once the cluster's document says so. The copies move in the background, as in `set_replicas`; the site
+        goes on writing a shard until another site has it. When `info` shows no shard at the site, close it, which
+        removes it from the cluster. `join` ends the leave.
+
+        Raises `UnknownSiteError`, `ReplicasRefusedError` if no other site may keep one of the shards, and
+        `StorageUnavailableError`.
+        """
+        self._change(lambda _, document: duties.leaving(document, self.name if site is None else site))
+
+    def join(self, site: str | None = None) -> None:
+        """Let a site, by default this one, keep shards again after `leave`. Raises as `leave`, without refusals."""
+        self._change(lambda _, document: duties.leaving(document, self.name if site is None else site, leaves=False))
+
+    def forget(self, site: str) -> None:
+        """Remove a site that is gone for ever; other sites take its place. It may join again as a new site.
+
+        Shards that only that site kept are copied from the log store to this site. Raises `UnknownSiteError`,
+        `ReplicasRefusedError` for a site whose last heartbeat is younger than `Cluster.takeover_after`, as seen from
+        here, and `StorageUnavailableError`.
+        """
+        known, takeover_after = self._known({}), self.cluster.takeover_after
+        self._change(lambda number, document: duties.forgotten(document, number, site, known, takeover_after))
+        for chunk in self.store.names(names.beats(site)):
+            for name in chunk:
+                self.store.delete(name)
 
     def info(self) -> ClusterInfo:
         """Return the cluster's sites and shards, read from the log store. Raises `StorageUnavailableError`."""

@@ -18,18 +18,16 @@ from typing import Literal
 import attrs
 
 import topicstore as ts
-from topicstore.contract.errors import CorruptionError, InvalidArgumentError, UnrecoverableError
+from topicstore.contract.errors import CorruptionError, ReplicasRefusedError, UnknownSiteError, UnrecoverableError
 from topicstore.storage.directory.files import read_own, replace_file
 
 __all__ = [
     "ReplicaInfo",
-    "ReplicasRefusedError",
     "ShardReplicas",
     "SiteInfo",
     "SiteShard",
     "Sites",
     "StorageReplicas",
-    "UnknownSiteError",
     "UnknownStorageError",
     "read_site",
 ]
@@ -42,16 +40,8 @@ ReplicaStatus = Literal["up", "down", "lost"]
 Transition = Literal["joining", "leaving"]
 
 
-class UnknownSiteError(UnrecoverableError, LookupError):
-    """There is no site with that id, or it keeps no replica of the storage."""
-
-
 class UnknownStorageError(UnrecoverableError, LookupError):
     """There is no storage with that name."""
-
-
-class ReplicasRefusedError(InvalidArgumentError):
-    """A change of replicas is refused; the text says why. Nothing was changed."""
 
 
 @attrs.frozen(kw_only=True)

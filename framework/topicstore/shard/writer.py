@@ -39,6 +39,7 @@ from topicstore.contract.errors import (
     LateMessageError,
     ReadOnlyDatabaseError,
     RecoverableError,
+    ShardElsewhereError,
     ShardReadOnlyError,
     TimestampAheadError,
 )
@@ -249,6 +250,9 @@ class CommitListener(Protocol):
     def forget(self) -> None:
         """Discard cached messages; called after messages were deleted or archived, without a shard's lock."""
 
+    def replaced(self, shard: int) -> None:
+        """React to new contents of a shard, none of which was announced; called without a shard's lock."""
+
 
 class AddGeneration(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The change that seals the current generation of a shard and adds a new one."""
@@ -420,6 +424,9 @@ class ShardWriter:
         """The shard's tail. Guarded by `lock`; replaced as a whole, so it can be read without the lock."""
         self.log: ChangeLog | None = None
         """The log that orders the writes, or None if writes are committed at once. Guarded by `lock`."""
+        self.elsewhere: tuple[str, str] | None = None
+        """The name and address of the site that owns the shard, if this site keeps no copy; None if it keeps one.
+        Replaced as a whole, so it can be read without the lock."""
         self.proposed: deque[PendingWrite] = deque()
         """The writes that were proposed to the log and are not applied to the engine, oldest first. Guarded by `lock`.
         """
@@ -537,7 +544,7 @@ class ShardWriter:
         slab = self.slab
         if rows and type(slab) is DamagedSlab:  # `isinstance` of an abstract class takes a call of Python
             raise slab.error
-        if rows and slab is None:
+        if rows and slab is None and self.owned:  # a log refuses the write where another site owns the shard
             raise GenerationError(f"shard {self.number} has no generation yet")
         if pending.state:
             stage(pending.state, self._proposed_state if self.proposed else self.engine, pending.write)
@@ -889,6 +896,14 @@ class ShardWriter:
         """Raise `DatabaseClosedError` after the close, and in a process that was forked since the opening."""
         if self._refusal is not None:
             raise DatabaseClosedError(self._refusal)
+
+    def elsewhere_error(self) -> ShardElsewhereError:
+        """Return the error for a read of a shard of which this site keeps no copy."""
+        site, address = self.elsewhere or ("", "")
+        owner = (f"site {site}" + f" ({address})" * bool(address) + " writes it") if site else "no site writes it"
+        return ShardElsewhereError(
+            f"shard {self.number} is not kept on this site; {owner} at the moment", self.number, site, address
+        )
 
     def leave_to_parent(self) -> None:
         """Refuse all calls in a forked process."""

@@ -133,7 +133,8 @@ class ShardOpener:
 
     def open(self, number: int, *, create: bool) -> Shard:
         """Open a shard for writing. Raises `DataLossError` if writes that were on disk are missing."""
-        reached = self.recovery_points.read(number) if self.recovery_points else None
+        # A copy of a shared shard may end anywhere, because the rest is read from the log again.
+        reached = self.recovery_points.read(number) if self.recovery_points and not self.settings.site else None
         engine, salvaged = self._open_engine(number, reached, create=create)
         with Closer() as closer:
             closer.add(engine.close)
@@ -181,7 +182,7 @@ class ShardOpener:
 
         def open_engine() -> Engine:
             nonlocal salvaged
-            reached = self.recovery_points.read(number) if self.recovery_points else None
+            reached = self.recovery_points.read(number) if self.recovery_points and not self.settings.site else None
             opened, salvaged = self._open_engine(number, reached, create=False)
             with Closer() as closer:
                 closer.add(opened.close)

@@ -260,7 +260,7 @@ class Storage:
 
     def streams(self, topic_filter: TopicFilter, start: int) -> list[Stream]:
         """Return the streams that may hold matching messages at or after a time."""
-        self.check_open()
+        self.check_whole()
         first = first_position(start)
         return [
             Stream(
@@ -487,6 +487,13 @@ class Storage:
         """Raise `ShardReadOnlyError` if a shard takes no writes."""
         for shard in self.shards:
             shard.writer.check_writable()
+
+    def check_whole(self, shards: Sequence[Shard] | None = None) -> None:
+        """Raise `ShardElsewhereError` if this site of a cluster keeps no copy of one of the shards; None for all."""
+        self.check_open()
+        for shard in self.shards if self.site is not None and shards is None else shards or ():
+            if shard.writer.elsewhere is not None:
+                raise shard.writer.elsewhere_error()
 
     def check_times(self, batch: MessageBatch) -> None:
         """Raise `InvalidMessageError` for a time probably not in microseconds, unless ``allow_ancient`` is set."""

@@ -17,7 +17,7 @@ from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFou
 
 from topicstore.contract import errors
 from topicstore.runtime.cancelling import UnwantedError
-from topicstore.server.sites import UnknownSiteError, UnknownStorageError
+from topicstore.server.sites import UnknownStorageError
 
 __all__ = ["HANDLERS", "PROBLEM", "document_of", "problem", "status_of"]
 
@@ -32,7 +32,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     # not found
     (errors.SessionNotFoundError, 404),
     (errors.DatabaseNotFoundError, 404),
-    (UnknownSiteError, 404),
+    (errors.UnknownSiteError, 404),
     (UnknownStorageError, 404),
     (errors.GenerationDroppedError, 410),
     # an invalid request
