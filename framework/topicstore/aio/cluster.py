@@ -28,6 +28,7 @@ class AsyncSite(Face[Site]):
         return self._find().ended
 
     forget = threaded(Site.forget)
+
     def owns(self, shard: int) -> bool:
         """Return whether this site owns a shard."""
         return self._find().owns(shard)

@@ -18,7 +18,14 @@ import attrs
 import msgspec
 
 from topicstore._version import __version__
-from topicstore.contract.errors import GenerationError, InvalidArgumentError, RecoverableError, TopicstoreError
+from topicstore.contract.errors import (
+    GenerationError,
+    InvalidArgumentError,
+    RecoverableError,
+    ShardElsewhereError,
+    ShardMovedError,
+    TopicstoreError,
+)
 from topicstore.contract.log_store import ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
 from topicstore.runtime.background import BackgroundTask
 from topicstore.runtime.closing import close_all
@@ -469,7 +476,8 @@ class Site:
         self._change(lambda _, document: duties.with_generations(document, change))
         for replica in self.replicas:
             if replica.log.owned:
-                self._reach(replica)
+                with suppress(ShardElsewhereError, ShardMovedError):  # the shard's next owner does it
+                    self._reach(replica)
 
     def owns(self, shard: int) -> bool:
         """Return whether this site owns a shard. Sends no request to the log store."""

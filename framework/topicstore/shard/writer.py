@@ -62,7 +62,7 @@ from topicstore.runtime.warning import warn_caller
 from .damaged_slab import DamagedSlab
 from .record_codec import RecordCodec
 from .records import PROGRESS, Tail, load_tail, put_tail
-from .state import ProposedState, stage
+from .state import HEAD, OWN, Applied, ProposedState, stage
 from .zones import Zone, fill, put_zone
 
 __all__ = [
@@ -215,6 +215,8 @@ class WritePolicy:
     """Whether the engine fsyncs every write, whatever the durability."""
     clock: Callable[[], int]
     """A function that returns the current time in microseconds since the epoch."""
+    monotonic: Callable[[], int]
+    """A function that returns the microseconds since an arbitrary moment, and never jumps."""
 
     def now(self) -> int:
         """Return the current time in microseconds, clamped to the range of positions, from 1970 to 2255."""
@@ -432,6 +434,12 @@ class ShardWriter:
         """
         self._proposed_state = ProposedState(engine)
         """The state including all proposed writes. Guarded by `lock`."""
+        self._opened = Applied(0, policy.monotonic())
+        """The opening, reopening or copying of the shard. Guarded by `lock`, as is the next; both are read without it.
+        """
+        self._applied: dict[bytes, Applied] = {}
+        """By the first `HEAD` bytes of keys, the last applied write of the log that changed the framework's state
+        under such keys."""
         self.displacement = load_displacement(engine)
         """The maximum, in microseconds, by which a position's time is later than its message's own time; 0 while
         positions follow the time of storing. Guarded by `lock`; reading it needs no lock."""
@@ -682,14 +690,23 @@ class ShardWriter:
         """
         self.check_writable()
         joined = writes[0] if len(writes) == 1 else self._joined(writes)
+        heads = _heads(joined.write)
         joined.write.put(STATE, PROGRESS, progress)
         self.encode_locked(joined)
         self.commit_locked(joined)
+        if heads:
+            self._applied.update(dict.fromkeys(heads, Applied(joined.number, self.policy.monotonic())))
         for one in writes:
             if self.proposed and self.proposed[0] is one:
                 self.proposed.popleft()
                 self._proposed_state.applied()
         return joined
+
+    def last_applied(self, head: bytes) -> Applied:
+        """Return the last applied write of the log that changed keys of the state with this head; needs no lock."""
+        opened = self._opened
+        applied = self._applied.get(head[:HEAD], opened)
+        return max(applied, opened)
 
     def abandon_locked(self) -> None:
         """Forget all proposed writes, because the log will not apply them."""
@@ -775,6 +792,8 @@ class ShardWriter:
             self.displacement = load_displacement(self.engine)
             self.tail = msgspec.structs.replace(stored, last_position=position, last_time=last_time)
             self.abandon_locked()
+            self._applied.clear()
+            self._opened = Applied(stored.writes, self.policy.monotonic())
             self._end = (stored.writes, position)
             self._fsynced = stored.writes - 1
             self._failure = None
@@ -957,6 +976,11 @@ class ShardWriter:
             self.closed = isinstance(failed, Exception)  # then all is released; else Ctrl-C interrupted the close
             raise
         self.closed = True
+
+
+def _heads(write: WriteBatch) -> set[bytes]:
+    """Return the first `HEAD` bytes of the keys of the framework's state that a write changes: at most 65,536."""
+    return {key[:HEAD] for space, keys, _ in write.runs if space is STATE for key in keys if key[:1] == OWN}
 
 
 def _fill(timestamps: Any, now: int) -> Any:

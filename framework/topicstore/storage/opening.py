@@ -309,6 +309,7 @@ class ShardOpener:
             max_skew=manifest.max_skew,
             synced_at_once="sync" not in self.capabilities,
             clock=self.settings.clocks.wall,
+            monotonic=self.settings.clocks.monotonic,
         )
         record = self.recovery_points.record if self.recovery_points else lambda *_: True
         return Shard(number, engine, policy, self.make_layout, self.open_archive, record, read_only=read_only)

@@ -223,7 +223,7 @@ class Storage:
         """Return the key-value state of a shard."""
         self.check_shard(shard)
         found = self.shards[shard]
-        return ShardState(shard, found.writer.open_engine, found.writer.write_state)
+        return ShardState(shard, found.writer.open_engine, found.writer.write_state, found.writer.last_applied)
 
     def shard_of(self, client_id: str) -> int:
         """Return the number of the shard that stores a publisher's messages."""

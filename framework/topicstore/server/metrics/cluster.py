@@ -41,7 +41,7 @@ class ClusterCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metric families."""
-        replicas, now = self._site.replicas, time.monotonic()
+        replicas, now = [one for one in self._site.replicas if one.kept], time.monotonic()
         text = "Seconds since a replica last had all entries of its log; 0 for the owner."
         seconds = [0.0 if one.owned else now - one.caught_up for one in replicas]
         labels = [(str(one.shard.number),) for one in replicas]
