@@ -19,7 +19,7 @@ from .config.model import ClusterSettings, ServerSettings, SettingsError
 from .config.units import written_address
 from .listeners.reserving import Place, Reserved
 
-__all__ = ["cluster_of", "http_token"]
+__all__ = ["cluster_of", "http_token", "mqtt_key"]
 
 
 def cluster_of(settings: ServerSettings, reserved: Reserved) -> Cluster | None:
@@ -92,6 +92,11 @@ def _http_address(settings: ServerSettings, cluster: ClusterSettings, reserved: 
 def http_token(site: Site) -> str:
     """Return the token with which the sites of a cluster forward requests to each other."""
     return hmac.digest(site.token, b"http", hashlib.sha256).hex()
+
+
+def mqtt_key(site: Site) -> bytes:
+    """Return the key with which the sites of a cluster sign the headers of clients' connections that they pass on."""
+    return hmac.digest(site.token, b"mqtt", hashlib.sha256)
 
 
 def _reachable(places: list[Place]) -> str:

@@ -133,7 +133,9 @@ class Server:
             undo.push_async_callback(broker.stop)
             for name, one in settings.listeners.items():
                 bound = reserved.take(name)
-                listener = await listen(name, one, settings.limits, broker.connection, descriptors.mqtt, bound)
+                listener = await listen(
+                    name, one, settings.limits, broker.connection, descriptors.mqtt, bound, broker.key
+                )
                 undo.callback(listener.stop)
                 listeners.append(listener)
             self._broker, self._listeners = broker, listeners
@@ -253,7 +255,7 @@ class Server:
                 descriptors = Descriptors.of(
                     following, self._storages.values(), open_clients=len(broker.serving.connections)
                 )
-                await replacement.open(following, broker.connection, descriptors.mqtt)
+                await replacement.open(following, broker.connection, descriptors.mqtt, broker.key)
                 await self._take_over(following)
                 self._serving()
             except BaseException:

@@ -385,6 +385,9 @@ class ListenerSettings(Section, frozen=True):
     2, such as ``["10.0.0.7", "10.1.0.0/16"]``. Then the address that the header names is the client's: in rules,
     limits, bans and logs. Connections from elsewhere, or without a valid header within ``connect_timeout``, are closed.
     No client counts as loopback. Empty: there is no header."""
+    redirect: bool = False
+    """Whether clients of MQTT 5 whose session another site of ``[cluster]`` owns are refused with 0x9C, use another
+    server, and that site's address. By default, and for clients of MQTT 3.1.1, the connection is passed on to it."""
     tls: TlsSettings | None = None
 
     def __post_init__(self) -> None:
