@@ -326,6 +326,13 @@ class Replica:
         """Whether this site may propose writes."""
         return self.log.owned
 
+    def check_owned(self) -> None:
+        """Raise `ShardElsewhereError` unless this site owns the shard."""
+        if not self.log.owned:
+            shard, (site, address) = self.shard.number, self.owner
+            owner = f"site {site}" + f" ({address})" * bool(address) if site else "no site"
+            raise ShardElsewhereError(f"shard {shard} is written by {owner}", shard, site, address)
+
     def encode_locked(self, pending: PendingWrite) -> None:
         """Encode a prepared write.
 
@@ -338,10 +345,7 @@ class Replica:
             raise ClusterNotReadyError(
                 f"{self.missing} more sites must join the cluster before anything is stored (n_sites)"
             )
-        if not self.log.owned:
-            shard, (site, address) = self.shard.number, self.owner
-            owner = f"site {site}" + f" ({address})" * bool(address) if site else "no site"
-            raise ShardElsewhereError(f"shard {shard} is written by {owner}", shard, site, address)
+        self.check_owned()
         pending.proposal = encode_change(pending)
         self.log.check(len(pending.proposal))
 

@@ -191,6 +191,8 @@ class Ended(enum.Enum):
     EXPIRED = "it was made to expire"
     KEEP_ALIVE = "its client was silent for longer than its keep-alive allows"
     CLOSED = "the database was closed"
+    MOVED = "its shard has moved to another site"
+    UNCERTAIN = "the log store has not answered, so it is unknown whether a change of it was stored"
 
 
 @attrs.frozen(kw_only=True)

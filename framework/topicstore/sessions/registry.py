@@ -19,7 +19,7 @@ from topicstore.pubsub.publish import Publisher
 from topicstore.pubsub.retained_lookup import RetainedMessages
 from topicstore.runtime.locks import FairLock, check_not_owned
 
-from .clock import SessionClock
+from .clock import SessionClock, SessionClocks
 from .commits import Commits
 from .cursors import FilterCursor
 from .dispatcher import Dispatcher
@@ -31,7 +31,7 @@ from .records import SubscriptionRecord, is_durable
 from .session import Session
 from .session_store import StoredSession
 from .shared.groups import Groups
-from .shared_filters import read_filter
+from .shared_filters import is_shared, read_filter
 
 __all__ = ["SessionRegistry"]
 
@@ -73,14 +73,20 @@ class SessionRegistry:
 
     def __init__(self, publisher: Publisher) -> None:
         storage = publisher.storage()
+        self._shards = storage.shards
+        self.shared = storage.site is not None
+        """Whether a cluster shares the database."""
         self.publisher = publisher
         """Raises `DatabaseClosedError` if the database was closed because nothing else referred to it."""
         self.filters = publisher.filters
         self.retained = RetainedMessages(storage)
         """The retained messages of all topics."""
-        self.clock = SessionClock(storage.steady, storage.state(0))
+        self.clocks = SessionClocks(storage)
+        """The clocks of the stored times."""
+        self.steady = storage.steady
+        """The clock of times that are not stored."""
         self.dispatcher: Dispatcher[Session] = Dispatcher(
-            publisher.hub, len(storage.shards), storage.shard_map.of, storage.clock, self.clock
+            publisher.hub, len(storage.shards), storage.shard_map.of, storage.clock, self.steady
         )
         self.mutex = self.dispatcher.mutex
         self.locks = SessionLocks(self.mutex, self.dispatcher)
@@ -88,7 +94,7 @@ class SessionRegistry:
         self.connected: dict[str, Session] = {}
         """The sessions whose clients are connected, among them all that are kept in memory."""
         self.keep_alive = KeepAlive()
-        self.commits = Commits(self.states, self.overtaken)
+        self.commits = Commits(self.states, self.overtaken, self.over)
         self.skipped = Skipped()
         """The messages that were skipped because too many waited for their sessions."""
         self.groups = Groups(self.states, self.dispatcher, self.filters)
@@ -99,6 +105,38 @@ class SessionRegistry:
         """Raise an error if the sessions are closed, or if the database is closed or read-only."""
         self.dispatcher.check_open()
         self.publisher.storage().check_may_write()
+
+    # --- shards ---
+
+    def epochs(self) -> tuple[int | None, ...]:
+        """Return, by shard, the period in which this site owns it; None for shards of other sites."""
+        return tuple(shard.writer.epoch for shard in self._shards)
+
+    def check_owned(self, client_id: str) -> None:
+        """Raise `ShardElsewhereError` if another site owns the shard of a client's session."""
+        self._shards[self.states.shard_of(client_id)].writer.check_owned()
+
+    def end_moved(self) -> None:
+        """End the sessions that are to be opened again since a shard has moved, also one of a shared subscription."""
+        epochs, shard_of = self.epochs(), self.states.shard_of
+        for session in list(self.connected.values()) if self.shared else ():
+            moved = session.epoch != epochs[shard_of(session.client_id)]
+            come = any(epochs[shard] is not None for shard in session.unserved)
+            if moved or come or any(epochs[shard_of(text)] is None for text in session.cursors if is_shared(text)):
+                self.over(session, Ended.MOVED, notify=True)
+
+    def catch_up(self, positions: Iterable[tuple[int, int]]) -> None:
+        """Return when these positions, with their shards, can be read here, unless their messages were lost.
+
+        A session may have got messages that this site has not applied yet. Raises `StorageUnavailableError`.
+        """
+        site = self.publisher.storage().site
+        if site is not None and any(position > self._shards[shard].writer.watermark for shard, position in positions):
+            self.mutex.released(site.refresh)
+
+    def clock_of(self, client_id: str) -> SessionClock:
+        """Return the clock of a client's session."""
+        return self.clocks.of(self.states.shard_of(client_id))
 
     # --- finding ---
 
@@ -150,7 +188,7 @@ class SessionRegistry:
 
     def info(self, found: StoredSession) -> SessionInfo:
         """Return the information about a session."""
-        info, session = self.states.info(found, self.clock.wall), self._in_memory(found.client_id)
+        info, session = self.states.info(found, self.clock_of(found.client_id).wall), self._in_memory(found.client_id)
         if session is None:
             return info
         cursors = list(session.cursors.values())
@@ -176,8 +214,12 @@ class SessionRegistry:
 
     def _load_filters_locked(self) -> None:
         if not self.filters.loaded:
-            counts = Counter(record.topic_filter for record in self.all_subscriptions() if is_durable(record))
-            self.filters.load((read_filter(text), count) for text, count in counts.items())
+            self.count_filters()
+
+    def count_filters(self) -> None:
+        """Read the filters of all durable subscriptions. The caller holds the lock of all sessions."""
+        counts = Counter(record.topic_filter for record in self.all_subscriptions() if is_durable(record))
+        self.filters.load((read_filter(text), count) for text, count in counts.items())
 
     def _in_memory(self, client_id: str) -> Session | None:
         session = self.connected.get(client_id)

@@ -341,7 +341,7 @@ class Sessions:
     def close(self) -> None:
         """Commit all changes and end all connections as if they were lost. `Database.close` calls this."""
         self._delivered.stop()
-        self._locks.hold_all(lambda: close_all((self._note_clock_locked, self._close_locked, self._dispatcher.close)))
+        self._locks.hold_all(lambda: close_all((self._note_clocks_locked, self._close_locked, self._dispatcher.close)))
 
     def _close_locked(self) -> None:
         sessions = list(self._registry.connected.values())
@@ -607,8 +607,9 @@ class Sessions:
         """
 
         def tick() -> float:
-            self._note_clock_locked()
-            return self._timers.tick(self._registry.clock(), self._leaving.end_silent)
+            self._timers.follow_shards()
+            self._note_clocks_locked()
+            return self._timers.tick(self._leaving.end_silent)
 
         self._delivered.look()
         return self._writing(tick)
@@ -629,9 +630,9 @@ class Sessions:
         """The error of the last removal of delivered messages in the background; None if it succeeded."""
         return self._delivered.failure
 
-    def _note_clock_locked(self) -> None:
+    def _note_clocks_locked(self) -> None:
         with contextlib.suppress(TopicstoreError):  # the next tick tries again, and the shard itself reports why
-            self._registry.clock.note()
+            self._registry.clocks.note(self._timers.owned(), self._registry.states.commit)
 
     def _check_open(self) -> None:
         self._dispatcher.check_open()

@@ -23,6 +23,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Protocol
 
 import attrs
@@ -302,6 +303,13 @@ class ChangeLog(Protocol):
     def owned(self) -> bool:
         """Whether this site may propose writes."""
 
+    @property
+    def epoch(self) -> int:
+        """The number of the last period in which this site owns, or was to own, the shard; later ones are higher."""
+
+    def check_owned(self) -> None:
+        """Raise the error that `encode_locked` raises while another site owns the shard."""
+
     def encode_locked(self, pending: PendingWrite) -> None:
         """Give a prepared write the form in which it is proposed, and check that the log accepts it.
 
@@ -490,6 +498,23 @@ class ShardWriter:
     def owned(self) -> bool:
         """Whether this process decides what is written: always, unless another site of a cluster owns the shard."""
         return self.log is None or self.log.owned
+
+    @property
+    def epoch(self) -> int | None:
+        """The number of the period in which this site of a cluster owns the shard; None while another site does.
+
+        0 for a database of this process alone.
+        """
+        log = self.log
+        if log is None:
+            return 0
+        epoch = log.epoch  # before `owned`, since a site begins an epoch before it owns the shard
+        return epoch if log.owned else None
+
+    def check_owned(self) -> None:
+        """Raise `ShardElsewhereError` if another site of a cluster owns the shard."""
+        if self.log is not None:
+            self.log.check_owned()
 
     # --- writing ---
 
@@ -980,7 +1005,8 @@ class ShardWriter:
 
 def _heads(write: WriteBatch) -> set[bytes]:
     """Return the first `HEAD` bytes of the keys of the framework's state that a write changes: at most 65,536."""
-    return {key[:HEAD] for space, keys, _ in write.runs if space is STATE for key in keys if key[:1] == OWN}
+    changed = chain.from_iterable(keys for keyspace, keys, _ in write.runs if keyspace is STATE)
+    return {bytes(key[:HEAD]) for key in changed if key[:1] == OWN}
 
 
 def _fill(timestamps: Any, now: int) -> Any:
