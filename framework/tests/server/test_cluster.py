@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import secrets
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -14,13 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from topicstore.server.listeners.peer import Peer, Via
+from topicstore.server.listeners.site_header import site_header
 from topicstore.storage.shard_map import ShardMap
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.mqtt.serving import Serving
 
+pytest.importorskip("paho.mqtt.client", reason="needs paho-mqtt: pip install paho-mqtt")
+from topicstore_conformance.mqtt.paho_client import PahoClient
+
 SHARDS = 4
 NEVER = "1h"
+VIA = Via(name="mqtt", scheme="mqtt", certificate_users=True)
 
 
 class Answer:
@@ -220,3 +227,89 @@ def test_a_publish_for_an_owner_that_is_gone_may_be_repeated(cluster: Cluster) -
     cluster.start("b")
     wait_until(lambda: 200 == cluster.ask("a", "POST", "/api/v5/messages", other).status, "the owner is back")
     assert ["1"] == cluster.payloads("a")
+
+
+# --- MQTT ---
+
+
+def test_a_client_is_served_at_any_site_under_its_own_address(pair: Cluster) -> None:
+    """Clients of both versions, over any site, subscribe and publish; the owner knows the client's own address."""
+    for version in (4, 5):
+        for site, owner in (("a", "a"), ("a", "b"), ("b", "a"), ("b", "b")):
+            name = client_of(pair.owned(owner), f"{site}{owner}{version}-")
+            with PahoClient(pair.sites[site].port, name, version=version) as client:
+                client.subscribe(f"own/{name}", 1)
+                client.publish(f"own/{name}", name.encode(), 2)
+                assert [name] == client.payloads(1)
+                session = pair.ask(owner, "GET", f"/api/v5/sessions/{name}").json
+                host, port = client.paho.socket().getsockname()
+                assert f"{host}:{port}" == session["connection"]["address"]
+        assert sorted(pair.payloads("a", "own/%23")) == sorted(pair.payloads("b", "own/%23"))
+
+
+def test_subscribers_receive_what_is_published_at_other_sites(pair: Cluster) -> None:
+    """A subscriber of one site receives messages of publishers whose shards another site owns."""
+    mine, other = client_of(pair.owned("a"), "s"), client_of(pair.owned("b"), "p")
+    with PahoClient(pair.sites["b"].port, mine) as subscriber, PahoClient(pair.sites["a"].port, other) as publisher:
+        subscriber.subscribe("between/#", 1)
+        for number in range(20):
+            publisher.publish(f"between/{number % 3}", b"%d" % number, 1)
+        assert {str(number) for number in range(20)} == set(subscriber.payloads(20))
+
+
+def test_a_client_without_an_id_is_served_where_it_connects(pair: Cluster) -> None:
+    """The server assigns an id whose shard it owns."""
+    for site in ("a", "b"):
+        with pair.sites[site].client() as client:
+            assigned = client.connect("").properties["assigned_client_identifier"]
+            assert ShardMap(SHARDS).of(assigned) in pair.owned(site)
+
+
+def test_a_header_that_no_site_has_made_is_refused(pair: Cluster) -> None:
+    """A connection that begins with a header of the PROXY protocol is closed, unless a site has signed the header."""
+    peer = Peer(via=VIA, address="192.0.2.1:50000", loopback=True, certificate_name="admin")
+    with socket.create_connection(("127.0.0.1", pair.sites["a"].port)) as connection:
+        connection.sendall(site_header(b"guessed", "b", peer))
+        assert b"" == connection.recv(1)
+
+
+def test_a_listener_may_refer_clients_to_the_owner_of_their_session(cluster: Cluster) -> None:
+    """With ``redirect = true``, a client of MQTT 5 gets 0x9C and the owner's address; one of 3.1.1 is passed on.
+
+    When a shard moves to a site that joins, its clients get 0x9C, and their sessions continue on the new owner.
+    """
+    cluster.settings["LISTENERS__MQTT__REDIRECT"] = "true"
+    cluster.start("a", "b")
+    cluster.owners("a", "b")
+    name = client_of(cluster.owned("b"))
+    with cluster.sites["a"].client() as client:
+        connack = client.connect(name)
+        port = cluster.sites["b"].port
+        assert (0x9C, f"127.0.0.1:{port}") == (connack.reason, connack.properties["server_reference"])
+    with cluster.sites["a"].client(version=4) as client:
+        assert 0 == client.connect(name).reason
+    before = {site: cluster.owned(site) for site in "ab"}
+    with ExitStack() as clients:
+        connected = {}
+        for site, shards in before.items():
+            for shard in shards:
+                client_id = client_of({shard}, f"stays-{site}")
+                connected[shard] = clients.enter_context(
+                    PahoClient(cluster.sites[site].port, client_id, clean=False, expiry=3_600)
+                )
+                connected[shard].subscribe("stays/#", 1)
+        cluster.start("c")
+        cluster.owners("a", "b", "c")
+        moved = cluster.owned("c")
+        assert moved
+        for shard, client in connected.items():
+            if shard in moved:
+                assert 0x9C == client.ended()
+            else:
+                assert client.disconnect is None
+    for shard in moved:
+        client_id = client_of({shard}, f"stays-{next(site for site, shards in before.items() if shard in shards)}")
+        with PahoClient(cluster.sites["c"].port, client_id, clean=False, expiry=3_600) as client:
+            assert client.present
+            client.publish("stays/here", str(shard), 1)
+            assert [str(shard)] == client.payloads(1)

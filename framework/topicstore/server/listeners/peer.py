@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from topicstore.server.config.model import Anonymous
 from topicstore.server.config.units import is_loopback, site_of, written_address
-
-if TYPE_CHECKING:
-    from .proxy_header import Source
 
 __all__ = ["FROM_ELSEWHERE", "ConnectionFactory", "Peer", "Relayed", "Scheme", "Via", "peer_of"]
 
@@ -51,7 +48,7 @@ class Via(msgspec.Struct, frozen=True, kw_only=True):
     """The clients of this listener that may connect without a user name; None: those of `[authentication]`."""
     sources: tuple[str, ...] = ("plugins", "passwords")
     """The sources that authenticate the clients of this listener: plugins, the password file, both, or neither."""
-    source: Source | None = None
+    source: tuple[str, int] | None = None
     """The client's address that the proxy of this connection has named; None if there is no such proxy."""
     redirect: bool = False
     """Whether clients of MQTT 5 are referred to the site that owns their session, instead of being passed on to it."""

@@ -533,7 +533,7 @@ class MqttConnection(asyncio.Protocol):
         answer = answer_publishes(self._terms.packet.version, part)
         self._serving.traffic.publishes_refused += answer.refused
         if answer.end is not None:
-            self.end(ReasonCode.QUOTA_EXCEEDED, answer.end)
+            self.end(answer.reason, answer.end)
             return
         self._inbound.unanswered -= len(part.what.ids1)
         for packet_id in answer.over:
@@ -617,7 +617,10 @@ class MqttConnection(asyncio.Protocol):
     def session_ended(self, why: Ended) -> None:
         """End the connection because its session has ended, such as by a takeover."""
         self._leave()
-        self.end(reason_of_end(why), why.value)
+        relays, owner = self._serving.relays, None
+        if why is Ended.MOVED and self._via.redirect and relays is not None:
+            owner = relays.owner(self._terms.client_id)
+        self.end(reason_of_end(why), why.value, elsewhere=None if owner is None else owner.address or None)
 
     def failed(self, error: TopicstoreError) -> None:
         """End the connection because a request failed that the protocol can't answer with an error."""
