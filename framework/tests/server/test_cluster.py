@@ -257,6 +257,34 @@ def test_subscribers_receive_what_is_published_at_other_sites(pair: Cluster) -> 
         assert {str(number) for number in range(20)} == set(subscriber.payloads(20))
 
 
+def test_wills_retained_messages_and_shared_subscriptions_are_those_of_all_sites(pair: Cluster) -> None:
+    """A client of one site gets retained messages and wills of clients of another; a shared group has both sites'."""
+    mine, other = client_of(pair.owned("a"), "w"), client_of(pair.owned("b"), "w")
+    will = {"prepared": lambda client: client.will_set("will/of", mine, 1, retain=True)}
+    with PahoClient(pair.sites["b"].port, mine, **will) as client:
+        for number in range(8):
+            client.publish(f"kept/{number}", str(number), 1, retain=True)
+        client.paho.socket().shutdown(socket.SHUT_RDWR)
+        client.ended()
+    with PahoClient(pair.sites["a"].port, other) as client:
+        client.subscribe("kept/+", 1)
+        assert {*map(str, range(8))} == set(client.payloads(8))
+        client.subscribe("will/#", 1)
+        assert mine == client.payloads(9)[-1]
+        client.publish("kept/0", b"", 1, retain=True)
+    with PahoClient(pair.sites["a"].port, mine) as one, PahoClient(pair.sites["b"].port, other) as two:
+        assert 0 == len(one.messages)
+        one.subscribe("kept/0", 1)
+        for member in (one, two):
+            member.subscribe("$share/group/work/#", 1)
+        for publisher in (one, two):
+            for number in range(10):
+                publisher.publish("work/now", f"{publisher is one} {number}", 1)
+        wait_until(lambda: len(one.messages) + len(two.messages) == 20, "the group has all")
+        done = sorted(message.payload.decode() for member in (one, two) for message in member.messages)
+        assert sorted(f"{first} {number}" for first in (True, False) for number in range(10)) == done
+
+
 def test_a_client_without_an_id_is_served_where_it_connects(pair: Cluster) -> None:
     """The server assigns an id whose shard it owns."""
     for site in ("a", "b"):

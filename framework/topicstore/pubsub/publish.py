@@ -10,7 +10,7 @@ durable subscriptions may end.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -137,7 +137,7 @@ class Publisher:
         """
         storage = self.storage()
         stored = self._durable(batch, self.requested(batch) if requested is None else requested)
-        keyed, writes = retained_rows(batch, storage.shard_of)
+        keyed, writes = retained_rows(batch, storage)
         for shard, more in state.items():
             writes[shard] = [*writes.get(shard, ()), *more]
         interest, passing = storage.interest, False
@@ -153,7 +153,7 @@ class Publisher:
             count=len(batch),
             stored=result.count,
             routed=len(batch) - result.count,
-            retained=len(keyed),
+            retained=len(keyed) - (_without_payload(batch, keyed) if self._shared else 0),
             lifted=result.lifted,
             rejoin=result.rejoin,
         )
@@ -172,6 +172,11 @@ class Publisher:
         return _either(requested, _shortened(np.where(light, of_qos0, _of_topics(batch, match))))
 
 
+def _without_payload(batch: MessageBatch, rows: Collection[int]) -> int:
+    """Return how many of some rows have no payload."""
+    return sum(not payload for payload in to_iterable(batch.take(np.array(list(rows), np.intp)).payloads))
+
+
 def store_retaining(
     storage: Storage,
     batch: MessageBatch,
@@ -186,7 +191,7 @@ def store_retaining(
     retained: by message, whether to consider it for its topic's retained message; False likewise.
     """
     counting = batch.take(np.flatnonzero(retained))
-    keyed, writes = retained_rows(counting, storage.shard_of)
+    keyed, writes = retained_rows(counting, storage)
     rows = np.flatnonzero(retained).tolist()
     for shard, more in state.items():
         writes[shard] = [*writes.get(shard, ()), *more]
