@@ -223,7 +223,7 @@ class Retention:
     def _read_locked(self) -> RetentionSettings:
         """Read the settings, of which another site of a cluster may have stored new ones."""
         state = self._storage().state(0)
-        applied = state.last_applied(_KEY)  # before reading, so that a later change is read again
+        applied = self._shards[0].writer.last_applied(_KEY)  # before reading, so that a later change is read again
         stored = state.get(_KEY)
         settings = RetentionSettings() if stored is None else _decode(_KEY, stored)
         if self._known is None or self._known[1] != settings:
@@ -270,7 +270,7 @@ class Retention:
                 check_apart(storage.path, archive_directory(storage.path, changed["archive_to"]))
             storage.state(0).write([FrameworkWrite(_KEY, _encode(settings))])
             self._adopt_locked(settings)
-            self._known = storage.state(0).last_applied(_KEY), settings
+            self._known = self._shards[0].writer.last_applied(_KEY), settings
         return settings
 
     def _adopt_locked(self, settings: RetentionSettings) -> None:
@@ -314,18 +314,20 @@ class Retention:
     def _wake_if_due(self) -> None:
         """Wake the background task, at a store, if a run may be due."""
         self._guard.stored()  # also without limits, as a limit that is set later must not remove younger messages
-        if self._is_due(self._storage()):
+        time, written = self._due
+        late = time < FOREVER and self._storage().clocks.monotonic() >= time
+        if late or (written < FOREVER and written_bytes(self._storage().shards) >= written):
             self._task.wake()
 
-    def _is_due(self, storage: Storage) -> bool:
-        time, written = self._due
-        late = time < FOREVER and storage.clocks.monotonic() >= time
-        return late or (written < FOREVER and written_bytes(storage.shards) >= written)
+    def _look_at_site(self) -> None:
+        """Wake the background task if a run may be due by what other sites have stored or set.
 
-    def _is_due_on_site(self, storage: Storage) -> bool:
-        """Return whether a run is due by what other sites have stored or set, or because shard 0 has come here."""
-        limited = self.settings.limited  # after a change, a run is due
-        return limited and (self._is_due(storage) or storage.shards[0].writer.owned != self._led)
+        Also if shard 0, whose owner begins and drops generations, has come to this site.
+        """
+        if self.settings.limited:
+            if self._shards[0].writer.owned != self._led:
+                self._due = (0, 0)
+            self._wake_if_due()
 
     # --- running ---
 
@@ -476,10 +478,10 @@ class Retention:
         storage = self._storage_ref()
         if storage is None:  # the database has no references left, and is about to close itself
             return
-        looks = not woken and not self._started and storage.site is not None
-        if woken or looks:
-            if woken or self._is_due_on_site(storage):
-                self._sweep(storage, None, at_once=False)
+        if woken:
+            self._sweep(storage, None, at_once=False)
+        elif storage.site is not None and not self._started:
+            self._look_at_site()
         else:
             self._run(storage, None, at_once=False)
         if self._refused is not None:

@@ -79,8 +79,8 @@ _Asked = str | tuple[str, str]
 class _Loaded:
     """The rules as they were read, and recent decisions by them. Replaced as a whole when rules change."""
 
-    applied: Applied
-    """The last applied write that changed rules, as of before they were read."""
+    applied: Applied | None
+    """The last applied write that changed rules, as of before they were read; None without a log."""
     filters: tuple[str, ...]
     """The topic filters of all rules, sorted."""
     by_client: bool
@@ -104,7 +104,8 @@ class PersistenceRules:
         self._loaded = self._load()
 
     def _load(self) -> _Loaded:
-        applied = self._state.last_applied(_PREFIX)  # before reading, so that a later change is read again
+        # Before reading, so that a later change is read again.
+        applied = None if self._state.last_applied is None else self._state.last_applied(_PREFIX)
         rules = list(self)
         routes: FilterIndex[PersistenceRule] = FilterIndex()
         for rule in rules:
@@ -114,7 +115,8 @@ class PersistenceRules:
 
     def _current(self) -> _Loaded:
         """Return the rules, read again if another site has changed them."""
-        if self._loaded.applied != self._state.last_applied(_PREFIX):
+        last_applied = self._state.last_applied
+        if last_applied is not None and self._loaded.applied != last_applied(_PREFIX):
             with self._changing:
                 self._loaded = self._load()
         return self._loaded
@@ -137,7 +139,8 @@ class PersistenceRules:
 
     def __bool__(self) -> bool:
         """Return whether there is any rule. Reads the database only after another site has changed the rules."""
-        return bool(len(self._current().routes))
+        loaded = self._loaded if self._state.last_applied is None else self._current()
+        return bool(loaded.filters)
 
     def __contains__(self, rule: PersistenceRule) -> bool:
         """Return whether there is a rule equal to this one."""
@@ -169,7 +172,7 @@ class PersistenceRules:
     def matching(self, batch: MessageBatch) -> npt.NDArray[np.bool_]:
         """Return, for each message, whether a rule matches it."""
         loaded = self._current()
-        if not len(batch) or not len(loaded.routes):
+        if not len(batch) or not loaded.filters:
             return np.zeros(len(batch), np.bool_)
         qos = np.fromiter(to_iterable(batch.qos), np.int8, len(batch))
         matching: npt.NDArray[np.bool_] = qos >= _least_qos(loaded, batch)

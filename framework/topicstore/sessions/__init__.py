@@ -21,6 +21,7 @@ from topicstore.contract.errors import SessionEndedError, SessionNotFoundError, 
 from .batches import Acknowledged, Connect, PublishedRows
 from .delivery_batch import DeliveryBatch
 from .model import (
+    OVER,
     START_PROPERTY,
     Ended,
     GroupInfo,
@@ -43,6 +44,7 @@ from .sessions import Sessions
 from .shared.groups import SharedSubscriptions
 
 __all__ = [
+    "OVER",
     "START_PROPERTY",
     "Acknowledged",
     "Connect",

@@ -82,7 +82,8 @@ class SessionClock:
 
     def __call__(self) -> int:
         """Return the current time, in microseconds."""
-        if self.site and self._applied != self._state.last_applied(CLOCK):
+        last_applied = self._state.last_applied
+        if last_applied is not None and self._applied != last_applied(CLOCK):
             self._read()
         return self._steady() - self._behind_steady
 
@@ -92,7 +93,8 @@ class SessionClock:
 
     def _read(self) -> None:
         """Go by the stored note, unless this object has made it."""
-        applied = self._state.last_applied(CLOCK)  # before reading, so that a later note is read again
+        last_applied = self._state.last_applied
+        applied = None if last_applied is None else last_applied(CLOCK)  # before reading, so that later ones are read
         stored, present = self._state.get(CLOCK), self._steady()
         note = None if stored is None else decode(CLOCK, stored, _Moment)
         if note is not None and note == self._made:
@@ -101,7 +103,7 @@ class SessionClock:
         note, self.noted = note or _Moment(VERSION, site=self.site), note is not None
         if note.site == self.site:
             self._behind_steady = self._behind_wall = present - note.sessions - max(present - note.wall, 0)
-        else:
+        elif applied is not None:
             self._behind_steady = self._steady.at(applied.time) - note.sessions
             self._behind_wall = note.wall - note.sessions
         self._note_at = 0

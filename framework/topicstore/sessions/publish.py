@@ -13,7 +13,7 @@ import numpy as np
 
 from topicstore.contract.batch import FIELDS, MessageBatch
 from topicstore.contract.columns import to_list
-from topicstore.contract.errors import InvalidMessageError, StateConflictError, TopicstoreError
+from topicstore.contract.errors import InvalidMessageError, ShardElsewhereError, StateConflictError, TopicstoreError
 from topicstore.contract.log_store import StorageUnavailableError
 from topicstore.contract.model import Message
 from topicstore.contract.validation import check_equal_lengths
@@ -130,6 +130,12 @@ def _publish(
             _refuse_message(bad, sessions, messages, ids, rows, refused, partial=partial)
         except StateConflictError as conflict:
             _refuse_overtaken(registry, conflict, sessions, new, refused, partial=partial)
+        except ShardElsewhereError:  # nothing was stored; without the sessions that have moved, it may be
+            known = len(refused)
+            registry.mutex.hold(registry.end_moved)
+            check_sessions(registry, sessions, refused, partial=partial)
+            if len(refused) == known:  # another shard, of a retained message
+                raise
         except StorageUnavailableError as failure:  # the messages may still be stored, with their packet ids
             _lose(registry, new, failure)
             raise

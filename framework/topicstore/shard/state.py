@@ -140,9 +140,6 @@ def _brief(value: bytes | AnyValue | None) -> str:
     return repr(value) if len(value) <= 40 else f"{value[:40]!r}… ({len(value)} bytes)"
 
 
-_NEVER_APPLIED = Applied(0, 0)
-
-
 class ShardState:
     """The state of one shard, as `Database.state` returns it."""
 
@@ -156,7 +153,9 @@ class ShardState:
         self.shard = shard
         self._reader = reader
         self._write = write
-        self._last_applied = last_applied
+        self.last_applied = last_applied
+        """Returns the last applied write of a log that changed keys which begin with these `HEAD` bytes, or fewer. It
+        needs no lock, and reads nothing. None without a log."""
 
     def __repr__(self) -> str:
         return f"<ShardState of shard {self.shard}>"
@@ -177,13 +176,6 @@ class ShardState:
         if not prefix.startswith(RESERVED):
             for chunk in self._reader().scan(STATE, prefix or b"\2", _after_prefix(prefix)):
                 yield from chunk
-
-    def last_applied(self, head: bytes) -> Applied:
-        """Return the last applied write of a log that changed keys beginning with these `HEAD` bytes, or fewer.
-
-        Needs no lock, and reads nothing.
-        """
-        return _NEVER_APPLIED if self._last_applied is None else self._last_applied(head)
 
     def write(self, writes: Iterable[StateWrite]) -> None:
         """Commit the writes atomically, with the database's ``durability``.

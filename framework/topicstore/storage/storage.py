@@ -223,7 +223,9 @@ class Storage:
         """Return the key-value state of a shard."""
         self.check_shard(shard)
         found = self.shards[shard]
-        return ShardState(shard, found.writer.open_engine, found.writer.write_state, found.writer.last_applied)
+        writer = found.writer
+        applied = None if self.site is None else writer.last_applied
+        return ShardState(shard, writer.open_engine, writer.write_state, applied)
 
     def shard_of(self, client_id: str) -> int:
         """Return the number of the shard that stores a publisher's messages."""

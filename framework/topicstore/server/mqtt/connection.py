@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 import attrs
 
 from topicstore.contract.arguments import KEEP
-from topicstore.contract.errors import SessionEndedError, TopicstoreError
+from topicstore.contract.errors import TopicstoreError
 from topicstore.server.access.bans import BanIndex
 from topicstore.server.codec import encode as encoding
 from topicstore.server.codec.decode import decode
@@ -44,7 +44,7 @@ from topicstore.server.codec.packets import (
 from topicstore.server.codec.reason import PacketError, ReasonCode
 from topicstore.server.listeners.peer import Via
 from topicstore.server.logs import log_connected
-from topicstore.sessions import DeliveryBatch, Ended, Publish, PubRel, Session, SubscribeResult
+from topicstore.sessions import OVER, DeliveryBatch, Ended, Publish, PubRel, Session, SubscribeResult
 
 from .acknowledgements import ReceivedAcks, answer_publishes, answer_pubrels, complete
 from .channel import Channel
@@ -205,7 +205,7 @@ class MqttConnection(asyncio.Protocol):
 
     def _hold_session(self) -> None:
         if self._session is not None and not self._left:
-            with contextlib.suppress(SessionEndedError):  # `session_ended` will be called
+            with contextlib.suppress(*OVER):  # `session_ended` will be called
                 if self._full:
                     self._session.pause()
                 else:
@@ -238,7 +238,7 @@ class MqttConnection(asyncio.Protocol):
         if self._session is not None:
             try:
                 self._session.alive()
-            except SessionEndedError:
+            except OVER:
                 return  # `session_ended` will be called
 
     # --- packets ---
@@ -304,7 +304,7 @@ class MqttConnection(asyncio.Protocol):
                 if acks.pass_on(self, self._session, self._serving.requests):
                     self._busy = True
                     self._serving.schedule()
-            except SessionEndedError:
+            except OVER:
                 return  # `session_ended` will be called
         if published:
             self._busy = True
@@ -552,7 +552,7 @@ class MqttConnection(asyncio.Protocol):
         """Send the session's packets; a message that is too large counts as delivered [MQTT-3.1.2-25]."""
         pieces, published, too_large = self._outbound.encode(packets, shared)
         if too_large and self._session is not None:
-            with contextlib.suppress(SessionEndedError):  # `session_ended` will be called
+            with contextlib.suppress(*OVER):  # `session_ended` will be called
                 complete(self._session, too_large)
         pubrels = sum([isinstance(packet, PubRel) for packet in packets])
         self._channel.deliver(b"".join(pieces), published, pubrels)
@@ -610,7 +610,7 @@ class MqttConnection(asyncio.Protocol):
     def departed(self, error: TopicstoreError | None) -> None:
         """End the connection after a DISCONNECT."""
         self._barrier = None
-        if error is not None and not isinstance(error, SessionEndedError):
+        if error is not None and not isinstance(error, OVER):
             _log.warning("the session of %r could not be ended: %s", self._terms.client_id, error)
         self._shut()
 
@@ -624,7 +624,7 @@ class MqttConnection(asyncio.Protocol):
 
     def failed(self, error: TopicstoreError) -> None:
         """End the connection because a request failed that the protocol can't answer with an error."""
-        if not isinstance(error, SessionEndedError):
+        if not isinstance(error, OVER):
             self.end(reason_of(error), str(error), text_of(error))
 
     def _refuse(self, bad: PacketError) -> None:
