@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import shutil
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -48,14 +50,14 @@ def agreed(*dbs: ts.Database) -> bool:
 
 
 @contextmanager
-def writing(*dbs: ts.Database) -> Iterator[list[int]]:
+def writing(dbs: Mapping[str, ts.Database]) -> Iterator[list[int]]:
     """Store messages at whichever site owns their shard, in a thread, until the end; yield those acknowledged."""
     stored: list[int] = []
     failed: list[BaseException] = []
     stopping = threading.Event()
 
     def store(number: int) -> bool:
-        for db in dbs:
+        for db in [*dbs.values()]:
             try:
                 db.store(messages(number))
             except (ts.ShardElsewhereError, ts.DatabaseClosedError):
@@ -124,9 +126,13 @@ def test_with_many_sites_each_keeps_only_its_shards(sites: Sites) -> None:
                     [ts.Message("a", b"", next(f"{n}" for n in range(99) if db.shard_of(f"{n}") == missing[0].shard))]
                 )
             assert missing[0].owner == written.value.site
+            for shard in (replica.shard.number for replica in db.cluster.replicas if replica.owned):
+                session = db.sessions.open(next(f"{n}" for n in range(99) if db.shard_of(f"{n}") == shard))
+                with pytest.raises(ts.ShardElsewhereError):
+                    session.subscribe("#")
             assert [1] * bool(keeps(db)) == [generation.number for generation in db.generations()]
             assert not db.verify().damages
-        with writing(*dbs) as stored:
+        with writing(dict(zip("abcd", dbs, strict=True))) as stored:
             dbs[0].cluster.set_replicas(None, ["a", "b"])  # type: ignore[union-attr]
             wait_until(lambda: agreed(*dbs) and keeps(dbs[1]) == [0, 1, 2, 3], "all shards at two sites")
         assert sorted([*range(40), *stored]) == payloads(dbs[0]) == payloads(dbs[1])
@@ -143,7 +149,7 @@ def test_a_site_leaves_and_joins_again_while_shards_are_written(sites: Sites) ->
         wait_until(lambda: agreed(a, b), "two replicas")
         assert a.cluster is not None
         assert b.cluster is not None
-        with writing(a, b) as stored:
+        with writing({"a": a, "b": b}) as stored:
             a.cluster.leave()
             wait_until(lambda: agreed(a, b) and keeps(a) == [], "the shards at the site that stays")
             assert ["b", "b"] == [one.owner for one in shards(b)]
@@ -194,7 +200,7 @@ def test_a_site_that_is_gone_is_forgotten(sites: Sites) -> None:
         assert a.cluster is not None
         a.cluster.set_replicas(1, ["b"])
         wait_until(lambda: agreed(a, b) and keeps(a) == [0], "shard 1 at site b")
-        with writing(a, b) as stored:
+        with writing({"a": a, "b": b}) as stored:
             pass
         opened.close()
         wait_until(lambda: not a.cluster.info().sites[1].beats, "silence")  # type: ignore[union-attr]
@@ -237,3 +243,42 @@ def test_a_subscription_has_what_its_site_receives_with_a_base(sites: Sites, mon
         while len(received) < 20:
             received += [int(message.payload) for message in follower.fetch(timeout=NEVER).messages]
         assert [*range(20)] == received
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 30))])
+def test_whatever_moves_nothing_is_lost(sites: Sites, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """While shards move, sites leave, join, and end with their directories, each message is stored once, and stays."""
+    monkeypatch.setattr(site, "_BASE_BYTES", 2_000)
+    chance = random.Random(seed)
+    with ExitStack() as opened:
+
+        def start(name: str) -> ts.Database:
+            return opened.enter_context(sites.open(name, replication_factor=2, log_retention=0, shards=3))
+
+        running = {name: start(name) for name in "abcd"}
+        with writing(running) as stored:
+            for _ in range(8):
+                name = chance.choice(sorted(running))
+                step = chance.choice(["assign", "assign", "leave", "join", "restart", "lose"])
+                there = running[chance.choice(sorted(running))].cluster
+                assert there is not None
+                if step == "assign":
+                    shard = chance.choice([None, 0, 1, 2])
+                    with suppress(ts.ReplicasRefusedError):
+                        there.set_replicas(shard, chance.sample("abcd", chance.randrange(3)))
+                elif step == "leave":
+                    with suppress(ts.ReplicasRefusedError):
+                        there.leave(name)
+                elif step == "join":
+                    there.join(name)
+                else:
+                    running.pop(name).close()
+                    if step == "lose":
+                        shutil.rmtree(sites.root / name)
+                    running[name] = start(name)
+                wait_until(lambda: agreed(*running.values()), f"what {step} of {name} asks for")
+        for name in running:
+            there.join(name)
+        there.set_replicas(None, ["a"])
+        wait_until(lambda: agreed(*running.values()) and keeps(running["a"]) == [0, 1, 2], "everything at one site")
+        assert sorted(stored) == payloads(running["a"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -455,6 +456,40 @@ def test_all_directories_may_be_deleted(sites: Sites, monkeypatch: pytest.Monkey
         assert [*range(51)] == payloads(a)
         a.store(messages(51))
         assert [*range(52)] == payloads(a)
+
+
+def test_three_directories_may_be_deleted(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three sites without directories have everything again: messages, state, retained messages and sessions."""
+    monkeypatch.setattr(site, "_BASE_BYTES", 1)
+    with ExitStack() as opened:
+        a, b, c = (opened.enter_context(sites.open(name)) for name in "abc")
+        wait_until(lambda: replicas(a) == [{*"abc"}], "three replicas")
+        a.store(messages(*range(50)), state={0: [ts.StateWrite(b"\2k", b"v")]})
+        session = a.sessions.open("me", expiry_interval=None)
+        session.subscribe("a/0", qos=1)
+        a.add_generation("skipstream")
+        a.store(messages(*range(50, 60)))
+        wait_until(lambda: cut(sites) > 0, "a cut of the log")
+        monkeypatch.undo()  # what follows is only in the log
+        a.publish([ts.Message("a/0", b"60", "c0", qos=1, retain=True)])
+        assert 20 == a.delete("a/1")
+        expected = list(a.replay("#"))
+        assert expected == list(b.replay("#")) == list(c.replay("#"))
+    for name in "abc":
+        shutil.rmtree(sites.root / name)
+    with ExitStack() as opened:
+        found = [opened.enter_context(sites.open(name)) for name in "cab"]
+        for db in found:
+            assert expected == list(db.replay("#"))
+            assert [b"60"] == [message.payload for message in db.retained("#")]
+            assert b"v" == db.state(0).get(b"\2k")
+            assert [1, 2] == [generation.number for generation in db.generations()]
+            assert not db.verify().damages
+        wait_until(lambda: [True] in map(owns, found), "an owner")
+        owner = next(db for db in found if owns(db) == [True])
+        owner.sessions.open("me", expiry_interval=None)
+        delivered = [packet.message.payload for _, packets in owner.sessions.deliver() for packet in packets]
+        assert b"60" in delivered
 
 
 def test_a_sealed_generation_is_written_once(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:

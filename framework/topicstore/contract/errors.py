@@ -390,7 +390,10 @@ class ShardReadOnlyError(RecoverableError):
 
 
 class ClusterNotReadyError(RecoverableError):
-    """Fewer sites have joined the cluster than `Cluster.n_sites`. Nothing was stored; start the missing sites."""
+    """Fewer sites have joined the cluster than `Cluster.n_sites`, or its creation is not complete.
+
+    Nothing was stored; start the missing sites, or complete the creation.
+    """
 
 
 class ReplicasRefusedError(InvalidArgumentError):

@@ -6,6 +6,7 @@ from topicstore.contract.errors import CorruptionError
 
 __all__ = [
     "BEATS",
+    "CLAIM",
     "CLUSTER",
     "base_head",
     "base_of",
@@ -31,6 +32,8 @@ CLUSTER = "cluster"
 """The prefix of cluster documents."""
 BEATS = "beats"
 """The prefix of the beats of all sites."""
+CLAIM = "claim"
+"""The name of the object that reserves a store for a new cluster's database."""
 _DIGITS = 20
 
 

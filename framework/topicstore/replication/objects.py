@@ -22,6 +22,7 @@ __all__ = [
     "BASES",
     "BEATS",
     "CHANGE_OVERHEAD",
+    "CLAIMS",
     "CLUSTER_DOCUMENTS",
     "CUTS",
     "LARGEST_CHANGE",
@@ -29,6 +30,7 @@ __all__ = [
     "SHARED_PARTS",
     "Base",
     "Beat",
+    "Claim",
     "ClusterDocument",
     "Cut",
     "Entry",
@@ -174,6 +176,16 @@ class Base(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The sealed generations."""
 
 
+class Claim(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The reservation of a log store for a database whose first cluster document is about to be created."""
+
+    version: int = _VERSION
+    database: bytes
+    """The id of the database."""
+    begun: bool
+    """Whether the database exists already, and its contents are copied to the store before the document is created."""
+
+
 class Cut(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The content of a cut, an object that marks a truncation of the log.
 
@@ -255,6 +267,7 @@ class ObjectCodec(Generic[R]):
 CLUSTER_DOCUMENTS = ObjectCodec(ClusterDocument, "cluster document")
 BEATS = ObjectCodec(Beat, "beat")
 BASES = ObjectCodec(Base, "base")
+CLAIMS = ObjectCodec(Claim, "claim")
 CUTS = ObjectCodec(Cut, "cut")
 SHARED_PARTS = ObjectCodec(SharedParts, "sealed generation")
 _ENTRIES = ObjectCodec(_StoredEntry, "log entry")

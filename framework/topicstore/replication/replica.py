@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from itertools import chain, islice
 
+import msgspec
+
 from topicstore.contract.engine import STATE, Reader, WriteBatch
 from topicstore.contract.errors import (
     ClusterNotReadyError,
@@ -24,7 +26,8 @@ from topicstore.shard.records import PROGRESS, load_generations
 from topicstore.shard.shard import Shard
 from topicstore.shard.writer import AddGeneration, Change, Delete, PendingWrite
 
-from .bases import Sealed, read_part, write_base
+from . import names
+from .bases import Sealed, cut_log, highest, read_part, write_base
 from .changes import decode_change, encode_change
 from .heads import BEGINNING, Kind, Progress
 from .log import ShardLog
@@ -33,7 +36,7 @@ from .reading import LocalWrite
 from .snapshots import clear, has_contents, pieces_of_generation, pieces_of_state, put_piece
 from .taking_over import Step
 
-__all__ = ["Replica"]
+__all__ = ["Replica", "begin_log"]
 
 _LONGEST_PAUSE = 60.0
 """The most seconds between two tries to take over a shard."""
@@ -63,6 +66,36 @@ def _progress_of(shard: Shard) -> Progress:
 def _stored(reader: Reader, shard: str) -> Progress | None:
     data = reader.get(STATE, PROGRESS)
     return None if data is None else _CODEC.decode(PROGRESS, data, f"{shard}, state: progress")[1]
+
+
+def _write_base(
+    snapshot: Reader, store: LogStore, shard: int, site: str, progress: Progress, changed_by: Callable[[int], int]
+) -> None:
+    """Write a base of a snapshot; ``changed_by`` returns the last entry that changed a generation, by its number."""
+    records = [one for one in load_generations(snapshot) if not one.dropped]
+    sealed = [
+        Sealed(one.number, changed_by(one.number), partial(pieces_of_generation, snapshot, one.number))
+        for one in records
+        if one.sealed is not None
+    ]
+    current = [pieces_of_generation(snapshot, one.number) for one in records if one.sealed is None]
+    parts = chain(*current, pieces_of_state(snapshot))
+    write_base(store, shard, site, progress, progress.next, parts, sealed)
+
+
+def begin_log(shard: Shard, store: LogStore, site: str) -> None:
+    """Write a base of a shard that has no log yet, and a cut at its index, from which replicas begin.
+
+    The shard gets the progress of the base. It must not be written meanwhile, nor afterwards without its log. Bases of
+    earlier calls are superseded. Raises `StorageUnavailableError` and `CorruptionError`.
+    """
+    number, writer = shard.number, shard.writer
+    index = 1 + max(highest(store, names.bases(number)) or 0, highest(store, names.cuts(number)) or 0)
+    progress = msgspec.structs.replace(BEGINNING, next=index, last_position=writer.tail.last_position)
+    with writer.open_engine().snapshot() as snapshot:
+        _write_base(snapshot, store, number, site, progress, lambda _: index - 1)
+    cut_log(store, number, site, index)
+    writer.commit(lambda pending: pending.write.put(STATE, PROGRESS, _encoded(progress)))
 
 
 class Replica:
@@ -234,22 +267,12 @@ class Replica:
             snapshot = self.shard.writer.open_engine().snapshot()
         with snapshot:
             progress = _stored(snapshot, self._place) or BEGINNING
-            records = [one for one in load_generations(snapshot) if not one.dropped]
-            sealed = [
-                Sealed(
-                    one.number,
-                    self._changed_by(one.number, progress),
-                    partial(pieces_of_generation, snapshot, one.number),
-                )
-                for one in records
-                if one.sealed is not None
-            ]
-            current = [pieces_of_generation(snapshot, one.number) for one in records if one.sealed is None]
-            parts = chain(*current, pieces_of_state(snapshot))
-            write_base(self._store, self.shard.number, self._site, progress, progress.next, parts, sealed)
+            _write_base(
+                snapshot, self._store, self.shard.number, self._site, progress, partial(self._changed_by, progress)
+            )
         self.base = progress.next
 
-    def _changed_by(self, generation: int, progress: Progress) -> int:
+    def _changed_by(self, progress: Progress, generation: int) -> int:
         """Return the index of an entry before ``progress`` after which no other one before it changed a generation."""
         return min(self._changed.get(generation, self._changed_before), progress.next - 1)
 

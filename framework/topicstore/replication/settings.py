@@ -27,9 +27,10 @@ class Cluster:
     address:            the address of this site, which errors on other sites name.
     http_address:       the URL of this site's HTTP interface, such as ``http://host:18083``, to which the servers of
                         other sites forward publishes.
-    n_sites:            the number of sites that must have joined before anything is stored.
+    n_sites:            the number of sites that must have joined before anything is stored. Once they have, sites may
+                        leave.
     replication_factor: the number of sites that keep each shard; None for all. With up to three sites, all keep every
-                        shard.
+                        shard. Give all sites the same number: each applies its own when it moves shards.
     beat_interval:      seconds between two heartbeats of this site.
     takeover_after:     seconds without a heartbeat of an owner after which this site takes over its shards; at least
                         three times ``beat_interval``.

@@ -19,6 +19,7 @@ import msgspec
 
 from topicstore._version import __version__
 from topicstore.contract.errors import (
+    ClusterNotReadyError,
     GenerationError,
     InvalidArgumentError,
     RecoverableError,
@@ -38,7 +39,7 @@ from .counted_store import CountedLogStore
 from .documents import Documents
 from .duties import Duty, Known
 from .info import ClusterInfo, cluster_info
-from .objects import BEATS, Beat, ClusterDocument, GenerationPlan, ShardPlace
+from .objects import BEATS, CLAIMS, Beat, Claim, ClusterDocument, GenerationPlan, ShardPlace
 from .replica import Replica
 from .settings import Cluster, check_site
 from .watching import Silences
@@ -122,12 +123,33 @@ class Site:
         """Return the current document; None if there is no cluster yet. Raises the errors of `Documents.newest`."""
         return self._documents.newest()[1]
 
+    def claim(self, database: bytes, *, begun: bool = False) -> bytes:
+        """Reserve the log store for a new cluster, of the database with this id; return the id that it is reserved for.
+
+        Several sites may create an empty cluster at once: they get one id. With ``begun``, the store is reserved for an
+        existing database. Raises `ClusterNotReadyError` if the other kind of call has reserved it, or a call for
+        another existing database.
+        """
+        wanted = Claim(database=database, begun=begun)
+        try:
+            self.store.create(names.CLAIM, CLAIMS.encode(names.CLAIM, wanted))
+        except ObjectExistsError:
+            there = CLAIMS.decode(names.CLAIM, self.store.get(names.CLAIM), self.store.place)
+            if begun != there.begun or (begun and there.database != database):
+                remedy = "repeat 'topicstore cluster begin' with it" if there.begun else "open its first site"
+                raise ClusterNotReadyError(
+                    f"{self.store.place} is reserved for database {there.database.hex()}, whose cluster is not "
+                    f"complete: {remedy}, or use another prefix"
+                ) from None
+            return there.database
+        return database
+
     def found(
-        self, database: bytes, shards: int, settings: Mapping[str, Any], layout: str, options: Mapping[str, Any]
+        self, database: bytes, shards: int, settings: Mapping[str, Any], generations: Sequence[GenerationPlan]
     ) -> ClusterDocument:
         """Create the first document, whose shards have no owner yet; return the current one if another site was faster.
 
-        ``layout`` and ``options`` are those of the first generation.
+        The log store is reserved for the database: see `claim`.
         """
         document = ClusterDocument(
             id=secrets.token_bytes(16),
@@ -135,7 +157,7 @@ class Site:
             sites={},
             shards=(ShardPlace("", 0, b"", ()),) * shards,
             settings=dict(settings),
-            generations=(GenerationPlan(1, layout, dict(options)),),
+            generations=tuple(generations),
         )
         _, current = self._documents.change(lambda _, there: document if there is None else None)
         return document if current is None else current

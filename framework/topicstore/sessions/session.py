@@ -335,7 +335,8 @@ class Session:
         ``start`` applies only if the session is the first to join. Options hold from now on. Retained messages are not
         sent, and ``no_local`` is refused [MQTT-3.8.3-4].
 
-        Raises `InvalidFilterError`, `InvalidArgumentError`.
+        Raises `InvalidFilterError`, `InvalidArgumentError`, and `ShardElsewhereError` on a site of a cluster that does
+        not keep all shards.
         """
         options = SubscribeOptions(qos, no_local, retain_as_published, retain_handling, subscription_identifier)
         (result,) = self._calls.subscribe([(self, topic_filter, options)], start=start)

@@ -13,7 +13,7 @@ from functools import partial
 
 import attrs
 
-from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError, TopicstoreError
+from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError, ShardElsewhereError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 from topicstore.runtime.closing import do_all
@@ -89,6 +89,12 @@ def subscribe_rows(
     partial: bool,
 ) -> list[SubscribeResult | TopicstoreError]:
     """Check all rows, then subscribe; see `Sessions.subscribe`. Takes the lock."""
+    try:
+        registry.publisher.storage().check_whole()  # a session would miss the messages of the other shards
+    except ShardElsewhereError as elsewhere:
+        if not partial:
+            raise
+        return [elsewhere] * len(sessions)
     refused: Refused = {}
     asked: dict[int, _Asked] = {}
     for row, (session, (text, options)) in enumerate(zip(sessions, wanted, strict=True)):
