@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import secrets
+import signal
 import socket
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,11 +23,13 @@ from topicstore.server.listeners.peer import Peer, Via
 from topicstore.server.listeners.site_header import site_header
 from topicstore.storage.shard_map import ShardMap
 from topicstore_conformance.conditions.skipping import need
-from topicstore_conformance.faults.threads import wait_until
+from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt.serving import Serving
 
 pytest.importorskip("paho.mqtt.client", reason="needs paho-mqtt: pip install paho-mqtt")
-from topicstore_conformance.mqtt.paho_client import PahoClient
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from topicstore_conformance.mqtt.paho_client import PahoClient, properties
 
 SHARDS = 4
 NEVER = "1h"
@@ -257,8 +263,8 @@ def test_subscribers_receive_what_is_published_at_other_sites(pair: Cluster) -> 
         assert {str(number) for number in range(20)} == set(subscriber.payloads(20))
 
 
-def test_wills_retained_messages_and_shared_subscriptions_are_those_of_all_sites(pair: Cluster) -> None:
-    """A client of one site gets retained messages and wills of clients of another; a shared group has both sites'."""
+def test_wills_and_retained_messages_are_those_of_all_sites(pair: Cluster) -> None:
+    """A client of one site gets the wills of another site's clients, and the messages that they retain and clear."""
     mine, other = client_of(pair.owned("a"), "w"), client_of(pair.owned("b"), "w")
     will = {"prepared": lambda client: client.will_set("will/of", mine, 1, retain=True)}
     with PahoClient(pair.sites["b"].port, mine, **will) as client:
@@ -272,17 +278,11 @@ def test_wills_retained_messages_and_shared_subscriptions_are_those_of_all_sites
         client.subscribe("will/#", 1)
         assert mine == client.payloads(9)[-1]
         client.publish("kept/0", b"", 1, retain=True)
-    with PahoClient(pair.sites["a"].port, mine) as one, PahoClient(pair.sites["b"].port, other) as two:
-        assert 0 == len(one.messages)
-        one.subscribe("kept/0", 1)
-        for member in (one, two):
-            member.subscribe("$share/group/work/#", 1)
-        for publisher in (one, two):
-            for number in range(10):
-                publisher.publish("work/now", f"{publisher is one} {number}", 1)
-        wait_until(lambda: len(one.messages) + len(two.messages) == 20, "the group has all")
-        done = sorted(message.payload.decode() for member in (one, two) for message in member.messages)
-        assert sorted(f"{first} {number}" for first in (True, False) for number in range(10)) == done
+    path = "/api/v5/retained?filter=kept/0"
+    wait_until(lambda: not pair.ask("a", "GET", path).json["items"], "the other site has what was cleared")
+    with PahoClient(pair.sites["b"].port, mine) as client:
+        client.subscribe("kept/#", 1)
+        assert {*map(str, range(1, 8))} == set(client.payloads(7))
 
 
 def test_a_client_without_an_id_is_served_where_it_connects(pair: Cluster) -> None:
@@ -341,3 +341,155 @@ def test_a_listener_may_refer_clients_to_the_owner_of_their_session(cluster: Clu
             assert client.present
             client.publish("stays/here", str(shard), 1)
             assert [str(shard)] == client.payloads(1)
+
+
+# --- sites that end and die ---
+
+
+class Roaming:
+    """A client of paho that connects to the next site when its connection ends, and keeps its session.
+
+    ports: the ports of the sites, in the order in which the client tries them.
+    """
+
+    def __init__(self, ports: Sequence[int], client_id: str) -> None:
+        self._ports = itertools.cycle(ports)
+        self._lock = threading.Lock()
+        self.received: list[str] = []
+        """The payloads that have arrived, in order. Guarded by the lock."""
+        self._paho = paho.Client(
+            CallbackAPIVersion.VERSION2, client_id, protocol=MQTTProtocolVersion.MQTTv5, reconnect_on_failure=True
+        )
+        self._paho.reconnect_delay_set(0.1, 0.1)
+        self._subscribed = threading.Event()
+        self._filters: list[tuple[str, int]] = []
+        self._paho.on_connect = self._on_connect
+        self._paho.on_subscribe = lambda *_: self._subscribed.set()
+        self._paho.on_disconnect = lambda *_: self._next()
+        self._paho.on_connect_fail = lambda *_: self._next()
+        self._paho.on_message = lambda _client, _data, message: self._keep(message.payload.decode())
+        self._answers: dict[int, Any] = {}
+        """The reason codes of the last acknowledgements, by packet id."""
+        self._paho.on_publish = lambda _client, _data, number, reason, _values: self._answers.update({number: reason})
+        self._next()
+        self._paho.loop_start()
+
+    def _next(self) -> None:
+        how = properties("CONNECT", SessionExpiryInterval=3_600)
+        self._paho.connect_async("127.0.0.1", next(self._ports), clean_start=False, properties=how)
+
+    def _on_connect(self, _client: Any, _data: Any, _flags: Any, reason: Any, _values: Any) -> None:
+        if not reason.is_failure and self._filters:
+            self._paho.subscribe(self._filters)
+
+    def _keep(self, payload: str) -> None:
+        with self._lock:
+            self.received.append(payload)
+
+    def subscribe(self, topic_filter: str, qos: int) -> None:
+        """Subscribe at each connection; return when a site has acknowledged it."""
+        self._filters = [(topic_filter, qos)]
+        wait_until(self._paho.is_connected, "a connection")
+        self._paho.subscribe(self._filters)
+        assert self._subscribed.wait(PATIENCE)
+
+    def publish(self, topic: str, payload: str, qos: int) -> None:
+        """Publish, and return when a site has acknowledged it, whatever sites have died meanwhile."""
+        number = self._paho.publish(topic, payload, qos).mid
+        wait_until(lambda: number in self._answers, f"an acknowledgement of {payload}")
+        reason = self._answers.pop(number)
+        assert not reason.is_failure, f"{payload} was refused: {reason}"
+
+    def close(self) -> None:
+        self._paho.disconnect()
+        self._paho.loop_stop()
+
+
+def publish_while(cluster: Cluster, rounds: int, disturb: Callable[[int], object]) -> dict[str, list[str]]:
+    """Publish by four clients, two of QoS 1 and two of QoS 2, in rounds; disturb the sites in the middle of each round.
+
+    Returns what was acknowledged by publisher, in order. Fails unless a subscriber of QoS 2, which is connected all the
+    time, has received all: messages of QoS 2 once, and those of each publisher in order.
+    """
+    names = list(cluster.sites)
+    ports = [cluster.sites[name].port for name in names]
+    acknowledged: dict[str, list[str]] = {}
+    with ExitStack() as closing:
+        subscriber = Roaming(ports[::-1], "subscriber")
+        closing.callback(subscriber.close)
+        subscriber.subscribe("load/#", 2)
+        publishers = {}
+        for number in range(4):
+            name = f"publisher-{number}"
+            publishers[name] = Roaming(ports[number % len(ports) :] + ports[: number % len(ports)], name)
+            closing.callback(publishers[name].close)
+            acknowledged[name] = []
+
+        def work(name: str, turn: int, half: threading.Barrier) -> None:
+            qos = 1 + int(name[-1]) % 2
+            for number in range(10):
+                if number == 5:
+                    half.wait(PATIENCE)
+                payload = f"{name} {turn * 10 + number}"
+                publishers[name].publish(f"load/{name}", payload, qos)
+                acknowledged[name].append(payload)
+
+        for turn in range(rounds):
+            half = threading.Barrier(len(publishers) + 1)
+            with ThreadPoolExecutor(len(publishers)) as threads:
+                works = [threads.submit(work, name, turn, half) for name in publishers]
+                half.wait(PATIENCE)
+                disturb(turn)
+                for one in works:
+                    one.result()
+        every = {payload for payloads in acknowledged.values() for payload in payloads}
+        wait_until(lambda: every <= set(subscriber.received), "the subscriber has all")
+        received = list(subscriber.received)
+    for name, payloads in acknowledged.items():
+        of = [payload for payload in received if payload.startswith(name)]
+        if int(name[-1]) % 2:
+            assert payloads == of
+        assert payloads == list(dict.fromkeys(of))
+    return acknowledged
+
+
+def check_stored(cluster: Cluster, site: str, acknowledged: Mapping[str, Sequence[str]]) -> None:
+    """Check that a site replays all acknowledged messages: those of QoS 2 once."""
+    stored = cluster.payloads(site, "load/%23")
+    for name, payloads in acknowledged.items():
+        of = [payload for payload in stored if payload.startswith(name)]
+        assert payloads == (of if int(name[-1]) % 2 else list(dict.fromkeys(of)))
+
+
+def test_no_message_is_lost_while_a_site_is_killed_and_another_drained(cluster: Cluster) -> None:
+    """Clients publish and receive at QoS 1 and 2 over three sites, of which one is killed and one ends in order."""
+    cluster.settings["CLUSTER__TAKEOVER_AFTER"] = "1s"
+    cluster.start("a", "b", "c")
+    cluster.owners("a", "b", "c")
+    acknowledged = publish_while(cluster, 2, lambda turn: (cluster.sites["a"].kill, cluster.sites["b"].stop)[turn]())
+    check_stored(cluster, "c", acknowledged)
+
+
+@pytest.mark.slow
+def test_no_message_is_lost_over_many_deaths(cluster: Cluster) -> None:
+    """Sites are killed, stopped and woken, drained, and started again, round after round."""
+    cluster.settings["CLUSTER__TAKEOVER_AFTER"] = "1s"
+    names = ("a", "b", "c")
+    cluster.start(*names)
+    cluster.owners(*names)
+
+    def disturb(turn: int) -> None:
+        name = names[turn % 3]
+        site = cluster.sites[name]
+        if turn % 4 == 3:
+            owners = {other for other in names if other != name}
+            site.signal(signal.SIGSTOP)
+            wait_until(lambda: SHARDS == sum(len(cluster.owned(one)) for one in owners), "others have taken over")
+            site.signal(signal.SIGCONT)
+        else:
+            site.kill() if turn % 2 else site.stop()
+            cluster.start(name)
+
+    acknowledged = publish_while(cluster, 12, disturb)
+    for name in names:
+        check_stored(cluster, name, acknowledged)

@@ -557,8 +557,10 @@ class ClusterSettings(Section, frozen=True):
     """The silence of a site after which another one takes over its shards; at least three times ``beat_interval``."""
     poll_interval: Duration = Duration(1)
     """The time between two requests for the next entry of a shard that another site owns."""
+    flush_interval: Duration = Duration(0)
+    """The time that a change waits for others, which are written to the log store with it, in one request."""
     store_timeout: Duration = Duration(30)
-    """The time that a request waits for the log store."""
+    """The time that a request waits for the log store; more than ``flush_interval``."""
     log_retention: Duration = Duration(3_600)
     """The time for which the log is kept for a silent site. One that comes back later is copied from a snapshot."""
 
@@ -578,7 +580,10 @@ class ClusterSettings(Section, frozen=True):
         """
         from topicstore.replication.settings import Cluster
 
-        intervals = ("beat_interval", "takeover_after", "poll_interval", "store_timeout", "log_retention")
+        intervals = (
+            *("beat_interval", "takeover_after", "poll_interval"),
+            *("flush_interval", "store_timeout", "log_retention"),
+        )
         found: dict[str, Any] = {name: float(getattr(self, name)) for name in intervals}
         return Cluster(self.url, options=options, **found, **more)
 
