@@ -184,8 +184,9 @@ def test_replicas_that_cannot_be_are_refused(sites: Sites) -> None:
         for shard in (2, -1, True, "0"):
             with pytest.raises(ts.InvalidArgumentError, match="there is no shard"):
                 a.cluster.set_replicas(shard, ["a"])  # type: ignore[arg-type]
-        with pytest.raises(ts.InvalidArgumentError, match="sequence of names"):
-            a.cluster.set_replicas(0, "ab")
+        for wrong in ("ab", None):
+            with pytest.raises(ts.InvalidArgumentError, match="sequence of names"):
+                a.cluster.set_replicas(0, wrong)  # type: ignore[arg-type]
         for site in ("a", "b"):
             with pytest.raises(ts.ReplicasRefusedError, match=f"site {site} is running"):
                 a.cluster.forget(site)

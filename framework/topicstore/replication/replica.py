@@ -139,6 +139,8 @@ class Replica:
         """Whether a generation was sealed since the last base."""
         self.base = 0
         """The index of the last base that this process has written; 0 for none."""
+        self._emptied = False
+        """Whether `drop` has removed the copy of this shard. Guarded by `_reading`."""
         self._changed: dict[int, int] = {}
         """The index of the last entry that changed a generation; of others, `_changed_before`."""
         self._changed_before = self.progress.next - 1
@@ -230,18 +232,33 @@ class Replica:
         """Whether this site keeps a copy of the shard, which may be read."""
         return self.shard.writer.elsewhere is None
 
-    def keep(self) -> None:
-        """Let the shard be read: this site is to have a copy, which it receives from the log store."""
-        self.shard.writer.elsewhere = None
+    def keep(self) -> bool:
+        """Let the shard be read: this site is to have a copy, which it receives from the log store.
+
+        Returns False, and does nothing, while `drop` removes an earlier copy.
+        """
+        if not self._reading.acquire(blocking=False):
+            return False
+        try:
+            self._emptied = False
+            self.shard.writer.elsewhere = None
+            return True
+        finally:
+            self._reading.release()
+
+    def refuse(self) -> None:
+        """Let reads raise `ShardElsewhereError`: this site is to have no copy. It does not own the shard."""
+        self.shard.writer.elsewhere = self.owner
 
     def drop(self) -> None:
-        """Remove this site's copy of the shard. Reads raise `ShardElsewhereError` from the beginning of the call.
+        """Remove this site's copy of a shard that is not kept; do nothing for other shards. This may take long.
 
-        This site does not own the shard. If the call is interrupted, the next call removes the rest.
+        If the call is interrupted, the next call removes the rest.
         """
         shard, writer, generations = self.shard, self.shard.writer, self.shard.generations
         with self._reading:
-            writer.elsewhere = self.owner
+            if self.kept or self._emptied:
+                return
             self._step_down()
             with generations.rewrite_lock, writer.lock:
                 engine = writer.open_engine()
@@ -256,7 +273,7 @@ class Replica:
             self.log.reader.begin_again()
             self._changed, self._changed_before = {}, -1
             self.grown, self.base_due, self.base = 0, False, 0
-            self.released = False
+            self.released, self._emptied = False, True
         if writer.listener is not None:
             writer.listener.replaced(shard.number)
 
@@ -290,7 +307,7 @@ class Replica:
     def _follow_locked(self, certain: bool, meanwhile: Callable[[], object]) -> None:
         self._step_down()
         self._meanwhile = meanwhile
-        while not self.log.owned:
+        while self.kept and not self.log.owned:
             began = time.monotonic()
             if self.log.reader.read(certain=certain) is not Step.READ:
                 self.caught_up = began

@@ -104,7 +104,7 @@ class Site:
         """Held while an owner's shards are brought to the document's generations."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._removing = BackgroundTask("removal of dropped generations", self._remove_dropped)
+        self._removing = BackgroundTask("removal of what is not kept", self._remove_dropped)
         self._truncating = BackgroundTask("truncation of logs", self._truncate)
 
     # --- the document ---
@@ -397,8 +397,8 @@ class Site:
         """Take the next action for a shard (`duties.duty`)."""
         number = replica.shard.number
         what = duties.duty(self.document, number, self._known({}), replica.epoch, owned=replica.log.owned)
-        if what is not Duty.NOTHING and not replica.kept:
-            replica.keep()
+        if what is not Duty.NOTHING and not replica.kept and not replica.keep():
+            return  # the next round looks again
         if what is Duty.TAKE_OVER:
             if replica.take_over(self.document.shards[number].epoch, self._beat):
                 self._reach(replica)
@@ -411,8 +411,9 @@ class Site:
         elif what is Duty.FOLLOW and poll:
             replica.follow(certain=False, meanwhile=self._beat)
             self._removing.wake()
-        elif what is Duty.NOTHING and (replica.kept or replica.progress.next):
-            replica.drop()
+        elif what is Duty.NOTHING and replica.kept:
+            replica.refuse()
+            self._removing.wake()
 
     def _reach(self, replica: Replica) -> None:
         """Add and drop generations of an owned shard until it has those of the document."""
@@ -429,6 +430,8 @@ class Site:
 
     def _remove_dropped(self, _: bool) -> None:
         for replica in self.replicas:
+            if not replica.kept:
+                replica.drop()
             if any(record.dropped for record in list(replica.shard.generations.records.values())):
                 replica.shard.generations.remove_dropped()
                 replica.shard.generations.reclaim_removed()
@@ -550,7 +553,7 @@ class Site:
         site that is leaving, and `StorageUnavailableError`.
         """
         shards = range(len(self.document.shards))
-        if isinstance(sites, str):
+        if isinstance(sites, str) or not isinstance(sites, Sequence):
             raise InvalidArgumentError(f"sites are a sequence of names, not {sites!r}")
         if shard is not None and (isinstance(shard, bool) or not isinstance(shard, int) or shard not in shards):
             raise InvalidArgumentError(f"there is no shard {shard!r}; they go from 0 to {len(shards) - 1}")
