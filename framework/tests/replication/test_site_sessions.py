@@ -308,3 +308,72 @@ def test_a_shared_subscription_is_served_by_the_owner_of_its_shard(sites: Sites)
         assert sorted(received) == [b"%d" % n for n in range(8)]
         other.cluster.refresh()  # type: ignore[union-attr]
         assert [member.client_id] == [one.client_id for group in other.sessions.groups for one in group.members]
+
+
+def test_a_shared_subscription_continues_on_the_next_owner(sites: Sites, closing: ExitStack) -> None:
+    """Members, places and unacknowledged messages of a shared subscription are there on the next owner of the shards.
+
+    No message is lost, and none is given to two members.
+    """
+    a, b = closing.enter_context(sites.open("a", shards=2)), closing.enter_context(sites.open("b"))
+    clients = [in_shard(a, 0), in_shard(a, 1)]
+    for client in clients:
+        a.sessions.open(client, expiry_interval=None).subscribe("$share/g/#", 1)
+    a.publish([ts.Message(f"t/{n}", b"%d" % n, clients[n % 2], qos=1) for n in range(40)])
+    a.sessions.wait(0)
+    given = {
+        session.client_id: [(one.message.payload, one.packet_id) for one in packets if isinstance(one, Publish)]
+        for session, packets in a.sessions.deliver()
+    }
+    for client, packets in given.items():
+        session = a.sessions.connected(client)
+        assert session is not None
+        session.puback(*(number for _, number in packets[:5]))
+    hand_over(a, b)
+    assert [sorted(clients)] == [[one.client_id for one in group.members] for group in b.sessions.groups]
+    opened = {client: b.sessions.open(client, expiry_interval=None) for client in clients}
+    again = {client: published(b, session) for client, session in opened.items()}
+    assert {
+        client: [(payload, number, True) for payload, number in packets[5:]] for client, packets in given.items()
+    } == again
+    b.publish([ts.Message(f"t/{n}", b"%d" % n, clients[n % 2], qos=1) for n in range(40, 60)])
+    b.sessions.wait(0)
+    later = [one.message.payload for _, some in b.sessions.deliver() for one in some if isinstance(one, Publish)]
+    assert sorted(b"%d" % n for n in range(40, 60)) == sorted(later)
+
+
+def test_members_open_again_when_their_shared_subscription_moves(sites: Sites) -> None:
+    """Members of a shared subscription that moves to another site end, and open again without it until it is here."""
+    with sites.open("a", shards=4) as a:
+        names = [next(f"$share/g{n}/#" for n in range(99) if a.shard_of(f"$share/g{n}/#") == one) for one in range(4)]
+        before = [a.sessions.open(in_shard(a, shard), expiry_interval=None) for shard in range(4)]
+        for session in before:
+            for name in names:
+                session.subscribe(name, 1)
+        with sites.open("b") as b:
+            divided(a, b)
+            a.sessions.tick()
+            assert [Ended.MOVED] * 4 == [session.ended for session in before]
+            for db in (a, b):
+                for client in (in_shard(a, shard) for shard, mine in enumerate(owns(db)) if mine):
+                    session = db.sessions.open(client, expiry_interval=None)
+                    served = {one.topic_filter for one in session.status().subscriptions}
+                    assert {name for name, mine in zip(names, owns(db), strict=True) if mine} == served
+
+
+def test_places_and_cursors_of_a_site_that_is_ahead_are_valid(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place or cursor after what a site has applied makes the site read the log, and is no error."""
+    with sites.open("a") as a, sites.open("b") as b:
+        assert b.cluster is not None
+        monkeypatch.setattr(b.cluster.replicas[0], "follow", lambda **_: None)  # the site reads only when asked
+        a.store([ts.Message("t", b"0")])
+        (stream,) = a.streams("#")
+        cursor = a.read(a.cursor(stream, "#"), 100).cursor
+        assert [] == [*b.replay("#", fresh=False)]
+        assert 0 == len(b.read(cursor).batch)
+        assert [b"0"] == [one.payload for one in b.replay("#", fresh=False)]
+        a.store([ts.Message("t", b"1")])
+        with a.subscribe("#") as first, b.subscribe("#", first.place) as second:
+            a.store([ts.Message("t", b"2")])
+            b.cluster.refresh()
+            assert [b"2"] == [one.payload for one in second.fetch(timeout=30).messages]

@@ -23,7 +23,7 @@ class DurableFilters:
         self._counts: Counter[str] = Counter()
         """The number of subscriptions of each filter. Guarded by the sessions' mutex."""
         self._index: FilterIndex[str] = FilterIndex()
-        """The filters of `_counts`. `load` replaces it."""
+        """The filters of `_counts`."""
         self._shared: FilterIndex[str] = FilterIndex()
         """The filters of shared subscriptions with a connected member, by the text of the subscription. These
         subscriptions deliver stored messages even at QoS 0."""
@@ -39,11 +39,10 @@ class DurableFilters:
         counted twice.
         """
         counts: Counter[str] = Counter()
-        index: FilterIndex[str] = FilterIndex()
         for topic_filter, count in filters:
             counts[topic_filter.text] += count
-            index.add(topic_filter, topic_filter.text)
-        self._counts, self._index, self.loaded = counts, index, True
+            self._index.add(topic_filter, topic_filter.text)
+        self._counts, self.loaded = counts, True
 
     def add(self, topic_filter: TopicFilter) -> None:
         """Increment the number of durable subscriptions with a filter. Does nothing before `load`."""

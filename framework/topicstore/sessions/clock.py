@@ -78,7 +78,8 @@ class SessionClock:
         self.noted = False
         """Whether there is a note."""
         self._note_at = 0
-        self._read()
+        if not site:
+            self._read()
 
     def __call__(self) -> int:
         """Return the current time, in microseconds."""
@@ -89,6 +90,7 @@ class SessionClock:
 
     def wall(self, time: int) -> int:
         """Convert a time of this clock to the wall clock, in microseconds since the epoch."""
+        self()  # reads the note of another site
         return time + self._behind_wall
 
     def _read(self) -> None:
@@ -159,9 +161,9 @@ class SessionClocks:
 
     def _due(self, shards: Collection[int], *, first: bool) -> Iterator[tuple[int, _Moment]]:
         for shard, clock in enumerate(self._clocks):
+            note = clock.due() if shard in shards else None
             wanted = clock.noted is not first if clock.site else not first
-            note = clock.due() if wanted and shard in shards else None
-            if note is not None:
+            if wanted and note is not None:
                 yield shard, note
 
 

@@ -208,18 +208,17 @@ class SessionRegistry:
                 yield from (cursor.record() for cursor in session.cursors.values() if isinstance(cursor, FilterCursor))
 
     def load_filters(self) -> None:
-        """Load the filters of all durable subscriptions, unless they are loaded. Takes the lock of all sessions."""
-        if not self.filters.loaded:
+        """Load the filters of all durable subscriptions, unless they are loaded. Takes the lock of all sessions.
+
+        Does nothing on a site of a cluster, where all messages are stored.
+        """
+        if not (self.filters.loaded or self.shared):
             self.locks.hold_all(self._load_filters_locked)
 
     def _load_filters_locked(self) -> None:
         if not self.filters.loaded:
-            self.count_filters()
-
-    def count_filters(self) -> None:
-        """Read the filters of all durable subscriptions. The caller holds the lock of all sessions."""
-        counts = Counter(record.topic_filter for record in self.all_subscriptions() if is_durable(record))
-        self.filters.load((read_filter(text), count) for text, count in counts.items())
+            counts = Counter(record.topic_filter for record in self.all_subscriptions() if is_durable(record))
+            self.filters.load((read_filter(text), count) for text, count in counts.items())
 
     def _in_memory(self, client_id: str) -> Session | None:
         session = self.connected.get(client_id)

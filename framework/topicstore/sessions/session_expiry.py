@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
 import attrs
 
-from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
+from topicstore.contract.errors import InvalidArgumentError, ShardElsewhereError, ShardMovedError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.runtime.closing import do_all, raise_all
 
@@ -109,8 +110,6 @@ class Timers:
         self._registry.end_moved()
         self._registry.groups.forget_moved(epochs)
         self._states.counts.forget()
-        if self._registry.filters.loaded:
-            self._registry.count_filters()
         for shard, (known, epoch) in enumerate(zip(before, epochs, strict=True)):
             if epoch != known:
                 mine = epoch is not None
@@ -137,7 +136,7 @@ class Timers:
         self._dispatcher.failed.clear()
         steps: list[Callable[[], object]] = [session.try_again for session in failed]
         for shard in range(len(self._next_timer)):
-            steps += [partial(self._recover, shard), partial(self._run_all, shard, until)]
+            steps += [partial(_unless_moved, partial(self._recover, shard)), partial(self._run_all, shard, until)]
         steps += [
             partial(end_silent, now, until),
             partial(self._registry.groups.tick, now, self._registry.stuck_since),
@@ -279,6 +278,8 @@ class Timers:
             last = timer
             try:
                 self._fire(shard, timer)
+            except (ShardElsewhereError, ShardMovedError):  # the shard's timers are left to its new owner
+                return failures
             except TopicstoreError as failure:  # other timers are not affected
                 failures.append(failure)
         if failures or passed is not None:
@@ -306,3 +307,9 @@ class Timers:
             for record in records:
                 if is_durable(record):
                     self._registry.filters.remove(read_filter(record.topic_filter))
+
+
+def _unless_moved(work: Callable[[], object]) -> None:
+    """Call ``work`` for a shard, which is left to the shard's new owner if the shard moves meanwhile."""
+    with suppress(ShardElsewhereError, ShardMovedError):
+        work()

@@ -220,9 +220,12 @@ class Sessions:
         self._registry.filters.store_qos0 = bool(stored)
 
     def wants(self, topic: str, qos: int = 1) -> bool:
-        """Return whether a message of this topic and QoS is stored for a durable subscription, connected or not."""
+        """Return whether a message of this topic and QoS is stored for a durable subscription, connected or not.
+
+        On a site of a cluster, every message is.
+        """
         self.load_filters()
-        return self._registry.filters.match(topic, qos)
+        return self._registry.shared or self._registry.filters.match(topic, qos)
 
     def load_filters(self) -> None:
         """Load the filters of all durable subscriptions, unless they are loaded. `Database.publish` needs them."""

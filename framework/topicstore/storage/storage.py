@@ -22,6 +22,7 @@ from topicstore.contract.errors import (
     DatabaseClosedError,
     InvalidArgumentError,
     InvalidCursorError,
+    PlaceAheadError,
     ReadOnlyDatabaseError,
     WrongDatabaseError,
 )
@@ -320,18 +321,28 @@ class Storage:
         """Raise `PlaceAheadError` for a cursor after all stored messages, if its layout can detect that.
 
         A read-only database next to a writing process accepts every cursor, because it may not see all messages yet.
+        On a site of a cluster, which may be behind the one that made the cursor, the call reads the logs to their ends
+        first if need be. It then raises the errors of `Site.refresh`, too.
         """
         self._check_own(cursor)
         if self.mode == "read-only":
             return
-        shard = self.shards[cursor.shard]
-        try:
-            slab = shard.generations.slab(cursor.generation)
-            reached = slab.reached(cursor.stream, cursor.place)
-        except (KeyError, ValueError, InvalidCursorError):
-            return  # not a place in a stream, but maybe one among keyed messages: `read` checks that
-        if reached is not None:
-            shard.reader.check_reached(reached, slab.epoch)
+        shard, site = self.shards[cursor.shard], self.site
+        while True:
+            try:
+                slab = shard.generations.slab(cursor.generation)
+                reached = slab.reached(cursor.stream, cursor.place)
+                if reached is not None:
+                    shard.reader.check_reached(reached, slab.epoch)
+                return
+            except PlaceAheadError:
+                if site is None:
+                    raise
+            except (KeyError, ValueError, InvalidCursorError):
+                if site is None:
+                    return  # not a place in a stream, but maybe one among keyed messages: `read` checks that
+            site.refresh()
+            site = None
 
     def _check_own(self, cursor: Cursor) -> None:
         """Raise an error unless ``cursor`` is a cursor of this database."""
