@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from topicstore.cli import cli
 from topicstore.server.listeners.peer import Peer, Via
 from topicstore.server.listeners.site_header import site_header
 from topicstore.storage.shard_map import ShardMap
@@ -33,6 +35,8 @@ from topicstore_conformance.mqtt.paho_client import PahoClient, properties
 
 SHARDS = 4
 NEVER = "1h"
+HOSTS = (socket.gethostname(), "127.0.0.1")
+"""The hosts of two sites, as the first one shows them."""
 VIA = Via(name="mqtt", scheme="mqtt", certificate_users=True)
 
 
@@ -233,6 +237,42 @@ def test_a_publish_for_an_owner_that_is_gone_may_be_repeated(cluster: Cluster) -
     cluster.start("b")
     wait_until(lambda: 200 == cluster.ask("a", "POST", "/api/v5/messages", other).status, "the owner is back")
     assert ["1"] == cluster.payloads("a")
+
+
+def test_ds_shows_and_changes_the_sites_of_a_cluster(cluster: Cluster) -> None:
+    """`ds` shows all sites, lets one leave, join and be forgotten, and refuses what would lose the last copy."""
+    cluster.settings["CLUSTER__TAKEOVER_AFTER"] = "1s"
+    cluster.start("a", "b")
+    cluster.owners("a", "b")
+    (token := cluster.root / "token").write_text(cluster.token)
+
+    def ds(*words: str, code: int = 0) -> str:
+        asked = ("--url", f"http://{cluster.sites['a'].ready['http'][0]}", "--token-file", str(token))
+        done = CliRunner().invoke(cli, ["ds", *words, *asked])
+        assert code == done.exit_code, done.output
+        return done.output
+
+    def keeps(site: str) -> bool:
+        shards = json.loads(ds("info", "--json"))["shards"]
+        assert SHARDS == len(shards)
+        return any(site in shard["replicas"] or f"+{site}" in shard["transitions"] for shard in shards)
+
+    lines = ds("info").splitlines()
+    assert "a" == lines[1]
+    assert [f"{site}    'topicstore@{host}'        up" for site, host in zip("ab", HOSTS, strict=True)] == lines[4:6]
+    assert f"messages/0{' ' * 24}a      b" in [line.rstrip() for line in lines]
+    assert "ok\n" == ds("leave", "messages", "b")
+    wait_until(lambda: not keeps("b"), "site b has left")
+    assert "ok\n" == ds("join", "messages", "b")
+    wait_until(lambda: keeps("b"), "site b is back")
+    assert "site b is running: its last heartbeat is less than" in ds("forget", "b", code=2)
+    cluster.sites["b"].kill()
+    wait_until(lambda: "(x) down" in ds("info"), "site b is down")
+    wait_until(lambda: set(range(SHARDS)) == cluster.owned("a"), "site a has taken over")
+    assert "ok\n" == ds("forget", "b")
+    assert ["a"] == [site["id"] for site in json.loads(ds("info", "--json"))["sites"]]
+    ds("leave", "messages", "a", code=2)
+    ds("leave", "messages", "nobody", code=2)
 
 
 # --- MQTT ---
