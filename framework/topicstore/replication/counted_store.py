@@ -18,6 +18,12 @@ __all__ = ["CountedLogStore", "RequestKind"]
 RequestKind = Literal["put", "get", "list", "delete"]
 
 
+class _Counting:
+    """What is being counted: whether it is a request at all."""
+
+    request = True
+
+
 class CountedLogStore(LogStore):
     """A log store with the durations of its requests, and the numbers of those that failed."""
 
@@ -52,13 +58,15 @@ class CountedLogStore(LogStore):
             return self._store.get(name)
 
     def names(self, prefix: str, after: str = "") -> Iterator[list[str]]:
-        """Yield the names that begin with ``prefix``; each list counts as a request, and so does their end."""
-        lists = self._store.names(prefix, after)
+        """Yield the names that begin with ``prefix``. Each list counts as a request, and so does an empty answer."""
+        lists, requests = self._store.names(prefix, after), 0
         while True:
-            with self._counted("list"):
+            with self._counted("list") as counting:
                 found = next(lists, None)
+                counting.request = found is not None or not requests
             if found is None:
                 return
+            requests += 1
             yield found
 
     def delete(self, name: str) -> None:
@@ -71,14 +79,15 @@ class CountedLogStore(LogStore):
         self._store.close()
 
     @contextmanager
-    def _counted(self, kind: RequestKind) -> Iterator[None]:
-        began, failed = time.perf_counter(), False
+    def _counted(self, kind: RequestKind) -> Iterator[_Counting]:
+        began, counting, failed = time.perf_counter(), _Counting(), False
         try:
-            yield
+            yield counting
         except StorageUnavailableError:
             failed = True
             raise
         finally:
-            with self._lock:
-                self.latencies[kind].observe(time.perf_counter() - began)
-                self.failed[kind] += failed
+            if counting.request:
+                with self._lock:
+                    self.latencies[kind].observe(time.perf_counter() - began)
+                    self.failed[kind] += failed
