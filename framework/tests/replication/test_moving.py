@@ -132,6 +132,10 @@ def test_with_many_sites_each_keeps_only_its_shards(sites: Sites) -> None:
                     session.subscribe("#")
             assert [1] * bool(keeps(db)) == [generation.number for generation in db.generations()]
             assert not db.verify().damages
+            with ts.open(db.path, mode="r") as reader:
+                for read in (reader.topics, partial(payloads, reader)):
+                    with pytest.raises(ts.ShardElsewhereError, match="is not kept on this site"):
+                        read()
         with writing(dict(zip("abcd", dbs, strict=True))) as stored:
             dbs[0].cluster.set_replicas(None, ["a", "b"])  # type: ignore[union-attr]
             wait_until(lambda: agreed(*dbs) and keeps(dbs[1]) == [0, 1, 2, 3], "all shards at two sites")
@@ -166,6 +170,21 @@ def test_a_site_leaves_and_joins_again_while_shards_are_written(sites: Sites) ->
         assert sorted(stored) == payloads(a)
         opened.close()
         assert ["a"] == [site.name for site in a.cluster.info().sites]
+
+
+def test_a_site_may_leave_once_all_have_joined(sites: Sites) -> None:
+    """``n_sites`` counts the sites that have ever joined, so a site that leaves does not end what the others store."""
+    with sites.open("a", n_sites=2) as a:
+        with sites.open("b", n_sites=2) as b:
+            wait_until(lambda: agreed(a, b), "two replicas")
+            a.store(messages(0))
+            assert b.cluster is not None
+            b.cluster.leave()
+            wait_until(lambda: agreed(a, b) and keeps(b) == [], "everything at the other site")
+        assert a.cluster is not None
+        wait_until(lambda: [*a.cluster.document.sites] == ["a"], "the document without the site")  # type: ignore[union-attr]
+        a.store(messages(1))
+        assert [0, 1] == payloads(a)
 
 
 def test_replicas_that_cannot_be_are_refused(sites: Sites) -> None:

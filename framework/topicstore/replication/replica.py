@@ -208,7 +208,7 @@ class Replica:
             generations.forget()
             self.progress = BEGINNING
             try:
-                clear(engine)
+                clear(engine, self._meanwhile)
                 for part in (*(part for shared in base.shared for part in shared.parts), *base.parts):
                     write = WriteBatch()
                     put_piece(read_part(self._store, part), write, f"{self._place}, part {part.name}")

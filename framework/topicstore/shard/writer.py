@@ -435,7 +435,8 @@ class ShardWriter:
         self.log: ChangeLog | None = None
         """The log that orders the writes, or None if writes are committed at once. Guarded by `lock`."""
         self.elsewhere: tuple[str, str] | None = None
-        """The name and address of the site that owns the shard, if this site keeps no copy; None if it keeps one.
+        """The name and address of the site that owns the shard, if this site keeps no copy; None if it keeps one. Both
+        are empty if they are unknown, as in a copy that is opened for reading.
         Replaced as a whole, so it can be read without the lock."""
         self.proposed: deque[PendingWrite] = deque()
         """The writes that were proposed to the log and are not applied to the engine, oldest first. Guarded by `lock`.
@@ -944,10 +945,8 @@ class ShardWriter:
     def elsewhere_error(self) -> ShardElsewhereError:
         """Return the error for a read of a shard of which this site keeps no copy."""
         site, address = self.elsewhere or ("", "")
-        owner = (f"site {site}" + f" ({address})" * bool(address) + " writes it") if site else "no site writes it"
-        return ShardElsewhereError(
-            f"shard {self.number} is not kept on this site; {owner} at the moment", self.number, site, address
-        )
+        owner = f"; site {site}" + f" ({address})" * bool(address) + " writes it" if site else ""
+        return ShardElsewhereError(f"shard {self.number} is not kept on this site{owner}", self.number, site, address)
 
     def leave_to_parent(self) -> None:
         """Refuse all calls in a forked process."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from topicstore.contract.descriptors import take_closed_streams
-from topicstore.contract.engine import KEYSPACES, Backend, Engine
+from topicstore.contract.engine import KEYSPACES, STATE, Backend, Engine
 from topicstore.contract.errors import (
     CorruptionError,
     DatabaseLockedError,
@@ -37,7 +37,7 @@ from topicstore.runtime.closing import Closer, close_all
 from topicstore.runtime.warning import warn_caller
 from topicstore.shard.generations import MakeLayout, OpenArchive
 from topicstore.shard.lasting_engine import LastingEngine
-from topicstore.shard.records import Tail, check_identity, load_tail
+from topicstore.shard.records import PROGRESS, Tail, check_identity, load_tail
 from topicstore.shard.shard import Shard
 from topicstore.shard.writer import WritePolicy
 
@@ -242,10 +242,14 @@ class ShardOpener:
         engine = open_engine()
         with Closer() as closer:
             closer.add(engine.close)
-            check_recovered(self.path, number, reached, _tail(number, engine))
+            if self.manifest.cluster is None:  # a copy of a shared shard may end anywhere
+                check_recovered(self.path, number, reached, _tail(number, engine))
             if self.manifest.durability == "sync":
                 engine.flush_log()  # readers must not see messages that a power failure could undo
-            return self._make(number, engine, read_only=True)
+            shard = self._make(number, engine, read_only=True)
+            if self.manifest.cluster is not None and engine.get(STATE, PROGRESS) is None:
+                shard.writer.elsewhere = ("", "")
+            return shard
 
     def _open_engine(
         self, number: int, reached: RecoveryPoint | None, *, create: bool

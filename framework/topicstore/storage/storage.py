@@ -504,7 +504,7 @@ class Storage:
     def check_whole(self, shards: Sequence[Shard] | None = None) -> None:
         """Raise `ShardElsewhereError` if this site of a cluster keeps no copy of one of the shards; None for all."""
         self.check_open()
-        for shard in self.shards if self.site is not None and shards is None else shards or ():
+        for shard in self.shards if self.manifest.cluster is not None and shards is None else shards or ():
             if shard.writer.elsewhere is not None:
                 raise shard.writer.elsewhere_error()
 
