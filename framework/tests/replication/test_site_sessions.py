@@ -137,7 +137,10 @@ def test_a_deposed_site_hands_out_nothing(sites: Sites, closing: ExitStack) -> N
 
 
 def test_a_session_ends_if_the_log_store_does_not_answer(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session whose commit has no answer ends, because the commit may be stored later; the next opening reads it."""
+    """A session whose commit has no answer ends, because the commit may be stored later; the next opening reads it.
+
+    Until then it is not connected, so that it can expire.
+    """
     cluster = ts.Cluster(sites.url, beat_interval=0.02, poll_interval=0.02, takeover_after=3_600, store_timeout=0.2)
     with warnings.catch_warnings(action="ignore"), ts.open(sites.root / "a", cluster=cluster, site="a") as db:
         assert db.cluster is not None
@@ -153,7 +156,12 @@ def test_a_session_ends_if_the_log_store_does_not_answer(sites: Sites, monkeypat
             with pytest.raises(StorageUnavailableError):
                 session.deliver()
             assert Ended.UNCERTAIN is session.ended
+            with pytest.raises(StorageUnavailableError):
+                db.sessions.open("late", expiry_interval=None)
         wait_until(lambda: len(db.sessions["reader"].subscriptions) == 1 and db.sessions["reader"].in_flight == 1, "it")
+        for _ in range(2):
+            db.sessions.tick()
+        assert [False, False] == [db.sessions[client].connected for client in ("late", "reader")]
         again = db.sessions.open("reader", expiry_interval=None)
         assert [(b"1", 1, True)] == published(db, again)
 

@@ -220,6 +220,11 @@ class Retention:
         with self._reading:
             return self._read_locked()
 
+    @property
+    def never_set(self) -> bool:
+        """Whether the settings are the defaults because none of them was ever set. Reads the database."""
+        return self._storage().state(0).get(_KEY) is None
+
     def _read_locked(self) -> RetentionSettings:
         """Read the settings, of which another site of a cluster may have stored new ones."""
         state = self._storage().state(0)

@@ -43,6 +43,8 @@ __all__ = [
     "places",
 ]
 
+_DELIVERED = 600.0
+"""The age in seconds from which messages go that only sessions needed, in databases whose retention was never set."""
 _RETENTION_INTERVAL = 60.0
 """Seconds between two runs of retention while nothing is stored."""
 _FIXED = {"backend": "backend", "n_shards": "shards", "durability": "durability"}
@@ -188,8 +190,9 @@ def check_database(db: ts.Database, settings: ServerSettings) -> None:
 def change_database(db: ts.Database, settings: ServerSettings) -> str | None:
     """Apply settings to a database: its layout, its persistence rules, its retention limits.
 
-    Settings that are not set don't change the database. Only differences are written. On a site of a cluster, the
-    owner of shard 0 writes rules and limits. Return the reason if they can't be written here now; else None.
+    Settings that are not set don't change the database, except that a server removes what only sessions needed if
+    retention was never set. Only differences are written. On a site of a cluster, the owner of shard 0 writes rules and
+    limits. Return the reason if they can't be written here now; else None.
     """
     begin_generation(MESSAGES, db, settings.messages)
     db.retention.start(_RETENTION_INTERVAL)
@@ -221,7 +224,12 @@ def _kept_by_filter(settings: ServerSettings) -> dict[str, float | None]:
 def changed_limits(db: ts.Database, settings: ServerSettings) -> dict[str, Any]:
     """Return the settings' retention limits that differ from a database's, as arguments of `Retention.set`."""
     period, storage = settings.durable_sessions.message_retention_period, settings.messages
-    wanted: dict[str, Any] = {"delivered": settings.durable_sessions.delivered_retention_period.limit}
+    delivered = settings.durable_sessions.delivered_retention_period
+    wanted: dict[str, Any] = {}
+    if delivered is not None:
+        wanted["delivered"] = delivered.limit
+    elif db.retention.never_set:
+        wanted["delivered"] = _DELIVERED
     if period is not None:
         wanted["max_age"] = period.limit
     if storage.quota is not None:

@@ -57,6 +57,7 @@ _FIXED = tuple((*_STORAGE, key) for key in ("backend", "n_shards", "durability")
 _IN_THE_DATABASE = (
     *((*_STORAGE, key) for key in ("layout", "quota", "when_full")),
     ("durable_sessions", "message_retention_period"),
+    ("durable_sessions", "delivered_retention_period"),
 )
 """The settings that the database stores, so that they stay in force when the settings omit them."""
 _RULES = ("durable_sessions", "persistence")

@@ -18,6 +18,7 @@ from topicstore.contract.errors import (
     StateConflictError,
     TopicstoreError,
 )
+from topicstore.contract.log_store import StorageUnavailableError
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import check_utf8
 from topicstore.runtime.closing import do_all
@@ -156,6 +157,8 @@ class Opening:
                 except TopicstoreError as error:
                     outcome[row.number] = error
         finally:  # a session that is stored as open, but isn't, would never expire
+            uncertain = [how for number, how in connects if isinstance(outcome.get(number), StorageUnavailableError)]
+            self._registry.left_open.update(how.client_id for how in uncertain)
             self._timers.recover_later(row.how.client_id for row in written if row.how.client_id not in connected)
 
     def _here(self, connects: Sequence[tuple[int, Connect]], outcome: _Outcome) -> list[tuple[int, Connect]]:

@@ -31,9 +31,12 @@ from .records import SubscriptionRecord, is_durable
 from .session import Session
 from .session_store import StoredSession
 from .shared.groups import Groups
-from .shared_filters import is_shared, read_filter
+from .shared_filters import read_filter
 
 __all__ = ["SessionRegistry"]
+
+_LEFT = (Ended.MOVED, Ended.UNCERTAIN)
+"""The ends of sessions that are not committed, so that the sessions stay stored as open."""
 
 
 class ReplayStarts:
@@ -93,6 +96,9 @@ class SessionRegistry:
         self.states = opened(storage, self.mutex.released)
         self.connected: dict[str, Session] = {}
         """The sessions whose clients are connected, among them all that are kept in memory."""
+        self.left_open: set[str] = set()
+        """The clients of sessions that have ended without a commit, or whose opening had no answer; for `Timers.tick`.
+        """
         self.keep_alive = KeepAlive()
         self.commits = Commits(self.states, self.overtaken, self.over)
         self.skipped = Skipped()
@@ -113,7 +119,7 @@ class SessionRegistry:
         return tuple(shard.writer.epoch for shard in self._shards)
 
     def check_owned(self, client_id: str) -> None:
-        """Raise `ShardElsewhereError` if another site owns the shard of a client's session."""
+        """Raise `ShardElsewhereError` if another site owns the shard of a client id, or of a shared subscription."""
         self._shards[self.states.shard_of(client_id)].writer.check_owned()
 
     def end_moved(self) -> None:
@@ -121,8 +127,10 @@ class SessionRegistry:
         epochs, shard_of = self.epochs(), self.states.shard_of
         for session in list(self.connected.values()) if self.shared else ():
             moved = session.epoch != epochs[shard_of(session.client_id)]
+            shared = (one for one in session.cursors.values() if not isinstance(one, FilterCursor))
+            gone = any(one.group.epoch != epochs[shard_of(one.topic_filter.text)] for one in shared)
             come = any(epochs[shard] is not None for shard in session.unserved)
-            if moved or come or any(epochs[shard_of(text)] is None for text in session.cursors if is_shared(text)):
+            if moved or gone or come:
                 self.over(session, Ended.MOVED, notify=True)
 
     def catch_up(self, positions: Iterable[tuple[int, int]]) -> None:
@@ -242,6 +250,8 @@ class SessionRegistry:
         if known:
             del self.connected[session.client_id]
         if session.ended is None:
+            if why in _LEFT and session.stored:
+                self.left_open.add(session.client_id)
             session.end(why)
             self.keep_alive.forget(session)
             if notify and known and session.on_end is not None:

@@ -162,7 +162,8 @@ class Session:
     After its client has connected again, or the session was kicked, or the database was closed, every method raises
     `SessionEndedError` (in the first case its subclass `SessionTakenOverError`), and ``on_end`` has been called. On a
     site of a cluster, a session ends when its shard moves to another site: then every method raises `ShardMovedError`,
-    and the client continues there.
+    and the client continues there. It also ends, with `Ended.UNCERTAIN`, when the log store doesn't answer a commit,
+    which may still be stored.
     Acknowledgements of unknown packet ids are ignored, and not counted: a client may send some after a resumption.
 
     The attributes and methods that `dir` leaves out are for `topicstore.sessions` alone. Their caller holds the

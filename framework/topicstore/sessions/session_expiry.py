@@ -131,6 +131,8 @@ class Timers:
         if self._registry.shared and now >= self._count_due:
             self._count_due = now + _COUNT_EVERY
             self._states.counts.forget()
+        if self._registry.left_open:
+            self._recover_uncertain()
         self._dispatcher.hear_locked()
         failed = list(self._dispatcher.failed)
         self._dispatcher.failed.clear()
@@ -178,14 +180,27 @@ class Timers:
     def recover_later(self, client_ids: Iterable[str]) -> None:
         """At a later tick, end the connections of sessions that are stored as open but are not connected.
 
-        All sessions that are stored as open in the shards of these client ids are checked.
+        All sessions that are stored as open in the shards of these client ids are checked. Shards of other sites are
+        left to these.
         """
-        for shard in set(map(self._states.shard_of, client_ids)):
+        for shard in set(map(self._states.shard_of, client_ids)).intersection(self.owned()):
             left = self._left_open[shard]
             if left is None:
                 self._left_open[shard] = _LeftOpen(self._states.left_open(shard))
             else:  # its scan may be past these sessions
                 left.failed = True
+
+    def _recover_uncertain(self) -> None:
+        """End as lost, at a later step, the sessions that have ended without a commit, and openings without an answer.
+
+        A commit comes first, which the log orders after theirs: if that has no answer, the next tick tries again.
+        """
+        clients = list(self._registry.left_open)
+        shards = set(map(self._states.shard_of, clients)).intersection(self.owned())
+        failures = self._states.commit(dict.fromkeys(shards, ()))
+        known = [client_id for client_id in clients if self._states.shard_of(client_id) not in failures]
+        self.recover_later(known)
+        self._registry.left_open.difference_update(known)
 
     def _recover(self, shard: int) -> None:
         """End the connections of sessions that were left open, as lost now.

@@ -155,7 +155,8 @@ class Sessions:
 
         Section numbers are those of MQTT 5. An older `Session` object of the client is taken over and can't be used any
         more [MQTT-3.1.4-3]. Raises `InvalidArgumentError`, `QuotaExceededError` if `bounds` permits no more stored
-        sessions, and the errors of reading and writing state.
+        sessions, on a site of a cluster `ShardElsewhereError` if another site owns the client id's shard, and the
+        errors of reading and writing state.
         """
         how = Connect(
             client_id=client_id, clean_start=clean_start, expiry_interval=expiry_interval, will=will, allow=allow,

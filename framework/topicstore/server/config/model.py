@@ -151,10 +151,12 @@ class DurableSessionsSettings(Section, frozen=True):
     message_retention_period: Period | None = None
     """The shortest time that messages are kept, because whole generations of messages are dropped; ``"infinity"`` for
     ever. Without it the database's retention applies, which ``topicstore retention`` and HTTP change."""
-    delivered_retention_period: Period = Period(600)
+    delivered_retention_period: Period | None = None
     """The age from which messages are removed that are stored only because sessions wait for them, once no session
     needs them; ``"infinity"`` to keep them as long as all else. A session that is away holds them back until it has
-    come, or has expired. Messages that a rule of ``persistence`` names stay."""
+    come, or has expired. Messages that a rule of ``persistence`` names stay. Without it the database's retention
+    applies, which ``topicstore retention`` and HTTP change; in a database whose retention was never set it becomes ten
+    minutes."""
     persistence: tuple[PersistenceSettings, ...] = ()
     """Messages that are stored even if no session subscribes to them, so that later clients can replay them."""
 

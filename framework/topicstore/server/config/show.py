@@ -257,7 +257,7 @@ def default_file() -> str:
             "Kept messages: a message is stored if a rule of persistence matches its topic, or its publisher requests "
             "it. It is kept as long as 'keep' or message_retention_period say, by default for ever. Any other message "
             "is stored only if a session waits for it. It is removed once no session needs it and it is older than "
-            "delivered_retention_period."
+            "delivered_retention_period, by default ten minutes."
         ),
         *_table(ServerSettings, settings, (), active=True),
     ]
