@@ -209,6 +209,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.slow
 def test_a_site_that_does_not_forward_redirects_to_the_owner(cluster: Cluster) -> None:
     """With ``forward = false`` a publish for another site's shard is 307; messages of several sites are 421."""
     cluster.settings["CLUSTER__FORWARD"] = "false"
@@ -225,6 +226,7 @@ def test_a_site_that_does_not_forward_redirects_to_the_owner(cluster: Cluster) -
     assert 200 == answer.status
 
 
+@pytest.mark.slow
 def test_a_publish_for_an_owner_that_is_gone_may_be_repeated(cluster: Cluster) -> None:
     """While the owner of a shard is dead and not replaced, a publish is 503 with ``Retry-After``."""
     cluster.start("a", "b")
@@ -239,6 +241,7 @@ def test_a_publish_for_an_owner_that_is_gone_may_be_repeated(cluster: Cluster) -
     assert ["1"] == cluster.payloads("a")
 
 
+@pytest.mark.slow
 def test_ds_shows_and_changes_the_sites_of_a_cluster(cluster: Cluster) -> None:
     """`ds` shows all sites, lets one leave, join and be forgotten, and refuses what would lose the last copy."""
     cluster.settings["CLUSTER__TAKEOVER_AFTER"] = "1s"
