@@ -256,8 +256,9 @@ class Database:
         other sites receive what is stored.
 
         A message with ``retain`` becomes the retained message of its topic, kept in the topic's shard, even if it isn't
-        stored otherwise. A message with ``retain`` and an empty payload clears the retained message (MQTT 5, section
-        3.3.1.3).
+        stored otherwise. On a site of a cluster it is kept in its publisher's shard; of a topic's messages in several
+        shards the last one counts, by position. A message with ``retain`` and an empty payload clears the retained
+        message (MQTT 5, section 3.3.1.3).
 
         Messages are stored as by `store`, together with ``state`` and the retained messages of the same shard, before
         any message is delivered. Subscribers may receive stored and not stored messages in any relative order. Raises

@@ -189,7 +189,7 @@ def _open_shared(
     site: str | None,
 ) -> Storage:
     """Open this site's copy of a database that several sites share; create what does not exist."""
-    from .replication.log_stores import open_log_store
+    from .replication.counted_store import CountedLogStore
     from .replication.site import Site
 
     if cluster is None or site is None:
@@ -206,7 +206,7 @@ def _open_shared(
         raise InvalidArgumentError(f"a site needs a persistent backend; {wanted['backend']!r} keeps nothing")
     how = _cluster_of(cluster)
     with Closer() as closer:
-        store = open_log_store(how.url, how.options)
+        store = CountedLogStore.open(how.url, how.options)
         closer.add(store.close)
         here = Site(how, site, store)
         closer.add(here.close)
@@ -279,7 +279,7 @@ def begin_cluster(path: str | Path, cluster: str | Cluster) -> None:
     and a cut at its index, where replicas begin, and stores the progress of the base; the manifest names the cluster,
     so that the directory is not written without it any more; the first cluster document is created.
     """
-    from .replication.log_stores import open_log_store
+    from .replication.counted_store import CountedLogStore
     from .replication.replica import begin_log
     from .replication.site import Site
 
@@ -289,7 +289,7 @@ def begin_cluster(path: str | Path, cluster: str | Cluster) -> None:
         raise UnsupportedError(f"a cluster needs a persistent backend; {manifest.backend!r} keeps nothing")
     if any((path / DIRECTORY).glob("*")):
         raise UnsupportedError(f"{path} has queues, which a cluster does not have: drop them first")
-    with closing(open_log_store(how.url, how.options)) as store:
+    with closing(CountedLogStore.open(how.url, how.options)) as store:
         site = Site(how, _NO_SITE, store)
         if manifest.cluster not in (None, store.place):
             raise ManifestMismatchError(

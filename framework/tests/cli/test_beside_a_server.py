@@ -324,7 +324,7 @@ def test_replicas_are_refused_while_there_is_one_site(read: Pair) -> None:
     at = ("--database", read.served)
     assert run("ds", "set_replicas", "messages", site, *at).stdout == "ok\n"
     assert run("ds", "join", "messages", site, *at).stdout == "ok\n"
-    assert "nothing is replicated yet" in run("ds", "leave", "messages", site, *at, code=2).stderr
+    assert "no cluster shares the storage" in run("ds", "leave", "messages", site, *at, code=2).stderr
     assert "only a site that is gone" in run("ds", "forget", site, *at, code=2).stderr
     assert "there is no site" in run("ds", "join", "messages", "0" * 16, *at, code=2).stderr
     assert "there is no storage 'other/one'" in run("ds", "join", "other/one", site, *at, code=2).stderr

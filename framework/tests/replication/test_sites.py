@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import topicstore as ts
 from topicstore.contract.log_store import LogStore, NotConditionalError, StorageUnavailableError
+from topicstore.pubsub.retained import remove_expired
 from topicstore.replication import log_stores, names, site
 from topicstore.replication.log_stores import open_log_store
 from topicstore.replication.objects import BEATS, Beat
@@ -509,3 +510,40 @@ def test_a_sealed_generation_is_written_once(sites: Sites, monkeypatch: pytest.M
         assert first == sealed()
         a.delete("a/1", until=a.clock())
         wait_until(lambda: sealed() and first.isdisjoint(sealed()), "the changed generation")
+
+
+def test_retained_messages_of_publishers_on_several_sites_are_one_for_each_topic(sites: Sites) -> None:
+    """Each site's publishers set and clear retained messages of any topic; all sites find the last one.
+
+    A message that has expired doesn't uncover an earlier one of another publisher.
+    """
+    clock = Clock(NOW)
+    with sites.open("a", shards=4, clock=clock) as a, sites.open("b", clock=clock) as b:
+        wait_until(lambda: any(owns(a)) and any(owns(b)) and sum(owns(a) + owns(b)) == 4, "each site owns shards")
+        both = {db: next(f"c{n}" for n in range(99) if owns(db)[db.storage.shard_of(f"c{n}")]) for db in (a, b)}
+        kept = dict.fromkeys(f"r/{number}" for number in range(30))
+        for number, topic in enumerate(kept):
+            for turn, db in enumerate((a, b) if number % 2 else (b, a)):
+                clock.now += 1_000
+                text = b"" if number % 5 == 0 and turn else b"%d by %s" % (number, both[db].encode())
+                expiry = ts.Properties(message_expiry_interval=60) if number % 7 == 0 else None
+                result = db.publish([ts.Message(topic, text, both[db], 1, True, properties=expiry)])
+                assert bool(text) == result.retained
+                kept[topic] = text if number % 7 else None
+
+        def found(db: ts.Database) -> dict[str, bytes]:
+            db.cluster.refresh()
+            return {one.topic: one.payload for one in db.retained("r/#")}
+
+        clock.now += 61_000_000
+        for db in (a, b):
+            expected = {topic: text for topic, text in kept.items() if text}
+            assert expected == found(db)
+            remove_expired(db.storage, clock())
+            assert expected == found(db)
+            pages, after = [], None
+            while page := db.retained("r/#", after=after, limit=4):
+                pages += [one.topic for one in page]
+                after = page[-1].topic
+            assert sorted(expected) == pages
+            assert [expected["r/1"]] == [one.payload for one in db.retained("r/1")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topicstore.replication.site import Site
+from topicstore.replication.site import ShardOwner, Site
 
 from .face import Face, threaded
 
@@ -28,6 +28,15 @@ class AsyncSite(Face[Site]):
         return self._find().ended
 
     forget = threaded(Site.forget)
+
+    def owns(self, shard: int) -> bool:
+        """Return whether this site owns a shard."""
+        return self._find().owns(shard)
+
+    def owner(self, shard: int) -> ShardOwner | None:
+        """Return the other site that owns a shard; None if there is none."""
+        return self._find().owner(shard)
+
     info = threaded(Site.info)
     join = threaded(Site.join)
     lag = threaded(Site.lag)

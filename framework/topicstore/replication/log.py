@@ -170,6 +170,10 @@ class ShardLog:
         self._queued = 0
         """The bytes of the queued changes, `CHANGE_OVERHEAD` included."""
         self._in_flight = 0
+        self.takeovers = 0
+        """The number of times that this site has become the owner."""
+        self.fenced = 0
+        """The number of entries that could not be written, because another site had become the owner."""
         self._refuses: BaseException | None = ShardMovedError(f"site {site} does not own shard {shard}")
         """The error that `propose` raises; None while this site owns the shard."""
         self._leaving = False
@@ -234,6 +238,7 @@ class ShardLog:
     def _begin(self, epoch: int) -> None:
         with self._lock:
             self._epoch, self._refuses, self._leaving = epoch, None, False
+            self.takeovers += 1
             if self._threads:
                 self._thread = threading.Thread(target=self._work, name=f"topicstore-log-{self._shard}", daemon=True)
                 self._thread.start()
@@ -424,6 +429,7 @@ class ShardLog:
             if outcome is Outcome.WRITTEN:
                 return [*void, entry]
             if outcome is Outcome.FENCED or found is None:
+                self.fenced += 1
                 owner = f"site {found.head.site}" if found is not None else "another site"
                 reason = f"shard {self._shard} has moved to {owner}; epoch {self._epoch} is over"
                 # After a lost answer, the entry may have been written, applied by others, and deleted by truncation.

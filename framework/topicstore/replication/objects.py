@@ -75,6 +75,8 @@ class Site(msgspec.Struct, frozen=True, array_like=True):
     """Random bytes that identify the site's process; a process that finds another value has been replaced."""
     leaving: bool = False
     """Whether the site is to keep no shards."""
+    http_address: str = ""
+    """The URL of the site's HTTP interface; empty if it has none."""
 
 
 class ShardPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -121,6 +123,8 @@ class ClusterDocument(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     """All generations, by number from 1."""
     most_sites: int = 0
     """The highest number of sites that the cluster had."""
+    token: bytes = b""
+    """Random bytes that only the cluster's sites know, by which they recognize each other; empty in early documents."""
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, kw_only=True):

@@ -25,6 +25,8 @@ class Cluster:
     url:                the log store: ``file:///path``, or a bucket such as ``s3://bucket/prefix``.
     options:            options of the log store, such as ``{"config": {"endpoint": …}}``.
     address:            the address of this site, which errors on other sites name.
+    http_address:       the URL of this site's HTTP interface, such as ``http://host:18083``, to which the servers of
+                        other sites forward publishes.
     n_sites:            the number of sites that must have joined before anything is stored. Once they have, sites may
                         leave.
     replication_factor: the number of sites that keep each shard; None for all. With up to three sites, all keep every
@@ -45,6 +47,7 @@ class Cluster:
     url: str
     options: Mapping[str, Any] = attrs.field(factory=dict, repr=False, kw_only=True)
     address: str = attrs.field(default="", kw_only=True)
+    http_address: str = attrs.field(default="", kw_only=True)
     n_sites: int = attrs.field(default=1, kw_only=True)
     replication_factor: int | None = attrs.field(default=3, kw_only=True)
     beat_interval: float = attrs.field(default=0.5, kw_only=True)

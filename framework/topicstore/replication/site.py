@@ -27,7 +27,7 @@ from topicstore.contract.errors import (
     ShardMovedError,
     TopicstoreError,
 )
-from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
+from topicstore.contract.log_store import ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
 from topicstore.runtime.background import BackgroundTask
 from topicstore.runtime.closing import close_all
 from topicstore.shard.shard import Shard
@@ -35,6 +35,7 @@ from topicstore.shard.writer import AddGeneration, DropGeneration
 
 from . import duties, names
 from .bases import cut_log, highest
+from .counted_store import CountedLogStore
 from .documents import Documents
 from .duties import Duty, Known
 from .info import ClusterInfo, cluster_info
@@ -43,7 +44,7 @@ from .replica import Replica
 from .settings import Cluster, check_site
 from .watching import Silences
 
-__all__ = ["ReplicaLag", "Site"]
+__all__ = ["ReplicaLag", "ShardOwner", "Site"]
 
 _KEPT = 16
 """The number of documents that are kept for sites that read one at the moment."""
@@ -51,6 +52,17 @@ _BASE_BYTES = 256 << 20
 """The bytes of changes after which the owner writes a base."""
 _END = 1 << 63
 """An index behind every entry."""
+
+
+@attrs.frozen
+class ShardOwner:
+    """The site that owns a shard, and the addresses at which it is reached."""
+
+    site: str
+    address: str
+    """The site's `Cluster.address`; empty if it has none."""
+    http_address: str
+    """The site's `Cluster.http_address`; empty if it has none."""
 
 
 @attrs.frozen
@@ -69,7 +81,7 @@ class ReplicaLag:
 class Site:
     """A process as a site of a cluster: `start` takes part with the shards of a database, and `close` ends that."""
 
-    def __init__(self, cluster: Cluster, name: str, store: LogStore) -> None:
+    def __init__(self, cluster: Cluster, name: str, store: CountedLogStore) -> None:
         self.cluster = cluster
         self.name = check_site(name)
         self.store = store
@@ -153,8 +165,16 @@ class Site:
     def enter(self) -> None:
         """Take part in the cluster, in place of an earlier process of this site. Raises the errors of `find`."""
         self._beat_number = (highest(self.store, names.beats(self.name)) or 0) + 1
-        address, factor = self.cluster.address, self.cluster.replication_factor
-        self._change(lambda number, there: duties.entered(there, number, self.name, self._incarnation, address, factor))
+        token = secrets.token_bytes(32)
+        self._change(lambda number, there: self._entered(number, there, token))
+
+    def _entered(self, number: int, document: ClusterDocument, token: bytes) -> ClusterDocument:
+        """Return the document in which this process takes part; the first one has the cluster's token from here."""
+        how = self.cluster
+        document = duties.entered(document, number, self.name, self._incarnation, how.address, how.replication_factor)
+        me = msgspec.structs.replace(document.sites[self.name], http_address=how.http_address)
+        sites = {**document.sites, self.name: me}
+        return msgspec.structs.replace(document, sites=sites, token=document.token or token)
 
     def _change(self, make: Callable[[int, ClusterDocument], ClusterDocument | None]) -> tuple[int, ClusterDocument]:
         """Create the next document, with an id of its own; return the current one with its number."""
@@ -483,6 +503,28 @@ class Site:
             if replica.log.owned:
                 with suppress(ShardElsewhereError, ShardMovedError):  # the shard's next owner does it
                     self._reach(replica)
+
+    def owns(self, shard: int) -> bool:
+        """Return whether this site owns a shard. Sends no request to the log store."""
+        replicas = self.replicas
+        return shard < len(replicas) and replicas[shard].owned
+
+    def owner(self, shard: int) -> ShardOwner | None:
+        """Return the site that owns a shard, as the last document says; None while no other site than this one does.
+
+        The owner may have ended meanwhile, or may not have begun to write. Sends no request to the log store.
+        """
+        document = self.document
+        name = document.shards[shard].owner
+        site = document.sites.get(name)
+        if site is None or name == self.name:
+            return None
+        return ShardOwner(name, site.address, site.http_address)
+
+    @property
+    def token(self) -> bytes:
+        """The secret of the cluster, by which its sites recognize each other's connections."""
+        return self.document.token
 
     def lag(self) -> list[ReplicaLag]:
         """Return how far each replica of this site is behind its shard's owner. Raises `StorageUnavailableError`.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import attrs
 
 from topicstore.server.codec.encode import pubacks
-from topicstore.server.codec.error_codes import reason_of_message
+from topicstore.server.codec.error_codes import is_passing, reason_of, reason_of_message
 from topicstore.server.codec.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, AckPacket
 from topicstore.server.codec.reason import ReasonCode
 from topicstore.sessions import OVER, Publish, Session
@@ -110,7 +110,10 @@ class PublishAnswer:
     refused: int = 0
     """Number of refused publishes."""
     end: str | None = None
-    """Why the connection must end, if the protocol version cannot report that a publish failed; else None."""
+    """Why the connection must end, if the protocol version cannot report that a publish failed, or if the client must
+    send the publish again; else None."""
+    reason: ReasonCode = ReasonCode.QUOTA_EXCEEDED
+    """The reason code of that end."""
 
 
 def answer_publishes(version: int, part: PublishedPart) -> PublishAnswer:
@@ -137,6 +140,9 @@ def _each(version: int, part: PublishedPart, pending: Pending) -> PublishAnswer:
     refused = sum(reason >= 0x80 for reason in reasons.values())
     if any(isinstance(error, OVER) for error in part.refused.values()):
         return PublishAnswer(b"", refused=refused)  # the connection ends, and the client resends what is unacknowledged
+    passing = next((error for error in part.refused.values() if is_passing(error)), None)
+    if passing is not None:
+        return PublishAnswer(b"", refused=refused, end=str(passing), reason=reason_of(passing))
     if version == 4 and any(reason >= 0x80 and reason not in _DROPPED for reason in reasons.values()):
         return PublishAnswer(b"", refused=refused, end=text)
     acks = [(one, reasons.get((1, one), 0)) for one in pending.ids1]
