@@ -83,6 +83,11 @@ class Crowded(SkipstreamLayout):
         return skipstream.SkipstreamSlab(engine, shard, generation, trie, hash_bits=1)
 
 
+def crowded() -> Crowded:
+    """Return the layout. Other processes call this, since options can't be sent to them."""
+    return Crowded(SkipstreamOptions(thresholds=(1, 0)))
+
+
 class FewHashes:
     """The skipstream layout with colliding hashes, small reads and a small cache."""
 
@@ -91,8 +96,7 @@ class FewHashes:
         for name, value in {"_LEAST_READ": 4, "_FETCHED_FIRST": 2, "_FETCHED_MOST": 5, "_LOOKED_AT": 20}.items():
             monkeypatch.setattr(skipstream, name, value)
         monkeypatch.setattr(entries, "_KNOWN_TOPICS", 10)
-        options = SkipstreamOptions(thresholds=(1, 0))
-        return LayoutSubject(make=partial(Crowded, options), capabilities=CAPABILITIES["skipstream"])
+        return LayoutSubject(make=crowded, capabilities=CAPABILITIES["skipstream"])
 
 
 @leaving_out(Limits, Changes)
@@ -138,6 +142,13 @@ class TestWildcardOptimized(LayoutSuite):
         return subject_of("wildcard_optimized")
 
 
+def with_few_bits() -> WildcardOptimizedLayout:
+    """Return the layout. Other processes call this, since options can't be sent to them."""
+    return WildcardOptimizedLayout(
+        WildcardOptimizedOptions(bits_per_topic_level=1, epoch_bits=0, topic_index_bytes=1, thresholds=(1,))
+    )
+
+
 class FewBits:
     """The wildcard_optimized layout with hashes of one bit, short epochs, a small cache and small deletes."""
 
@@ -145,10 +156,7 @@ class FewBits:
     def subject(self, monkeypatch: pytest.MonkeyPatch) -> LayoutSubject:
         monkeypatch.setattr(wildcard_optimized, "_LOOKED_AT", 40)
         monkeypatch.setattr(streams, "_CACHED", 10)
-        options = WildcardOptimizedOptions(bits_per_topic_level=1, epoch_bits=0, topic_index_bytes=1, thresholds=(1,))
-        return LayoutSubject(
-            make=partial(WildcardOptimizedLayout, options), capabilities=CAPABILITIES["wildcard_optimized"]
-        )
+        return LayoutSubject(make=with_few_bits, capabilities=CAPABILITIES["wildcard_optimized"])
 
 
 @leaving_out(Limits, Changes)
