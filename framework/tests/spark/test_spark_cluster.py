@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
 
+from topicstore.spark.cluster import ClusterReader
+from topicstore.spark.options import ReadSettings
+from topicstore.spark.schema import MESSAGES
+
 FIRST = 1_700_000_000_000_000
 
 
@@ -111,6 +115,36 @@ def test_a_shard_without_a_log_has_no_rows(spark: SparkSession, sites: Sites) ->
     head = Head(index=0, kind=Kind.FENCE, epoch=1, id=b"\2" * 16, site="a", before=b"", checksum=b"", fence=-1)
     store.create(names.entry(1, 0), encode_entry(1, head, ())[1])
     assert load(spark, sites.url).collect() == []
+
+
+def test_a_task_removes_its_copy(sites: Sites) -> None:
+    """A task keeps its copy in Spark's directory for temporary files, and removes it, also if reading it fails."""
+    with sites.open("a") as a:
+        a.store(numbered(0, 100))
+    settings = ReadSettings.of({"cluster": sites.url})
+    assert settings.cluster is not None
+    reader = ClusterReader(settings, settings.cluster, MESSAGES)
+    (partition,) = reader.partitions()
+    local = sites.log.parent / "local"
+    local.mkdir()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SPARK_LOCAL_DIRS", f"{local},/elsewhere")
+        rows = reader.read(partition)
+        assert next(rows).num_rows > 0
+        assert len([*local.iterdir()]) == 1
+        with pytest.raises(RuntimeError, match="the task was cancelled"):
+            rows.throw(RuntimeError("the task was cancelled"))  # type: ignore[attr-defined]
+        assert [*local.iterdir()] == []
+
+
+def test_options_of_the_log_store_have_a_prefix() -> None:
+    """An option ``cluster.a`` is an option of the log store, ``cluster.a.b`` an entry of one; not both of the same."""
+    options = {"cluster": "s3://b/p", "cluster.timeout": "5", "cluster.config.region": "eu", "cluster.config.a.b": "c"}
+    cluster = ReadSettings.of(options).cluster
+    assert cluster is not None
+    assert cluster.options == {"timeout": "5", "config": {"region": "eu", "a.b": "c"}}
+    with pytest.raises(ts.InvalidArgumentError, match=r"cluster\.config, which is given as a value"):
+        ReadSettings.of(options | {"cluster.config": "text"})
 
 
 @pytest.mark.parametrize(
