@@ -45,7 +45,7 @@ from .storage.directory.manifest import (
     write_manifest,
 )
 from .storage.generations import check_shared, live_records
-from .storage.opening import RECOVERIES, OpenSettings, Recovery, open_storage
+from .storage.opening import RECOVERIES, OpenSettings, Recovery, ShardOpener, open_storage
 from .storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -53,10 +53,12 @@ if TYPE_CHECKING:
     from .replication.settings import Cluster
     from .replication.site import Site
 
-__all__ = ["begin_cluster", "open", "open_lazily"]
+__all__ = ["begin_cluster", "copy_shard", "open", "open_lazily", "shared_manifest"]
 
 _NO_SITE = "begin"
 """The name under which the bases of a new cluster are written, before it has a site."""
+_READER = "reader"
+"""The name of a process that reads a cluster's logs without being a site, and writes nothing."""
 
 Mode: TypeAlias = Literal["a", "x", "r+", "r"]
 
@@ -245,22 +247,70 @@ def _shared_manifest(path: Path, site: Site, wanted: dict[str, Any], settings: O
         first = GenerationPlan(1, new.layout, shared["options"].get(new.layout, {}))
         document = site.found(site.claim(bytes.fromhex(new.id)), new.shards, shared, (first,))
     if there is None:
-        fields = document.settings | {"plugins": tuple(document.settings["plugins"])}
-        backend = wanted.get("backend", DEFAULT_BACKEND)
-        own = {name: dict(values) for name, values in settings.options.items() if name == backend}
-        return Manifest(
-            id=document.database.hex(),
-            backend=backend,
-            shards=len(document.shards),
-            durability="sync",
-            cluster=place,
-            **fields | {"options": fields["options"] | own},
-        )
+        return _manifest_of(document, place, wanted.get("backend", DEFAULT_BACKEND), settings.options)
     if there.id != document.database.hex():
         raise WrongDatabaseError(
             f"{path} is a copy of database {there.id}, and {place} holds {document.database.hex()}"
         )
     return there
+
+
+def _manifest_of(
+    document: ClusterDocument, place: str, backend: str, options: Mapping[str, Mapping[str, Any]]
+) -> Manifest:
+    """Return the manifest of a copy that does not exist yet, with ``options`` of its backend."""
+    fields = document.settings | {"plugins": tuple(document.settings["plugins"])}
+    own = {name: dict(values) for name, values in options.items() if name == backend}
+    return Manifest(
+        id=document.database.hex(),
+        backend=backend,
+        shards=len(document.shards),
+        durability="sync",
+        cluster=place,
+        **fields | {"options": fields["options"] | own},
+    )
+
+
+def shared_manifest(cluster: Cluster) -> Manifest:
+    """Return the manifest of copies of a cluster's database, without being a site.
+
+    Nothing is written. Raises `DatabaseNotFoundError` if the log store has no cluster, `InvalidArgumentError`,
+    `UnknownPluginError`, `BackendUnavailableError`, `InvalidOptionError`, `StorageUnavailableError`,
+    `LogStoreRefusedError` and `CorruptionError`.
+    """
+    from .replication.documents import Documents
+    from .replication.log_stores import open_for_reading
+
+    with closing(open_for_reading(cluster.url, cluster.options)) as store:
+        _, document = Documents(store, lambda _: None).newest()
+        if document is None:
+            raise DatabaseNotFoundError(f"{store.place} holds no cluster: look at the URL, and open a site first")
+        return _manifest_of(document, store.place, DEFAULT_BACKEND, {})
+
+
+def copy_shard(cluster: Cluster, manifest: Manifest, number: int, path: Path) -> bool:
+    """Copy a shard of a cluster from its log store to an empty directory, which `open_lazily` then reads.
+
+    The copy has everything that was acknowledged before the call; it is not fsynced, and the directory has no other
+    shard. Nothing is written to the log store. ``manifest`` is that of `shared_manifest`. Returns False if the shard
+    has no log yet, so that there is nothing to read. Raises the errors of `shared_manifest`, and `StorageFullError`.
+    """
+    from .replication.log_stores import open_for_reading
+    from .replication.replica import Replica
+
+    manifest = attrs.evolve(manifest, complete=True)
+    settings = OpenSettings(open_archive=open_archive, options=manifest.options, ballast=False)
+    with Closer() as closer:
+        store = open_for_reading(cluster.url, cluster.options)
+        closer.add(store.close)
+        write_manifest(path, manifest)
+        shard = ShardOpener.of(path, manifest, settings).open(number, create=True)
+        closer.add(shard.close)
+        replica = Replica(shard, store, _READER)
+        closer.add(replica.log.close)
+        replica.follow()
+        closer.release()
+        return replica.progress.next > 0
 
 
 def begin_cluster(path: str | Path, cluster: str | Cluster) -> None:

@@ -151,7 +151,7 @@ def test_a_directory_that_cannot_be_used_is_a_refusal(tmp_path: Path, monkeypatc
     """A file in the directory's place, or missing permission, is a refusal, with the reason of the file system."""
     (tmp_path / "file").touch()
     with pytest.raises(LogStoreRefusedError, match=r"file.*: File exists; look at"):
-        opened((tmp_path / "file" / "store").as_uri(), {})
+        opened((tmp_path / "file" / "store").as_uri(), {}).create("log/1", b"1")
     store = DirectoryLogStore(tmp_path / "store")
 
     def forbidden(_handle: int) -> None:
@@ -204,15 +204,15 @@ def kind(handle: int) -> str:
 
 
 def test_staging_directories_of_killed_processes_are_removed_and_of_living_ones_kept(tmp_path: Path) -> None:
-    """Opening a store removes staged files that no process has locked, and keeps locked ones."""
+    """A store's first creation removes staged files that no process has locked, and keeps locked ones."""
     import fcntl
 
-    DirectoryLogStore(tmp_path)
+    DirectoryLogStore(tmp_path).create("log/1", b"1")
     dead, living = tmp_path / ".drafts" / "1-dead", tmp_path / ".drafts" / "1-living"
     dead.touch()
     with living.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        DirectoryLogStore(tmp_path)
+        DirectoryLogStore(tmp_path).create("log/2", b"2")
         assert [living] == list((tmp_path / ".drafts").iterdir())
 
 
@@ -227,7 +227,7 @@ def test_a_staging_directory_that_an_opening_removed_is_written_again(
     def late(handle: int, how: int) -> None:
         if not opened_meanwhile:
             opened_meanwhile.append(store)
-            DirectoryLogStore(tmp_path)
+            DirectoryLogStore(tmp_path).create("log/2", b"2")
         flock(handle, how)
 
     monkeypatch.setattr(directory.fcntl, "flock", late)
@@ -235,9 +235,19 @@ def test_a_staging_directory_that_an_opening_removed_is_written_again(
     assert b"1" == store.get("log/1")
 
 
+def test_a_directory_that_is_only_read_is_not_changed(tmp_path: Path) -> None:
+    """A store that is only read makes no directory, so reading needs no permission to write."""
+    store = opened((tmp_path / "store").as_uri(), {})
+    with pytest.raises(ObjectNotFoundError):
+        store.get("log/1")
+    assert [] == list(store.names("log"))
+    assert [] == list(tmp_path.iterdir())
+
+
 def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full disk raises `StorageUnavailableError`, and leaves neither the object nor its staged file."""
     store = DirectoryLogStore(tmp_path)
+    store.create("log/0", b"0")
 
     def full(_handle: int) -> None:
         raise OSError(28, "No space left on device")
@@ -246,5 +256,5 @@ def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(StorageUnavailableError, match="No space left on device"):
         store.create("log/1", b"1")
     monkeypatch.undo()
-    assert [] == list(store.names("log"))
+    assert [["log/0"]] == list(store.names("log"))
     assert [] == list((tmp_path / ".drafts").iterdir())

@@ -53,15 +53,12 @@ class DirectoryLogStore(LogStore):
     def __init__(self, root: Path) -> None:
         self._root = root
         self._staging = root / _STAGING
-        try:
-            self._make(self._staging)
-            _remove_abandoned(self._staging)
-        except OSError as error:
-            raise self._unavailable(root, error) from error
+        self._writes = False
+        """Whether this object has made the directories, which the first `create` does: readers need no permission."""
 
     @classmethod
     def open(cls, url: str, options: Mapping[str, Any]) -> DirectoryLogStore:
-        """Return the store in a directory, which is created if it doesn't exist."""
+        """Return the store in a directory, which the first `create` makes if it doesn't exist."""
         make_options("file", cls.Options, options)
         parts = urlsplit(url)
         if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
@@ -77,6 +74,10 @@ class DirectoryLogStore(LogStore):
         """Create a file atomically, and fsync it. Raises `ObjectExistsError` if the name is taken."""
         path = self._root / check_name(name)
         try:
+            if not self._writes:
+                self._make(self._staging)
+                _remove_abandoned(self._staging)
+                self._writes = True
             self._make(path.parent)
             taken = not self._link(path, data)
             sync(path.parent)
@@ -153,7 +154,7 @@ class DirectoryLogStore(LogStore):
             except FileNotFoundError:
                 if staged.exists():
                     raise
-                continue  # another process that opened the store removed the staged file before it was locked
+                continue  # another process removed the staged file before it was locked
             finally:
                 staged.unlink(missing_ok=True)
                 os.close(descriptor)

@@ -11,7 +11,7 @@ from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.log_store import LogStore, NotConditionalError, ObjectExistsError, StorageUnavailableError
 from topicstore.plugins import load_target, registry
 
-__all__ = ["open_log_store", "probe"]
+__all__ = ["open_for_reading", "open_log_store", "probe"]
 
 _PROBES = "probes"
 """The prefix of probe objects. `probe` deletes its object; a process that is killed may leave one."""
@@ -23,17 +23,25 @@ def open_log_store(url: str, options: Mapping[str, Any] | None = None) -> LogSto
     Raises `UnknownPluginError` and `BackendUnavailableError` if nothing installed serves the scheme, and the errors of
     `LogStore.open` and `probe`.
     """
-    scheme = urlsplit(url).scheme
-    if not scheme:
-        raise InvalidArgumentError(f"a log store is named by a URL, such as s3://bucket/prefix, not {url!r}")
-    target: type[LogStore] = load_target(registry().log_store(scheme))
-    store = target.open(url, options or {})
+    store = open_for_reading(url, options)
     try:
         probe(store)
     except BaseException:
         store.close()
         raise
     return store
+
+
+def open_for_reading(url: str, options: Mapping[str, Any] | None = None) -> LogStore:
+    """Open the log store at a URL without a probe, so that its user needs no permission to write.
+
+    Raises the errors of `open_log_store`, except those of `probe`.
+    """
+    scheme = urlsplit(url).scheme
+    if not scheme:
+        raise InvalidArgumentError(f"a log store is named by a URL, such as s3://bucket/prefix, not {url!r}")
+    target: type[LogStore] = load_target(registry().log_store(scheme))
+    return target.open(url, options or {})
 
 
 def probe(store: LogStore) -> None:

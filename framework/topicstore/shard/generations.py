@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -39,7 +39,7 @@ __all__ = ["Generations", "MakeLayout", "OpenArchive", "check_local"]
 
 _LAST = (1 << 64) - 1
 
-MakeLayout = Callable[[str, dict[str, Any]], Layout]
+MakeLayout = Callable[[str, Mapping[str, Any]], Layout]
 """A function that creates a layout object from a layout's name and options."""
 OpenArchive = Callable[[int, GenerationRecord], Slab]
 """A function that returns the slab of an archived generation, given the shard's number and the generation's record."""

@@ -39,6 +39,8 @@ from topicstore.contract.quantities import parse_duration
 from topicstore.contract.replay_plan import By, TimeRange
 from topicstore.contract.times import parse_when
 from topicstore.contract.topics import MAX_TOPIC_BYTES, TopicFilter, check_topic
+from topicstore.opening import shared_manifest
+from topicstore.replication.settings import Cluster
 from topicstore.storage.directory.manifest import Manifest, existing_manifest
 from topicstore.storage.shard_map import ShardMap
 
@@ -48,6 +50,10 @@ T = TypeVar("T")
 _FLAGS = {"true": True, "false": False}
 _READ = ("path", "of", "filter", "start", "until", "by", "ids", "maxMessagesPerTrigger", "minPartitions")
 _COUNTED = ("path", "of", "filter")
+_CLUSTER = "cluster"
+_STORE = "cluster."
+"""The beginning of the names of options of the cluster's log store."""
+_READ_CLUSTER = (_CLUSTER, "filter", "start", "until", "by", "ids")
 _OF = {"messages": None, "topics": "topics", "clients": "clients"}
 _MADE_WITH = ("backend", "layout", "shards", "durability", "late", "max_skew")
 """The options that are arguments of `topicstore.open`."""
@@ -154,6 +160,9 @@ class ReadSettings:
     """The options of reading."""
 
     path: str
+    """The database's directory; empty if a cluster is read."""
+    cluster: Cluster | None
+    """The cluster whose log store is read; None if a directory is read."""
     selection: Selection
     ends: bool
     """Whether the option ``until`` is given."""
@@ -171,13 +180,21 @@ class ReadSettings:
 
         Raises `InvalidArgumentError`, also for an unknown option.
         """
-        counted = _option(options, "of", _OF.__getitem__, None)
-        _check_known(options, _READ if counted is None else _COUNTED)
+        cluster = _cluster(options)
+        counted = _option(options, "of", _OF.__getitem__, None) if cluster is None else None
+        if cluster is None:
+            _check_known(options, _READ if counted is None else _COUNTED)
+        else:
+            _check_known([name for name in options if not name.lower().startswith(_STORE)], _READ_CLUSTER)
+        path = _path(options) if cluster is None else ""
         start, until = (_option(options, name, _time, None) for name in ("start", "until"))
         selection = Selection(filters=(TopicFilter(options.get("filter", "#")).text,))
         by_position, bounded = _option(options, "by", _by, "position") == "position", (start, until) != (None, None)
         # Positions that follow the messages' own times may be later, so each message's own time is compared as well.
-        own = bounded and by_position and existing_manifest(Path(_path(options))).timestamps == "message"
+        own = False
+        if bounded and by_position:
+            manifest = existing_manifest(Path(path)) if cluster is None else shared_manifest(cluster)
+            own = manifest.timestamps == "message"
         if not by_position or own:
             selection = attrs.evolve(selection, timestamps=TimeRange(start or 0, until))
         if by_position and start is not None:
@@ -185,7 +202,8 @@ class ReadSettings:
         if by_position and until is not None and not own:
             selection = attrs.evolve(selection, last=first_position(until) - 1)
         return cls(
-            path=_path(options),
+            path=path,
+            cluster=cluster,
             selection=selection,
             ends=until is not None,
             ids=_option(options, "ids", lambda text: _FLAGS[text.lower()], False),
@@ -239,7 +257,30 @@ def _seconds(text: str) -> float:
         return parse_duration(text)
 
 
-def _check_known(options: Mapping[str, str], known: Sequence[str]) -> None:
+def _cluster(options: Mapping[str, str]) -> Cluster | None:
+    """Return the cluster that the options name; ``cluster.a.b`` is the entry ``b`` of the log store's option ``a``.
+
+    Raises `InvalidArgumentError` for options of a log store without ``cluster``, and for both ``path`` and ``cluster``.
+    """
+    store: dict[str, Any] = {}
+    for option in sorted(name for name in options if name.lower().startswith(_STORE)):
+        name, _, entry = option[len(_STORE) :].partition(".")
+        if not entry:
+            store[name] = options[option]
+        elif isinstance(entries := store.setdefault(name, {}), dict):
+            entries[entry] = options[option]
+        else:
+            raise InvalidArgumentError(f"option {option!r} is an entry of {_STORE}{name}, which is given as a value")
+    if _CLUSTER not in options:
+        if store:
+            raise InvalidArgumentError(f"the options {_STORE}… are of a log store, whose URL is the option {_CLUSTER}")
+        return None
+    if options.get("path"):
+        raise InvalidArgumentError(f"a query reads a directory (path) or a log store ({_CLUSTER}), not both")
+    return Cluster(options[_CLUSTER], options=store)
+
+
+def _check_known(options: Iterable[str], known: Sequence[str]) -> None:
     """Raise `InvalidArgumentError` for an unknown option. Spark's options are case-insensitive."""
     names = {name.lower(): name for name in known}
     for option in options:

@@ -31,6 +31,20 @@ Reading, ``spark.read.format("topicstore")``
     `topicstore.spark.session` and ``register`` test. Spark 4.3.0 doesn't: it applies conditions to all rows of the
     table. A schema given with ``.schema(…)`` selects columns; fewer columns are read faster.
 
+Reading a cluster, ``spark.read.format("topicstore").option("cluster", url).load()``
+    ``cluster``    the URL of the cluster's log store, instead of ``path``.
+    ``cluster.…``  options of the log store, in lower case: ``cluster.timeout``; of an option with several entries one
+                   each, such as ``cluster.config.region``.
+    ``filter``, ``start``, ``until``, ``by``, ``ids``
+                   as above.
+
+    No site is needed, nor disturbed, and nothing is written to the log store: reading and listing objects suffice.
+    Each task copies a shard from the newest base and the log's entries after it to Spark's directory for temporary
+    files, and reads the copy. A query returns at least the messages that the cluster had acknowledged when it began,
+    each exactly once, without those that were deleted or dropped with their generation. Raises `DatabaseNotFoundError`
+    if the log store has no cluster, `UnknownPluginError` for an unknown scheme, and `LogStoreRefusedError` without
+    permission.
+
 Streaming, ``spark.readStream.format("topicstore")``
     The same options except ``until``, and
     ``maxMessagesPerTrigger``
@@ -95,6 +109,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 from pyspark_topicstore.daemon import be_quiet
 
+from .cluster import ClusterReader
 from .options import ReadSettings, WriteSettings
 from .reading import PushingReader, TopicstoreReader
 from .schema import MESSAGES, MESSAGES_WITH_IDS
@@ -132,6 +147,8 @@ class TopicstoreSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a reader of the messages, or of the counts."""
         settings = ReadSettings.of(self.options, self.tasks)
+        if settings.cluster is not None:
+            return ClusterReader(settings, settings.cluster, schema)
         return self._messages(settings, schema) if settings.counted is None else TallyReader(settings, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name

@@ -38,6 +38,8 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
     def __init__(self, settings: ReadSettings, schema: StructType) -> None:
         if settings.ends:
             raise InvalidArgumentError("a stream has no end: the option until is for batches")
+        if settings.cluster is not None:
+            raise InvalidArgumentError("a stream reads a directory: the option cluster is for batches")
         if settings.counted is not None:
             raise InvalidArgumentError(f"a stream is of messages: the option of={settings.counted} is for batches")
         self._path = settings.path

@@ -112,6 +112,30 @@ class ShardOpener:
     recovery_points: RecoveryPoints | None = None
     """The record of each shard's last fsynced write; None if the backend isn't persistent."""
 
+    @classmethod
+    def of(cls, path: Path, manifest: Manifest, settings: OpenSettings) -> ShardOpener:
+        """Return the opener of the database that a manifest describes.
+
+        Raises `UnknownPluginError`, `BackendUnavailableError`, `IncompatibleError`, `InvalidOptionError` and
+        `InvalidArgumentError`, before a file is created.
+        """
+        spec, options = registry().backend(manifest.backend), settings.options
+        make_layout = functools.partial(registry().make_layout, spec)
+        check_pair(spec, registry().layout(manifest.layout))
+        for name in () if manifest.complete else options:  # those of a complete database were already checked
+            if name not in (manifest.backend, manifest.layout):
+                raise InvalidArgumentError(
+                    f"options are by plugin: {{'{manifest.backend}': {{...}}, "
+                    f"'{manifest.layout}': {{...}}}}; {name!r} is neither. Other layouts get theirs "
+                    "with add_generation"
+                )
+        target: type[Backend] = load_target(spec)
+        backend = target(make_options(manifest.backend, target.Options, options.get(manifest.backend, {})))
+        backend.check_path(path)
+        make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuses bad options
+        open_archive = settings.open_archive(path, manifest)
+        return cls(path, manifest, backend, spec.capabilities, settings, make_layout, open_archive)
+
     @property
     def files(self) -> ClosedFiles:
         """The list of the database's files and their sizes, which is stored while the database is closed."""
@@ -372,21 +396,12 @@ def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Stor
     Raises the errors of `topicstore.open`; nothing stays open after an error.
     """
     path = path.absolute()  # the working directory may change
-    spec = registry().backend(manifest.backend)
-    make_layout = functools.partial(registry().make_layout, spec)
-    check_pair(spec, registry().layout(manifest.layout))
     wrappers = [(name, registry().wrapper(name)) for name in settings.plugins]
-    options, read_only = settings.options, settings.read_only
-    _check_option_names(manifest, options)
-    target: type[Backend] = load_target(spec)
-    backend = target(make_options(manifest.backend, target.Options, options.get(manifest.backend, {})))
-    backend.check_path(path)
-    make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuses bad options before a file is created
+    opener, read_only = ShardOpener.of(path, manifest, settings), settings.read_only
+    backend, capabilities = opener.backend, opener.capabilities
     shard_map = ShardMap(manifest.shards)
     hooks = data_path(wrappers, core).hook  # raises for unsuitable plugins
-    open_archive = settings.open_archive(path, manifest)
-    opener = ShardOpener(path, manifest, backend, spec.capabilities, settings, make_layout, open_archive)
-    persistent = "persistent" in spec.capabilities
+    persistent = "persistent" in capabilities
     with Closer() as locked, Closer() as opened:
         shards: Sequence[Shard]
         with convert_os_errors():
@@ -402,9 +417,9 @@ def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Stor
             shards,
             hooks,
             plugins=settings.plugins,
-            capabilities=spec.capabilities,
+            capabilities=capabilities,
             unneeded=backend.unneeded,
-            make_layout=make_layout,
+            make_layout=opener.make_layout,
             shard_map=shard_map,
             clocks=settings.clocks,
             ballast=Ballast(
@@ -434,17 +449,6 @@ def _room(backend: Backend, shards: int) -> int:
     Shards are opened in turn, so one shard's `Backend.room` suffices; `Backend.room_at_once` is needed for each shard.
     """
     return backend.room + (shards - 1) * backend.room_at_once
-
-
-def _check_option_names(manifest: Manifest, options: Mapping[str, Mapping[str, Any]]) -> None:
-    known = {manifest.backend, manifest.layout}
-    for name in () if manifest.complete else options:  # those of a complete database were already checked
-        if name not in known:
-            raise InvalidArgumentError(
-                f"options are by plugin: {{'{manifest.backend}': {{...}}, "
-                f"'{manifest.layout}': {{...}}}}; {name!r} is neither. Other layouts get theirs "
-                "with add_generation"
-            )
 
 
 def _open_to_read(path: Path, manifest: Manifest, backend: Backend, opener: ShardOpener) -> ReadOnlyShards:
