@@ -133,20 +133,30 @@ class Segment:
         return topics
 
     @property
+    def own_streams(self) -> set[int]:
+        """The streams that have frames of their own."""
+        return {stream for stream, _ in self.first[: self.small]}
+
+    @property
     def messages(self) -> int:
         """The number of messages in the segment."""
         return int(self.rows.sum())
 
     def select(self, wanted: StreamRanges, first: int, bound: int) -> Indices:
-        """Return the numbers of the frames that may hold matching topics with positions from ``first`` to ``bound``."""
+        """Return the numbers of the frames that may hold matching topics with positions from ``first`` to ``bound``.
+
+        All rows of a stream are in frames of its own, or in shared ones.
+        """
         alive = (self.rows > 0) & (self.highest >= np.uint64(first)) & (self.lowest <= np.uint64(bound))
         if not wanted.everything:
             spanned = np.zeros(len(alive), dtype=bool)
             for stream, low, high in wanted.ranges:
                 behind: tuple[int] | tuple[int, str] = (stream + 1,) if high is None else (stream, high)
-                for begin, end in ((0, self.small), (self.small, len(alive))):
-                    start = bisect_left(self.last, (stream, low), begin, end)
-                    spanned[start : bisect_right(self.first, behind, start, end)] = True
+                begin, end = bisect_left(self.first, (stream,), 0, self.small), self.small
+                if begin == end or self.first[begin][0] != stream:  # without frames of its own, it is in shared ones
+                    begin, end = self.small, len(alive)
+                start = bisect_left(self.last, (stream, low), begin, end)
+                spanned[start : bisect_right(self.first, behind, start, end)] = True
             alive &= spanned
         return np.flatnonzero(alive)
 

@@ -83,6 +83,8 @@ class Verification:
             raise CorruptionError("its topics are not all among those that the segment's index lists")
         if block.stream != MIXED and set(streams) != {block.stream}:
             raise CorruptionError(f"it holds topics that are not of its stream {block.stream}")
+        if number >= segment.small and segment.own_streams.intersection(streams):
+            raise CorruptionError("it holds topics of streams that have frames of their own")
         _check_sizes(block, columns)
 
     # --- blocks ---
