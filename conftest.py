@@ -1,4 +1,4 @@
-"""What holds for every run of the tests, in whatever surroundings, and what to install for those skipped."""
+"""Settings of every run of the tests, and a note at its end on the packages to install for the skipped tests."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from xdist.scheduler import LoadFileScheduling
 settings.register_profile("topicstore", PROFILE)
 settings.load_profile("topicstore")
 
-# Spark's Java, which starts in several tests, costs half the CPU time where it compiles quickly instead of well.
+# Several tests start Spark's Java, which takes half the CPU time if its compiler optimises less.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
-# NumPy's linear algebra, which nothing uses, starts threads in every process: a third of a command's CPU time.
+# NumPy's linear algebra, which is not used, starts threads in every process: a third of a command's CPU time.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _TERMINAL = ("COLORTERM", "COLUMNS", "FORCE_COLOR", "LINES", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
-"""Variables by which a person says what programs' output looks like."""
+"""Environment variables with which a user changes the look of programs' output."""
 _MEMORY = Path("/dev/shm")
 _MINE = f"topicstore-tests-{os.getuid()}-"
 _FOLDER = _MEMORY / f"{_MINE}{os.getpid()}"
@@ -41,7 +41,7 @@ _INSTALL = re.compile(r"needs [^:]+: (apt-get|pip) install ([^,]+)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the tests' files in memory where there is room: most of the time would go by in waiting for a disk.
+    """Keep the tests' files in memory if enough is free, because most of the time would be spent waiting for a disk.
 
     Ctrl-C ends programs, even where a shell has started the tests in the background, which ignore it.
     """
@@ -58,14 +58,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(exitstatus: int) -> None:
-    """Remove them when this process ends, unless a test has failed: then a developer may want to look."""
+    """Remove the tests' files when this process ends. After a failure they stay, so that they can be inspected."""
     if exitstatus == pytest.ExitCode.OK:
         after_its_own = -200  # multiprocessing removes its directory at -100
         util.Finalize(None, shutil.rmtree, (_FOLDER, True), exitpriority=after_its_own)
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Give ``-n auto`` a process for each CPU that this one may use, and one more for while tests wait for servers."""
+    """Give ``-n auto`` a process for each CPU that this one may use, and one more, because tests wait for servers."""
     return 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 

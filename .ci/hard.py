@@ -32,32 +32,32 @@ CPUS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 
 KEPT = re.compile(
     r"PATH|LANG|TZ|JAVA_HOME|PYENV_ROOT|PIP_(?!CACHE).*|OPENBLAS_.*|SSL_CERT_.*|(?i:(http|https|no)_proxy)"
 )
-"""Variables that runs inherit: how to reach what is to be installed, and nothing that steers the tests."""
+"""Variables that runs inherit: those for finding and installing packages, and none that affects the tests."""
 NOBODY = 65534
 AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--"]
 SMALL = "64m"
-"""Of /dev/shm: what containers give by default."""
+"""The size of a small /dev/shm, as containers have it by default."""
 GRACE = 120
 """Seconds after the end of a run in which the processes that it began may end, too."""
 LINES = 150
-"""Of a failed run's output that are printed."""
+"""The most lines of a failed run's output that are printed."""
 
 
 class Circumstance(NamedTuple):
-    """What is made hard for a run."""
+    """The conditions under which a run tests."""
 
     what: str
     busy: bool = False
     one_core: bool = False
     random: bool = False
     python: str = ""
-    """Begins with this version; the oldest that is here, or with ``newest`` the newest."""
+    """The beginning of a version of Python: the oldest or, with ``newest``, the newest installed one is used."""
     newest: bool = False
     nobody: bool = False
     small_shm: bool = False
     locale: str = ""
     mode: str = ""
-    """Of the suites: `topicstore_conformance.conditions.profiles`."""
+    """The mode of the suites (`topicstore_conformance.conditions.profiles`); empty for the default."""
 
 
 CIRCUMSTANCES = {
@@ -114,17 +114,17 @@ def interpreter(one: Circumstance) -> str:
 
 
 def check_possible(one: Circumstance) -> None:
-    """Raise `ImpossibleError` if this process may not make another user's process, or mount."""
+    """Raise `ImpossibleError` if this process may not start processes of another user, or mount file systems."""
     for wanted, probe in ((one.nobody, [*AS_NOBODY, "true"]), (one.small_shm, ["unshare", "--mount", "true"])):
         if wanted and (shutil.which(probe[0]) is None or subprocess.run(probe, capture_output=True).returncode):
             raise ImpossibleError(f"{probe[0]} is not there, or not permitted")
 
 
 def environment(one: Circumstance, folder: Path, python: str) -> dict[str, str]:
-    """Return a newcomer's environment: an empty home, no caches, nothing that steers the tools."""
+    """Return the environment of a new user: an empty home, no caches, and no settings of tools."""
     data = DATA
     if one.nobody and subprocess.run([*AS_NOBODY, "ls", str(DATA)], capture_output=True).returncode:
-        data = folder / "no-data"  # it lies where the other user may not look
+        data = folder / "no-data"  # the other user may not read `DATA`
     made = {
         "HOME": str(folder / "home"),
         "PIP_CACHE_DIR": str(folder / "cache"),
@@ -139,7 +139,7 @@ def environment(one: Circumstance, folder: Path, python: str) -> dict[str, str]:
 
 
 def command(one: Circumstance) -> list[str]:
-    """Return the command for all tests, below what makes this circumstance."""
+    """Return the command that runs all tests in this circumstance."""
     words = ["make", "test-all"]
     if one.random:
         words.append(f"ARGS=--random-order-bucket=global --random-order-seed={secrets.randbelow(10**6)}")
@@ -221,7 +221,7 @@ def left_over(folder: Path) -> list[str]:
 
 
 def end(folder: Path) -> None:
-    """Kill what is left of a run."""
+    """Kill the processes that a run has left."""
     for pid in processes(folder):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -236,7 +236,7 @@ def main() -> int:
     unknown = set(chosen.names) - set(CIRCUMSTANCES)
     if unknown:
         parser.error(f"no circumstance is called {', '.join(sorted(unknown))}; there are: {', '.join(CIRCUMSTANCES)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing stays behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that processes and folders are removed
     chosen.output.mkdir(parents=True, exist_ok=True)
     asked = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""Install the lowest version of every dependency that pyproject.toml allows, and see whether topicstore works with it.
+"""Install the lowest version of every dependency that pyproject.toml allows, and test whether topicstore works with it.
 
 ``python lowest.py VENV`` makes the virtual environment anew. The smoke test imports, replays and verifies on every
 engine, and asks every command for its help. The exit status is that of the first step that fails.

@@ -1,4 +1,4 @@
-"""Tests of cutting damaged write-ahead logs: which writes of LevelDB and RocksDB remain after each kind of damage."""
+"""Tests of truncating damaged write-ahead logs: which writes of LevelDB and RocksDB remain after each damage."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_whole_logs_are_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("counts", [True, False])
-def test_a_log_that_lacks_its_last_write_takes_the_next_log_with_it(tmp_path: Path, counts: bool) -> None:
-    """A log that lacks only its last write is intact, but all later logs are cut because of the gap before them."""
+def test_a_log_without_its_last_write_sets_the_next_log_aside(tmp_path: Path, counts: bool) -> None:
+    """A log that lacks only its last write is intact, but later logs are set aside because of the gap before them."""
     first, second, third = shard(tmp_path, FIRST, SECOND, [(8, 1, 10)])
     first.write_bytes(log_of([batch(*FIRST[0])])[0])
     assert [Cut(second, None), Cut(third, None)] == cuts(tmp_path, manifest_counts=counts)
@@ -101,8 +101,8 @@ def test_logs_that_the_manifest_is_done_with_may_end_early(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("counts", [True, False])
-def test_a_log_without_any_write_takes_the_next_with_it(tmp_path: Path, counts: bool) -> None:
-    """If a log is empty, the next log is cut: an engine begins another log only after a write."""
+def test_an_empty_log_sets_the_next_log_aside(tmp_path: Path, counts: bool) -> None:
+    """If a log is empty, the next log is set aside: an engine begins another log only after a write."""
     first, second = shard(tmp_path, FIRST, SECOND)
     first.write_bytes(b"")
     assert [Cut(second, None)] == cuts(tmp_path, manifest_counts=counts)
@@ -126,8 +126,8 @@ def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
     assert [] == cuts(tmp_path, manifest_counts=True)
 
 
-def test_a_hole_takes_what_is_behind_it(tmp_path: Path) -> None:
-    """A hole in a log cuts all later writes, and the error names those that can still be read.
+def test_a_hole_discards_all_later_writes(tmp_path: Path) -> None:
+    """All writes after a hole in a log are discarded, and the error names those that can still be read.
 
     A power failure may leave holes, because pages are written back in any order.
     """
@@ -140,8 +140,8 @@ def test_a_hole_takes_what_is_behind_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", [lambda data: data[:-1], lambda data: data[:-50] + bytes(50), lambda data: data[:3]])
-def test_an_end_that_nobody_can_read_takes_nothing_else(tmp_path: Path, torn: Callable[[bytes], bytes]) -> None:
-    """A torn end of the last log is cut without discarding readable writes.
+def test_a_torn_end_discards_no_readable_write(tmp_path: Path, torn: Callable[[bytes], bytes]) -> None:
+    """A torn end of the last log is truncated without discarding readable writes.
 
     A killed process leaves such an end, and engines skip most of them themselves.
     """
@@ -166,7 +166,7 @@ def test_a_write_that_does_not_follow_leaves_those_before_it(tmp_path: Path) -> 
 
 
 def test_a_manifest_keeps_the_edits_that_can_be_read(tmp_path: Path) -> None:
-    """A torn edit at the manifest's end is cut only if the log exists that the earlier edits need.
+    """A torn edit at the manifest's end is removed only if the log exists that the earlier edits need.
 
     Otherwise the torn edit was on disk before, so its damage is an error.
     """
@@ -292,7 +292,7 @@ def test_a_hole_in_what_was_synced_is_an_error(killed: Path, read_only: bool) ->
 
 
 def test_a_gap_between_two_logs_is_cut(killed: Path) -> None:
-    """If the older log lacks its last write, the newer log is cut, and a reader doesn't show its writes either."""
+    """If the older log lacks its last write, the newer log is set aside, and no reader shows its writes."""
     log, writes, _ = log_and_writes(killed)
     newer = log.with_name("000099.log")
     log.write_bytes(log_of(writes[:-11])[0])
@@ -399,7 +399,7 @@ def test_a_flush_of_which_the_manifest_has_a_part(flushing: tuple[Path, Path, in
 
 
 def test_a_page_of_the_manifest_that_is_missing(flushing: tuple[Path, Path, int]) -> None:
-    """A hole at the manifest's end is cut if the log that this end declares obsolete still exists.
+    """A hole at the manifest's end is removed if the log that this end declares obsolete still exists.
 
     Otherwise, the hole is an error.
     """
@@ -416,7 +416,7 @@ def test_a_page_of_the_manifest_that_is_missing(flushing: tuple[Path, Path, int]
 
 
 @pytest.mark.parametrize("backend", ["leveldb", "rocksdb"])
-def test_salvaging_reads_behind_the_damage(tmp_path: Path, backend: str) -> None:
+def test_salvaging_reads_after_the_damage(tmp_path: Path, backend: str) -> None:
     """Salvage reads all writes except those in a 32 KB block of the log with the damage, and changes no file."""
     pytest.importorskip({"leveldb": "plyvel", "rocksdb": "rocksdict"}[backend])
     kind = load_target(registry().backend(backend))

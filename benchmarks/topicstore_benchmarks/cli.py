@@ -48,7 +48,7 @@ class _InOrder(click.Group):
 
 @click.group(cls=_InOrder)
 def bench() -> None:
-    """Measure topicstore beside what else keeps messages."""
+    """Measure topicstore and other stores of messages."""
 
 
 @bench.command()

@@ -251,7 +251,7 @@ def test_a_client_that_connects_again_takes_over(tmp_path: Path) -> None:
     served(tmp_path, test)
 
 
-def test_whoever_is_taken_over_takes_nobody_along(tmp_path: Path) -> None:
+def test_a_take_over_fails_only_its_own_requests(tmp_path: Path) -> None:
     """When a session is taken over, only its own requests fail, and not those of others in the same batch."""
 
     async def test(running: Running) -> None:
@@ -340,7 +340,7 @@ def test_a_thousand_clients(tmp_path: Path) -> None:
     served(tmp_path, test)
 
 
-def test_a_client_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_client_that_does_not_read_delays_no_other(tmp_path: Path) -> None:
     """Messages to a client that doesn't read, even of QoS 0, stay stored until it reads; others are not delayed."""
 
     async def test(running: Running) -> None:

@@ -1,4 +1,4 @@
-"""Makes the page of the HTTP operations of the OpenAPI document that a server sends, so that it is true."""
+"""Makes the page of HTTP operations from the OpenAPI document of a running server, so that the page is up to date."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ errors look like. A running server has the same as a page to try them at `/schem
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the page."""
+    """Add the page of the HTTP operations; called by mkdocs."""
     document = served_document()
     files.append(File.generated(config, PAGE, content="\n".join(lines_of(document))))
     return files
 
 
 def served_document() -> dict[str, Any]:
-    """Return the OpenAPI document of a server that is started for it, and ended."""
+    """Start a server, return its OpenAPI document, and end the server."""
     free = "127.0.0.1:0"
     command = [sys.executable, "-m", "topicstore.cli", "serve", "--print-ready", "--listen", free, "--http", free]
     with (

@@ -23,7 +23,7 @@ _CLOSED = (BrokenPipeError, ConnectionResetError, EOFError)
 
 
 def _work(sock: socket.socket, authenticated: bool) -> int:
-    """Serve Java until it needs no more; 1, as after other failures, says that the connection can't be used again."""
+    """Serve Java until it needs no more rows; return 1, as after other failures: the connection can't be reused."""
     try:
         return _worker(sock, authenticated)
     except _CLOSED:
@@ -31,7 +31,7 @@ def _work(sock: socket.socket, authenticated: bool) -> int:
 
 
 def _print_exc() -> None:
-    """Print the error that ends a worker, unless Java has closed the connection, as when it ends while one starts."""
+    """Print the error that ends a worker, unless Java has closed the connection, as when Java ends meanwhile."""
     if not isinstance(sys.exc_info()[1], _CLOSED):
         traceback.print_exc()
 

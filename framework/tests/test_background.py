@@ -143,7 +143,7 @@ def test_work_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None
     assert [f"background test failed: {error}" for error in "ababc"] == [str(each.message) for each in told]
 
 
-def test_whoever_waits_for_the_end_of_an_epoch_is_let_go(tmp_path: Path) -> None:
+def test_waiting_for_the_end_of_an_epoch_ends_at_exit(tmp_path: Path) -> None:
     """A thread that waits for the end of an epoch is released when the interpreter exits."""
     run(EPOCH, tmp_path / "db")
 
@@ -153,7 +153,7 @@ def test_nothing_begins_to_work_when_the_interpreter_exits(tmp_path: Path) -> No
     assert "[]\n" == run(WORKING, tmp_path / "db")
 
 
-def test_a_writer_that_nobody_closed_stores_what_it_holds(tmp_path: Path) -> None:
+def test_an_unclosed_writer_stores_its_buffer(tmp_path: Path) -> None:
     """A writer that wasn't closed stores its buffered messages when the interpreter exits."""
     run(WRITER, tmp_path / "db")
     with ts.open(tmp_path / "db") as db:

@@ -63,7 +63,7 @@ def test_an_interrupted_encode_closes_the_shard_and_loses_nothing(tmp_path: Path
         assert opened.verify().ok
 
 
-def test_a_lock_is_given_back_when_taking_the_next_is_interrupted(db: ts.Database) -> None:
+def test_a_lock_is_released_if_acquiring_the_next_is_interrupted(db: ts.Database) -> None:
     """If acquiring the second shard's lock is interrupted, the first lock is released, and another thread can store."""
 
     class Interrupted:
@@ -329,7 +329,7 @@ def test_a_database_that_is_dropped_unclosed_says_so_and_closes(tmp_path: Path) 
 # --- counting ---
 
 
-def test_dropping_a_generation_gives_its_disk_back(tmp_path: Path) -> None:
+def test_dropping_a_generation_frees_its_disk_space(tmp_path: Path) -> None:
     """Dropping a generation frees its disk space even if nothing is written afterwards.
 
     RocksDB deletes replaced files a little later.

@@ -218,7 +218,7 @@ def interrupted_in_a_loop() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("most", [pytest.param(10, id="some"), pytest.param(100_000, id="all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("call", CALLS)
-def test_an_interrupted_call_keeps_nobody_waiting(
+def test_an_interrupted_call_blocks_no_other(
     staged: Callable[[], Scene], call: Callable[[Scene], Any], most: int
 ) -> None:
     """Wherever Ctrl-C interrupts a call, other threads' calls and closing the database finish.

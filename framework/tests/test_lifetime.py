@@ -49,7 +49,7 @@ READERS = [replay, replay_in_order, replay_arrow, subscription]
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.filterwarnings("ignore:.* was not closed:ResourceWarning")
-def test_who_reads_keeps_it_open(path: Path, reader: Callable[[Path], Iterator[bytes]]) -> None:
+def test_a_reader_keeps_it_open(path: Path, reader: Callable[[Path], Iterator[bytes]]) -> None:
     """A database stays open while only a reader refers to it, and closes when the reader is dropped."""
     found = []
     reading = reader(path)
@@ -110,7 +110,7 @@ def test_closed_under_a_reader(path: Path, reader: Callable[[Path], Iterator[byt
 
 @pytest.mark.parametrize("holder", ["writer", "subscription"])
 @pytest.mark.filterwarnings("ignore:.* was not closed:ResourceWarning")
-def test_sessions_work_as_long_as_somebody_holds_it_open(path: Path, holder: str) -> None:
+def test_sessions_work_while_a_reference_keeps_it_open(path: Path, holder: str) -> None:
     """Sessions work while a writer or a subscription keeps the database open, but don't keep it open themselves."""
     db = ts.open(path)
     session = db.sessions.open("me", expiry_interval=None)
@@ -128,7 +128,7 @@ def test_sessions_work_as_long_as_somebody_holds_it_open(path: Path, holder: str
     ts.open(path).close()
 
 
-def test_what_fails_after_the_files_are_open_gives_them_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_opening_that_fails_after_opening_files_closes_them(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If opening fails after the files were opened, they are closed, even while the caller keeps the error."""
 
     def fail(*_: object) -> None:
@@ -141,7 +141,7 @@ def test_what_fails_after_the_files_are_open_gives_them_back(path: Path, monkeyp
     ts.open(path).close()
 
 
-def test_nobody_listens_to_what_is_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_database_refuses_listeners(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A listener that registers while the database closes is refused, since nothing would wake it later."""
     db = ts.open(path)
     # The database is closed after the check whether it is open, and before the registration.
@@ -152,7 +152,7 @@ def test_nobody_listens_to_what_is_closed(path: Path, monkeypatch: pytest.Monkey
         db.storage.on_close(db.close)
 
 
-def test_closing_tells_listeners_then_plugins_then_the_engine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_stops_listeners_then_plugins_then_the_engine(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing stops listeners, notifies plugins, closes shards, joins threads, and releases the lock last.
 
     A plugin may therefore wait for a listener's thread, and read the database.

@@ -109,7 +109,7 @@ def test_a_plugin_that_fails_to_import_takes_no_other_along(module) -> None:  # 
     assert {*BACKENDS, "mine"} == set(registry.backends())
 
 
-def test_a_taken_plugin_name_is_refused_and_said(module) -> None:  # type: ignore[no-untyped-def]
+def test_a_taken_plugin_name_is_refused_and_reported(module) -> None:  # type: ignore[no-untyped-def]
     """Of two plugins with one name, the first in a fixed order works, and the other is recorded as failed."""
     registry = Registry([*BUILT_IN, module("second_", GOOD.format(name="other"), entry="backends")])
     assert reasons(registry) == {
@@ -118,7 +118,7 @@ def test_a_taken_plugin_name_is_refused_and_said(module) -> None:  # type: ignor
     assert BACKENDS == set(registry.backends())
 
 
-def test_a_taken_backend_name_is_refused_and_said(module) -> None:  # type: ignore[no-untyped-def]
+def test_a_taken_backend_name_is_refused_and_reported(module) -> None:  # type: ignore[no-untyped-def]
     """A plugin with the backend name of another plugin is ignored as a whole."""
     registry = Registry([*BUILT_IN, module("zz_thief_", GOOD.format(name="rocksdb"))])
     assert reasons(registry) == {"zz_thief_": "PluginError: the backend name 'rocksdb' is taken by 'backends'"}
@@ -135,7 +135,7 @@ def test_a_taken_backend_name_is_refused_and_said(module) -> None:  # type: igno
     ],
     ids=["no such hook", "wrong argument", "wrong result", "raises"],
 )
-def test_a_hook_that_is_wrong_is_said(module, text: str, reason: str) -> None:  # type: ignore[no-untyped-def]
+def test_an_invalid_hook_is_reported(module, text: str, reason: str) -> None:  # type: ignore[no-untyped-def]
     """Hook implementations are validated when the plugin is loaded."""
     registry = Registry([*BUILT_IN, module("wrong_plugin_", text)])
     assert list(reasons(registry)) == ["wrong_plugin_"]
@@ -337,7 +337,7 @@ def topicstore_layouts():
         ("broken", ts.BackendUnavailableError, "ModuleNotFoundError"),
     ],
 )
-def test_a_layout_that_is_not_one_is_said(module, monkeypatch, tmp_path: Path, layout, error, words) -> None:  # type: ignore[no-untyped-def]
+def test_an_invalid_layout_is_named(module, monkeypatch, tmp_path: Path, layout, error, words) -> None:  # type: ignore[no-untyped-def]
     """An invalid layout raises an error that names it; other layouts work, even without options."""
     use(monkeypatch, Registry([*BUILT_IN, module("topicstore_test_layouts", LAYOUTS)]))
     with ts.open(tmp_path / "good", mode="x", backend="memory", layout="plain") as db:

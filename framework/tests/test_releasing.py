@@ -28,7 +28,7 @@ def releases(done: list[int], failures: dict[int, BaseException]) -> list[Callab
         ({0: ValueError(), 1: KeyboardInterrupt()}, KeyboardInterrupt),
     ],
 )
-def test_all_are_given_back(failures: dict[int, BaseException], told: type[BaseException] | None) -> None:
+def test_all_resources_are_released(failures: dict[int, BaseException], told: type[BaseException] | None) -> None:
     """All resources are released; a single failure is raised as it is, several as a group, and Ctrl-C before others."""
     done: list[int] = []
     if told is None:
@@ -40,7 +40,7 @@ def test_all_are_given_back(failures: dict[int, BaseException], told: type[BaseE
     assert [0, 1, 2] == done
 
 
-def test_what_fails_within_is_reported_with_what_failed_beside_it() -> None:
+def test_nested_failures_are_one_group() -> None:
     """Nested failures are raised as one flat group."""
 
     def inner() -> None:
@@ -51,7 +51,7 @@ def test_what_fails_within_is_reported_with_what_failed_beside_it() -> None:
     assert ["a", "b", "c"] == [str(failure) for failure in raised.value.exceptions]
 
 
-def test_an_opening_that_fails_tells_why() -> None:
+def test_a_failed_opening_raises_its_own_error() -> None:
     """If an opening fails and so does releasing, the opening's error is raised, with a note about the other error."""
     done: list[int] = []
 
@@ -67,7 +67,7 @@ def test_an_opening_that_fails_tells_why() -> None:
     assert "KeyError: 'gone'" in raised.value.__notes__[0]
 
 
-def test_what_is_taken_stays_closer() -> None:
+def test_acquired_resources_stay_until_release() -> None:
     """Resources stay acquired until `release` is called, which may be repeated."""
     done: list[int] = []
     with Closer() as closer:

@@ -159,7 +159,7 @@ def test_a_bad_message_fails_alone(db: ts.Database) -> None:
 
 @pytest.mark.parametrize("how", ["block", "flush", "close", "database", "put"])
 @pytest.mark.parametrize("who", ["caller", "thread"])
-def test_a_failure_that_nobody_has_seen_is_raised(db: ts.Database, how: str, who: str) -> None:
+def test_an_unobserved_failure_is_raised(db: ts.Database, how: str, who: str) -> None:
     """A failure that the caller hasn't seen is raised once, with the number of lost messages, by any later call."""
     writer = db.writer(max_items=5, flush_interval=NEVER if who == "caller" else 0.001)
     fail(db, ts.StorageFullError("no room"))
@@ -179,7 +179,7 @@ def test_a_failure_that_nobody_has_seen_is_raised(db: ts.Database, how: str, who
     writer.close()  # a second close must not raise
 
 
-def test_a_failure_that_somebody_has_seen_is_not_raised_again(db: ts.Database) -> None:
+def test_an_observed_failure_is_not_raised_again(db: ts.Database) -> None:
     """A failure is not raised again if the caller asked a future for its result, or gave it a callback."""
     told: list[object] = []
     fail(db, ts.StorageFullError("no room"))

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     from .lifecycle.retention import RetentionReport
     from .lifecycle.retention_outlook import Departure
     from .lifecycle.retention_policy import RetentionSettings
-    from .opening import open  # noqa: A004 - the name people know
+    from .opening import (
+        begin_cluster,
+        open,  # noqa: A004 - the name people know
+    )
     from .pubsub.persistence_rules import PersistenceRule
     from .pubsub.publish import PERSIST, PublishResult
     from .pubsub.subscription import Subscription, SubscriptionBatch, SubscriptionStatus
@@ -86,6 +89,7 @@ __all__ = [
     "Writer",
     "__version__",
     "aopen",
+    "begin_cluster",
     "hookimpl",
     "matches",
     "open",
@@ -130,6 +134,7 @@ _MODULES = {
     "Writer": "storage.buffered_writer",
     "__version__": "_version",
     "aopen": "aio.opening",
+    "begin_cluster": "opening",
     "hookimpl": "contract.hookspecs",
     "matches": "contract.topics",
     "open": "opening",

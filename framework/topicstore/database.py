@@ -256,8 +256,9 @@ class Database:
         other sites receive what is stored.
 
         A message with ``retain`` becomes the retained message of its topic, kept in the topic's shard, even if it isn't
-        stored otherwise. A message with ``retain`` and an empty payload clears the retained message (MQTT 5, section
-        3.3.1.3).
+        stored otherwise. On a site of a cluster it is kept in its publisher's shard; of a topic's messages in several
+        shards the last one counts, by position. A message with ``retain`` and an empty payload clears the retained
+        message (MQTT 5, section 3.3.1.3).
 
         Messages are stored as by `store`, together with ``state`` and the retained messages of the same shard, before
         any message is delivered. Subscribers may receive stored and not stored messages in any relative order. Raises
@@ -285,6 +286,7 @@ class Database:
         """
         from .pubsub.retained_lookup import retained
 
+        self.storage.check_whole()
         return retained(self.storage, topic_filter, self.clock(), after, limit)
 
     def writer(self, *, max_items: int = 1_000, flush_interval: Length = 0.1) -> Writer:
@@ -306,7 +308,9 @@ class Database:
 
     def state(self, shard: int) -> ShardState:
         """Return the key-value state of a shard: small values that can be committed atomically with its messages."""
-        return self.storage.state(shard)
+        found = self.storage.state(shard)
+        self.storage.check_whole(self.storage.shards[shard : shard + 1])
+        return found
 
     def flush(self) -> None:
         """Fsync everything stored so far, whatever the database's ``durability``; return when it is on disk."""
@@ -510,12 +514,14 @@ class Database:
         """
         from .storage.counting import contents
 
+        self.storage.check_whole()
         return contents.topics(self.storage, TopicFilter(topic_filter))
 
     def clients(self, topic_filter: str = "#") -> list[ClientTally]:
         """Return, in ascending order, each client id that published to matching topics, counted as by `topics`."""
         from .storage.counting import contents
 
+        self.storage.check_whole()
         return contents.clients(self.storage, TopicFilter(topic_filter))
 
     def latest(self, topic_filter: str = "#") -> list[Message]:
@@ -526,6 +532,7 @@ class Database:
         """
         from .storage.counting import contents
 
+        self.storage.check_whole()
         return contents.latest(self.storage, TopicFilter(topic_filter))
 
     # --- following ---
@@ -567,6 +574,7 @@ class Database:
         from .pubsub.subscription import Subscription
 
         self.storage.check_may_write()  # a database opened with mode="r" isn't notified of new messages
+        self.storage.check_whole()
         hub = self._publisher.hub
         return Subscription(self.storage, hub, TopicFilter(topic_filter), start, window, batch_size, on_dropped)
 
@@ -704,6 +712,7 @@ class Database:
         """
         from .sql.statements import run
 
+        self.storage.check_whole()
         return run(self.storage, statement, parameters)
 
     def checkpoint(self, path: str | Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -29,7 +30,6 @@ from .storage.directory.ballast import give_up_ballast
 from .storage.directory.files import OWNER_ONLY, permissions_of
 from .storage.directory.manifest import (
     DEFAULT_BACKEND,
-    SHARED,
     Durability,
     Late,
     Manifest,
@@ -40,17 +40,23 @@ from .storage.directory.manifest import (
     merged_options,
     new_manifest,
     read_manifest,
+    shared_fields,
     wanted_fields,
+    write_manifest,
 )
-from .storage.generations import check_shared
+from .storage.generations import check_shared, live_records
 from .storage.opening import RECOVERIES, OpenSettings, Recovery, open_storage
 from .storage.storage import Storage
 
 if TYPE_CHECKING:
+    from .replication.objects import ClusterDocument, GenerationPlan
     from .replication.settings import Cluster
     from .replication.site import Site
 
-__all__ = ["open", "open_lazily"]
+__all__ = ["begin_cluster", "open", "open_lazily"]
+
+_NO_SITE = "begin"
+"""The name under which the bases of a new cluster are written, before it has a site."""
 
 Mode: TypeAlias = Literal["a", "x", "r+", "r"]
 
@@ -183,8 +189,7 @@ def _open_shared(
     site: str | None,
 ) -> Storage:
     """Open this site's copy of a database that several sites share; create what does not exist."""
-    from .replication.log_stores import open_log_store
-    from .replication.settings import Cluster
+    from .replication.counted_store import CountedLogStore
     from .replication.site import Site
 
     if cluster is None or site is None:
@@ -199,11 +204,9 @@ def _open_shared(
         )
     if "persistent" not in registry().backend(wanted.get("backend", DEFAULT_BACKEND)).capabilities:
         raise InvalidArgumentError(f"a site needs a persistent backend; {wanted['backend']!r} keeps nothing")
-    how = Cluster(cluster) if isinstance(cluster, str) else cluster
-    if not isinstance(how, Cluster):
-        raise InvalidArgumentError(f"cluster is a URL or a topicstore.Cluster, not a {type(cluster).__name__}")
+    how = _cluster_of(cluster)
     with Closer() as closer:
-        store = open_log_store(how.url, how.options)
+        store = CountedLogStore.open(how.url, how.options)
         closer.add(store.close)
         here = Site(how, site, store)
         closer.add(here.close)
@@ -211,11 +214,25 @@ def _open_shared(
         return _open_or_create(path, wanted, attrs.evolve(settings, site=here), shared=manifest)
 
 
+def _cluster_of(cluster: str | Cluster) -> Cluster:
+    from .replication.settings import Cluster
+
+    how = Cluster(cluster) if isinstance(cluster, str) else cluster
+    if not isinstance(how, Cluster):
+        raise InvalidArgumentError(f"cluster is a URL or a topicstore.Cluster, not a {type(cluster).__name__}")
+    return how
+
+
 def _shared_manifest(path: Path, site: Site, wanted: dict[str, Any], settings: OpenSettings) -> Manifest:
     """Return the manifest of a site's directory; create the cluster if there is none."""
+    from .replication.objects import GenerationPlan
+
     there, document, place = read_manifest(path), site.find(), site.store.place
     if there is not None and there.cluster is None:
-        raise ManifestMismatchError(f"{path} holds a database of its own, which does not belong to the cluster {place}")
+        raise ManifestMismatchError(
+            f"{path} holds a database of its own, which does not belong to the cluster {place}. Give the site an empty "
+            "directory; or make the database the first one of a new cluster: topicstore cluster begin"
+        )
     if there is not None and document is None:
         raise DatabaseNotFoundError(
             f"{path} is a copy of a shared database, and {place} holds none: look at the URL, and whether the store "
@@ -224,9 +241,9 @@ def _shared_manifest(path: Path, site: Site, wanted: dict[str, Any], settings: O
     if document is None:
         new = new_manifest(wanted, settings.plugins, settings.options)
         check_shared(new.layout)
-        options = {new.layout: new.options[new.layout]} if new.layout in new.options else {}
-        shared = {name: getattr(new, name) for name in SHARED} | {"options": options}
-        document = site.found(bytes.fromhex(new.id), new.shards, shared, new.layout, options.get(new.layout, {}))
+        shared = shared_fields(new)
+        first = GenerationPlan(1, new.layout, shared["options"].get(new.layout, {}))
+        document = site.found(site.claim(bytes.fromhex(new.id)), new.shards, shared, (first,))
     if there is None:
         fields = document.settings | {"plugins": tuple(document.settings["plugins"])}
         backend = wanted.get("backend", DEFAULT_BACKEND)
@@ -244,6 +261,84 @@ def _shared_manifest(path: Path, site: Site, wanted: dict[str, Any], settings: O
             f"{path} is a copy of database {there.id}, and {place} holds {document.database.hex()}"
         )
     return there
+
+
+def begin_cluster(path: str | Path, cluster: str | Cluster) -> None:
+    """Make the database in the directory ``path`` the first copy of a new cluster; nothing may have it open.
+
+    ``cluster`` is the URL of an empty log store, or a `Cluster` with its options. All messages, state, sessions and
+    generations are copied to the log store. Afterwards, open the directory with ``cluster`` and a ``site``; other sites
+    join with empty directories. If the call is interrupted, repeat it.
+
+    Raises `DatabaseNotFoundError`, `DatabaseLockedError`, `ManifestMismatchError` for a directory that belongs to
+    another cluster, `WrongDatabaseError` if the log store has another database, `UnsupportedError` for what a cluster
+    does not have (queues, archived generations, the layout ``table``, a backend that keeps nothing), and the errors of
+    `topicstore.open` with a cluster.
+
+    Each step can be repeated after an interruption: the log store is reserved for the database; each shard gets a base
+    and a cut at its index, where replicas begin, and stores the progress of the base; the manifest names the cluster,
+    so that the directory is not written without it any more; the first cluster document is created.
+    """
+    from .replication.counted_store import CountedLogStore
+    from .replication.replica import begin_log
+    from .replication.site import Site
+
+    how, path = _cluster_of(cluster), check_path(path)
+    manifest = finished_manifest(path)
+    if "persistent" not in registry().backend(manifest.backend).capabilities:
+        raise UnsupportedError(f"a cluster needs a persistent backend; {manifest.backend!r} keeps nothing")
+    if any((path / DIRECTORY).glob("*")):
+        raise UnsupportedError(f"{path} has queues, which a cluster does not have: drop them first")
+    with closing(CountedLogStore.open(how.url, how.options)) as store:
+        site = Site(how, _NO_SITE, store)
+        if manifest.cluster not in (None, store.place):
+            raise ManifestMismatchError(
+                f"{path} is shared through {manifest.cluster} already, not through {store.place}"
+            )
+        document = site.find()
+        if document is not None:
+            _check_begun(path, manifest, document, store.place)
+            return
+        settings = OpenSettings(
+            open_archive=open_archive, options=manifest.options, plugins=manifest.plugins, ballast=False
+        )
+        with closing(open_storage(path, attrs.evolve(manifest, cluster=None), settings)) as storage:
+            plans = _plans(storage)
+            site.claim(storage.id, begun=True)
+            for shard in storage.shards:
+                begin_log(shard, store, _NO_SITE)
+            storage.flush()
+            shared = attrs.evolve(manifest, cluster=store.place, durability="sync")
+            write_manifest(path, shared)
+        document = site.found(storage.id, len(storage.shards), shared_fields(shared), plans)
+        _check_begun(path, shared, document, store.place)
+
+
+def _check_begun(path: Path, manifest: Manifest, document: ClusterDocument, place: str) -> None:
+    """Raise `WrongDatabaseError` unless a cluster's document is the one that an earlier call has created."""
+    if document.database.hex() != manifest.id or manifest.cluster is None:
+        raise WrongDatabaseError(
+            f"{place} holds a cluster already, of database {document.database.hex()}: give {path} another prefix"
+        )
+
+
+def _plans(storage: Storage) -> tuple[GenerationPlan, ...]:
+    """Return all generations up to the current one. Raises `UnsupportedError` for what a cluster can't have."""
+    from .replication.objects import GenerationPlan
+
+    live = live_records(storage.shards)
+    for number, records in live.items():
+        check_shared(records[0].layout)
+        if any(record.archive is not None for record in records):
+            raise UnsupportedError(
+                f"generation {number} lies in an export, which other sites can't read: drop it, or import it, first"
+            )
+    return tuple(
+        GenerationPlan(number, live[number][0].layout, dict(live[number][0].options))
+        if number in live
+        else GenerationPlan(number, storage.manifest.layout, {}, dropped=True)
+        for number in range(1, max(live) + 1)
+    )
 
 
 def open_lazily(path: Path) -> Storage:

@@ -253,7 +253,7 @@ class Root:
         self.root.close()
 
 
-def test_closing_waits_for_who_begins_to_read(tmp_path: Path) -> None:
+def test_closing_waits_for_a_thread_that_begins_to_read(tmp_path: Path) -> None:
     """Closing waits for a thread that is beginning to read, and releases the file for another opening."""
     engine = open_engine(tmp_path / "shard")
     put(engine, STATE, {b"k": b"v"})
@@ -477,7 +477,7 @@ del engine
 
 
 @pytest.mark.parametrize("where", ["owned", "read-only", "of another user"])
-def test_a_damaged_log_is_looked_at_and_nothing_is_changed(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_a_damaged_log_is_read_and_nothing_is_changed(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     """A reader returns the writes before the damage in a log, even in a read-only directory or another user's.
 
     The reader changes no file of the shard, and leaves no temporary file.
@@ -545,7 +545,7 @@ def skip_if(reason: str | None) -> None:
 # --- copies and sizes -------------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_whole_whoever_reads_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_whole_while_snapshots_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint is complete even while snapshots opened during it stay open."""
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, {(1, 0, number): bytes(1_000) for number in range(3_000)})

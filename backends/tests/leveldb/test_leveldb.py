@@ -110,7 +110,7 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
         assert list(foreign) == [(b"k", b"v")]
 
 
-def test_what_was_read_is_given_back(tmp_path: Path) -> None:
+def test_iterators_and_snapshots_are_released(tmp_path: Path) -> None:
     """A scan releases its iterator when it ends, is closed or is dropped; a snapshot is released after its last use."""
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, numbered(500, 100))
@@ -216,7 +216,7 @@ def test_a_wide_range_is_hidden_and_then_removed(wide: LeveldbEngine) -> None:
     engine.close()
 
 
-def test_reclaim_gives_the_disk_space_back(wide: LeveldbEngine) -> None:
+def test_reclaim_frees_the_disk_space(wide: LeveldbEngine) -> None:
     """`reclaim` frees all disk space of a deleted range, without a further write."""
     full = wide.info().disk_bytes
     assert full > 6_000_000

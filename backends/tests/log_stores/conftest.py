@@ -62,7 +62,7 @@ class _Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def answering() -> Iterator[Answering]:
-    """A server that the test commands."""
+    """A running server; the test sets the status and the code of its answers."""
     with Answering(("127.0.0.1", 0), _Answer) as server:
         thread = Thread(target=server.serve_forever, daemon=True)
         thread.start()

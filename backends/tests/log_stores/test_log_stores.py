@@ -168,7 +168,9 @@ def test_a_directory_is_named_by_three_slashes(url: str) -> None:
         DirectoryLogStore.open(url, {})
 
 
-def test_whoever_meets_a_taken_name_syncs_the_directory_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_name_is_reported_after_a_sync_of_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A store fsyncs the directory before it reports a taken name or lists names.
 
     The process that created the file may not have fsynced the directory yet, and a power failure could remove the name.

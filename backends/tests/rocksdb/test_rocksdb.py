@@ -109,7 +109,7 @@ def test_a_reader_has_what_the_writer_removes(tmp_path: Path, monkeypatch: pytes
     reader.close()
 
 
-def test_a_dropped_scan_gives_its_iterator_back(tmp_path: Path) -> None:
+def test_a_dropped_scan_releases_its_iterator(tmp_path: Path) -> None:
     """A dropped scan releases its iterator at once, without the garbage collector, so that RocksDB may delete files."""
     engine = open_engine(tmp_path / "shard")
     put(engine, DATA, numbered(500, 100))
@@ -212,9 +212,7 @@ def whole_batches(engine: Reader) -> set[int]:
     return set(found)
 
 
-def test_what_a_reader_finds_of_logs_that_come_and_go_is_not_believed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_opens_again_if_logs_have_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that finds a gap in the logs opens the database again if the writer has changed the files.
 
     If the writer flushes a log after the reader has read the manifest, the next log seems to follow lost writes.
@@ -298,7 +296,7 @@ engine.close()
 """
 
 
-def test_room_is_given_back_after_opening_without_any(tmp_path: Path) -> None:
+def test_space_is_reclaimed_after_opening_without_free_space(tmp_path: Path) -> None:
     """A shard that is opened with little free space accepts writes, starts no compaction, and later reclaims space.
 
     A compaction that RocksDB began without space would fail, and with it all later calls.

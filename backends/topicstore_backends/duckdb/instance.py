@@ -200,7 +200,7 @@ class Instance:
                 ending.callback(view.close, error)
 
     def connections(self) -> list[duckdb.DuckDBPyConnection]:
-        """Return the connections that keep the files open. Needs no lock, which a forked child may find held."""
+        """Return the connections that keep the files open. Takes no lock, because a forked child may find it held."""
         root = [] if self._root is None else [self._root]
         return root + [view.connection() for view in list(self._views)]
 
@@ -255,7 +255,7 @@ class View:
         self.name = name
         self.lock = ProcessLock()
         self._ending = ProcessLock()
-        """Held while the connection is interrupted or closed: one of these refuses to run beside the other."""
+        """Held while the connection is interrupted or closed: DuckDB refuses to do both at the same time."""
         self._error: Exception | None = None
         self._closed = False
         self._connection = connection
@@ -268,7 +268,7 @@ class View:
         remember(self)
 
     def leave_to_parent(self) -> None:
-        """Leave the connection open in a forked child, whose parent goes on using it."""
+        """Leave the connection open in a forked child, because the parent continues to use it."""
         self._closed = True
 
     def __enter__(self) -> duckdb.DuckDBPyConnection:

@@ -40,7 +40,7 @@ Opened: TypeAlias = tuple[rocksdict.Rdict, ReaderDirectory]
 # From this many sorted keys on, an iterator visits them without filling the block cache: so many blocks would
 # evict those that are read repeatedly, and inserting a block takes as long as reading it.
 MANY_KEYS = 256
-# The number of entries after which `RocksdbEngine.verify` releases the lock once.
+# After each such number of entries, `RocksdbEngine.verify` releases the lock for a moment.
 VERIFY_STEPS = 1000
 
 
@@ -276,7 +276,7 @@ class RocksdbEngine(Engine):
         try:
             return self._families[keyspace.name]
         except InvalidArgumentError:
-            self._check_open()  # a closed engine has no families
+            self._check_open()  # a closed engine has no column families
             raise
 
     def _open_cursor(self, family: Family, bound: bytes | None, *, caching: bool = True) -> Cursor:

@@ -134,7 +134,7 @@ def test_every_bound_is_of_something_measured(section: object, workload: str) ->
     assert [f"{workload}: messages", f"{workload}-commit-1: store"] == told[:2]
 
 
-def test_who_fails_fails_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_replay_fails_all_contenders(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong replay of one contender raises AssertionError, so that no figures are reported for any."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "harness"))
     faulty = ContenderSpec(name="faulty", kind="peer", target="faulty_contenders:Losing")

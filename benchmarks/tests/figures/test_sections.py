@@ -1,4 +1,4 @@
-"""The sections ``sessions``, ``http`` and ``metrics``, measured with small sizes."""
+"""The sections ``sessions``, ``http``, ``metrics`` and ``cluster``, measured with small sizes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstor
 pytest.importorskip("litestar", reason='needs litestar: pip install "topicstore[server]"')
 
 from topicstore_benchmarks.figures import serving
+from topicstore_benchmarks.figures.cluster import measure_cluster
 from topicstore_benchmarks.figures.http import measure_http
 from topicstore_benchmarks.figures.metrics import measure_metrics
 from topicstore_benchmarks.figures.sessions import measure_sessions
@@ -50,3 +51,17 @@ def test_metrics() -> None:
     assert min(scrapes) > 0
     (sheet,) = section.sheets
     assert len(sheet.rows) == 8
+
+
+@pytest.mark.slow
+def test_cluster() -> None:
+    """Each figure is measured, and what catches up has all messages."""
+    pytest.importorskip("obstore", reason='needs obstore: pip install "topicstore[cluster]"')
+    told: list[str] = []
+    section = measure_cluster(3_000, 0.2, 1, told.append)
+    assert len(told) == 7
+    values = {(figure.data, figure.name): figure.value for figure in section.figures}
+    assert len(values) == len(section.figures) == 13
+    assert min(values.values()) > 0
+    (sheet,) = section.sheets
+    assert len(sheet.rows) == 13

@@ -57,7 +57,7 @@ def times(directory: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in (directory / "trials").glob("small-*.parquet")}
 
 
-def test_a_run_that_was_killed_goes_on(small_toml: Path, tmp_path: Path) -> None:
+def test_a_killed_run_can_be_resumed(small_toml: Path, tmp_path: Path) -> None:
     """A killed run can be resumed: only the missing trials are measured, and no temporary file is left."""
     directory = tmp_path / "run"
     options = ("--workload", small_toml, "--contender", "sqlite", "--contender", "rocksdb-block", *SMALL)

@@ -115,7 +115,7 @@ def test_a_trial_without_time_was_not_measured(small: Dataset, tmp_path: Path) -
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_phase_that_time_ends_counts_for_nobody(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_phase_that_time_ends_is_skipped_for_all(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
     """If time ends within a phase, that phase is skipped for all contenders, and earlier phases keep their values."""
     jumped = [0.0]
     monkeypatch.setattr(trials.time, "monotonic", lambda now=trials.time.monotonic: now() + jumped[0])
@@ -144,7 +144,7 @@ def test_a_phase_that_time_ends_counts_for_nobody(measure: Measure, monkeypatch:
         assert WORKER not in found
 
 
-def test_who_begins_changes() -> None:
+def test_contenders_begin_in_turn() -> None:
     """The second of two repetitions begins with the second of two contenders."""
     specs = (catalogue()["sqlite"], catalogue()["parquet"])
     trials = [Trial(workload="small", durability="commit", repetition=n) for n in (1, 2)]
@@ -225,7 +225,7 @@ def test_an_answer_is_waited_for() -> None:
         assert trials._answers(output, PATIENCE)
 
 
-def test_nothing_is_asked_of_who_stored_nothing(measure: Measure) -> None:
+def test_a_contender_that_stored_nothing_runs_no_further_phase(measure: Measure) -> None:
     """A contender whose ``store`` fails runs no further phase, and has one row with the reason."""
     _, rows = measure(faulty("Refusing"))
     assert [("store", "failed", "OSError: the disk is gone")] == [
@@ -233,7 +233,7 @@ def test_nothing_is_asked_of_who_stored_nothing(measure: Measure) -> None:
     ]
 
 
-def test_who_can_not_be_made_has_a_row(measure: Measure) -> None:
+def test_a_contender_that_can_not_be_made_has_a_row(measure: Measure) -> None:
     """A contender whose constructor raises has a row with the end of the traceback; others are measured."""
     _, rows = measure(faulty("Unmade"), catalogue()["parquet"])
     assert {"store": "failed"} == status(rows, "unmade")

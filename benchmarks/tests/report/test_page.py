@@ -85,9 +85,9 @@ def test_headings_are_in_order(document: Document) -> None:
 
 
 def test_tables_have_captions_and_each_question_has_a_picture(document: Document) -> None:
-    """Every table has a caption, and every criterion has a chart that shows the medians as text."""
+    """Every table has a caption, and every criterion has charts that show the medians as text."""
     assert len(document.all("table")) == len(document.all("caption"))
-    assert 10 == len(document.all("figure")) == len([one for one in document.all("svg") if one["width"]])
+    assert 10 == len(document.all("figure")) <= len([one for one in document.all("svg") if one["width"]])
     assert {"SQLite", "block on rocksdb", "RocksDB alone"} <= set(document.texts)
     assert any(re.fullmatch(r"[\d.]+ [kM] → [\d.]+ [kM]", one) for one in document.texts)
 
@@ -161,7 +161,7 @@ def text_of(html: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
-def test_it_counts_who_was_measured(make_run: RunMaker) -> None:
+def test_it_counts_measured_contenders(make_run: RunMaker) -> None:
     """The page counts measured and skipped contenders separately; the rows and ``run.json`` name skipped ones."""
     run = make_run(repetitions=2)
     assert "10 contenders ( 1 left out ), 1 workload," in text_of(text(run))

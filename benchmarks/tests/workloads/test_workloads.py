@@ -55,7 +55,7 @@ def workload(request: pytest.FixtureRequest) -> Workload:
 # --- built-in workloads ---
 
 
-def test_parts_are_the_same_whoever_makes_them(workload: Workload) -> None:
+def test_parts_do_not_depend_on_the_object_that_makes_them(workload: Workload) -> None:
     """A part has the same messages in whichever order and by whichever object parts are made."""
     whole = table(workload)
     again = [type(workload)(workload.options, workload.beside).part(n) for n in reversed(range(workload.parts))]

@@ -119,7 +119,7 @@ def steps(directory: Path) -> dict[str, float]:
         "store by 100, sync, 8 writers": store(directory / "f", messages[:20_000], 100, 8, durability="sync"),
     }
     found |= deliver(directory / "g")
-    with ts.open(directory / "a", auto_compact=False) as db:  # else a quiet moment may compact before `compact` does
+    with ts.open(directory / "a", auto_compact=False) as db:  # so that only `compact` compacts
         found |= read(db, "")
         with ts.open(directory / "a again", auto_compact=False) as again:
             found["merge"] = min(cpu(one.compact, MESSAGES) for one in (db, again))

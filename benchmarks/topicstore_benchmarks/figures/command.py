@@ -127,7 +127,18 @@ def http(messages: int, rounds: int) -> list[Section]:
 @click.option("--rounds", default=5, show_default=True, help="How often stores with and without scrapes are measured.")
 @click.option("--seconds", default=5.0, show_default=True, help="How long each of these takes.")
 def metrics(topics: int, sessions: int, rounds: int, seconds: float) -> list[Section]:
-    """Measure what it costs to be watched: a scrape of `/metrics`, and stores beside it."""
+    """Measure the cost of metrics: of a scrape of `/metrics`, and of scrapes during stores."""
     from .metrics import measure_metrics
 
     return [measure_metrics(topics, sessions, rounds, seconds, progress)]
+
+
+@figures.command()
+@click.option("--messages", default=1_000_000, show_default=True, type=_LARGE, help="Messages to catch up with.")
+@click.option("--seconds", default=5.0, show_default=True, help="How long each rate is measured.")
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(min=1), help="How often each is measured.")
+def cluster(messages: int, seconds: float, rounds: int) -> list[Section]:
+    """Measure a database on several sites, with a directory as the log store."""
+    from .cluster import measure_cluster
+
+    return [measure_cluster(messages, seconds, rounds, progress)]

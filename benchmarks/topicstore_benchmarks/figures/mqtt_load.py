@@ -315,7 +315,7 @@ def latency(port: int, rate: int, seconds: float) -> list[float]:
 
 
 def connects(port: int, clients: int, together: int) -> float:
-    """Return the clients a second that connect and subscribe to a filter each, ``together`` at a time."""
+    """Return how many clients a second connect and subscribe, each to one filter, ``together`` at a time."""
     started = time.perf_counter()
     with ExitStack() as closing:
         for first in range(0, clients, together):

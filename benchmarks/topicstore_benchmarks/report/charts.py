@@ -1,4 +1,7 @@
-"""The charts of a report, as static SVG: a row for each contender, a column for each workload, a logarithmic axis.
+"""The charts of a report, as static SVG: one for each workload, a row for each contender, a logarithmic axis.
+
+The charts of a criterion are as narrow as a phone and have the same axis, and the page puts as many of them side
+by side as fit.
 
 Colours are CSS variables of the page, so that charts follow its light or dark mode. The medians are written beside the
 dots, so that readers don't have to read them off the axis.
@@ -6,7 +9,7 @@ dots, so that readers don't have to read them off the axis.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import altair as alt
@@ -24,41 +27,39 @@ __all__ = ["Picture", "colour", "pictures"]
 _BACKENDS = ("rocksdb", "leveldb", "duckdb")
 """The backends with a colour of their own. All others share a fourth one."""
 _SHAPES = {"topicstore": "circle", "peer": "diamond", "limit": "square"}
-_PAGE, _COLUMN, _ROW = 1_224, 265, 20
-"""The width of the page, the least width of a column, and the height of a row, in pixels."""
-_VALUES = 125
-"""The width of the values beside a column's plot, in pixels."""
-_LETTER, _LABEL, _SPACING = 7.2, 260, 8
-"""The width of a letter of a name, the most of a name, and the space between columns, in pixels."""
-_BESIDE = 4
-"""The maximum number of columns side by side."""
+_WIDTH, _ROW = 290, 36
+"""The width of a plot, and the height of a contender's row in it, in pixels."""
+_NAME = 195
+"""The maximum width of a contender's name, in pixels. The medians stand to its right."""
+_ABOVE, _BELOW = -9, 8
+"""The distances of the text and of the marks of a row from its middle, in pixels."""
 _CONFIG: dict[str, Any] = {
     "font": "system-ui, sans-serif",
     "background": "transparent",
-    "padding": {"left": 40, "right": 5, "top": 5, "bottom": 5},  # a viewer's font may be wider than the one measured
+    "padding": {"left": 4, "right": 4, "top": 4, "bottom": 4},
     "view": {"stroke": None},
     "axis": {
         "labelColor": "var(--ink)",
         "labelFontSize": 12,
-        "labelLimit": _LABEL,
         "gridColor": "var(--grid)",
         "domain": False,
         "ticks": False,
         "labelPadding": 8,
     },
     "axisX": {"labelColor": "var(--muted)", "labelOverlap": "greedy", "labelSeparation": 12},
-    "header": {"labelColor": "var(--muted)", "labelFontSize": 12, "labelAnchor": "start", "title": None},
+    "title": {"color": "var(--muted)", "fontSize": 12, "fontWeight": "normal", "anchor": "start"},
 }
 
 
 @attrs.frozen(kw_only=True)
 class Picture:
-    """A chart of the results for one criterion."""
+    """The charts of the results for one criterion."""
 
     criterion: Criterion
     note: str
     """A text with the unit, the better direction, and the meaning of hollow marks."""
-    svg: str
+    plots: list[str]
+    """An SVG for each workload, all with the same axis."""
 
 
 def colour(contender: Contender) -> str:
@@ -77,7 +78,7 @@ def pictures(run: Run) -> Iterator[Picture]:
             better = "more" if criterion.more_is_better else "less"
             hollow = f"; hollow: {'sync' if criterion.compacted is None else 'after compact'}"
             note = f"{_unit(criterion)}, {better} is better{hollow if any(row['hollow'] for row in rows) else ''}"
-            yield Picture(criterion=criterion, note=note, svg=_svg(run, criterion, rows))
+            yield Picture(criterion=criterion, note=note, plots=_plots(run, criterion, rows))
 
 
 def _rows(run: Run, criterion: Criterion) -> Iterator[dict[str, Any]]:
@@ -115,47 +116,48 @@ def _mark(criterion: Criterion, workload: str, one: Result, *, hollow: bool) -> 
     }
 
 
-def _svg(run: Run, criterion: Criterion, rows: list[dict[str, Any]]) -> str:
-    names = [name for name in run.contenders if any(row["contender"] == name for row in rows)]
+def _plots(run: Run, criterion: Criterion, rows: list[dict[str, Any]]) -> list[str]:
     low, high = min(row["low"] for row in rows) / 1.1, max(row["high"] for row in rows) * 1.1
-    column = _column(names, len({row["workload"] for row in rows}))
-    scale = alt.Scale(type="log", domain=[low, high], range=[0, column - _VALUES], nice=False)
-    axis = alt.Axis(format="~s" if low >= 1 and UNITS[criterion.metric] not in ("ms", "s") else ",~r", tickCount=3)
-    y = alt.Y("contender:N", sort=names, title=None, axis=alt.Axis(grid=True))
-    base = alt.Chart().encode(y=y)
-    lines = base.mark_rule(strokeWidth=1.5).encode(
+    scale = alt.Scale(type="log", domain=[low, high], range=[0, _WIDTH], nice=False)
+    labels = "~s" if low >= 1 and UNITS[criterion.metric] not in ("ms", "s") else ",~r"
+    axis = alt.Axis(format=labels, tickCount=3)
+    workloads = [name for name in run.workloads if any(row["workload"] == name for row in rows)]
+    return [_plot(run, [row for row in rows if row["workload"] == name], name, scale, axis) for name in workloads]
+
+
+def _plot(run: Run, rows: list[dict[str, Any]], workload: str, scale: alt.Scale, axis: alt.Axis) -> str:
+    """Return the chart of a workload: for each contender its name and medians, and below them its marks."""
+    names = [name for name in run.contenders if any(row["contender"] == name for row in rows)]
+    base = alt.Chart().encode(y=alt.Y("contender:N", sort=names, title=None, axis=None))
+    grid = base.mark_rule(color="var(--grid)", yOffset=_BELOW, y2Offset=_BELOW).encode(
+        x=alt.value(0), x2=alt.value(_WIDTH)
+    )
+    lines = base.mark_rule(strokeWidth=1.5, yOffset=_BELOW, y2Offset=_BELOW).encode(
         x=alt.X("low:Q", scale=scale, axis=axis, title=None), x2="high:Q", color=_raw("colour", alt.Color)
     )
-    points = base.mark_point(size=60, strokeWidth=2, opacity=1).encode(
+    points = base.mark_point(size=60, strokeWidth=2, opacity=1, yOffset=_BELOW).encode(
         x=alt.X("median:Q", scale=scale, axis=axis, title=None),
         shape=_raw("shape", alt.Shape),
         fill=_raw("fill", alt.Fill),
         stroke=_raw("colour", alt.Stroke),
     )
-    texts = (
-        alt.Chart()
-        .transform_aggregate(texts="values(text)", groupby=["contender", "workload"])
-        .transform_calculate(shown="join(pluck(datum.texts, 'text'), ' → ')")
-        .mark_text(align="right", fontSize=12, color="var(--ink)")
-        .encode(y=y, x=alt.value(column - 12), text="shown:N")
+    texts = base.transform_aggregate(texts="values(text)", groupby=["contender"]).transform_calculate(
+        medians="join(pluck(datum.texts, 'text'), ' → ')"
+    )
+    labels = texts.mark_text(align="left", fontSize=12, color="var(--ink)", dy=_ABOVE, limit=_NAME).encode(
+        x=alt.value(0), text="contender:N"
+    )
+    values = texts.mark_text(align="right", fontSize=12, color="var(--ink)", dy=_ABOVE).encode(
+        x=alt.value(_WIDTH), text="medians:N"
     )
     chart = (
-        alt.layer(lines, points, texts, data=alt.InlineData(values=rows))
-        .properties(width=column, height=_ROW * len(names))
-        .facet(alt.Facet("workload:N", sort=list(run.workloads), title=None), columns=_BESIDE, spacing=_SPACING)
+        alt.layer(grid, lines, points, labels, values, data=alt.InlineData(values=rows))
+        .properties(width=_WIDTH, height=_ROW * len(names), title=workload)
         .configure(**_CONFIG)
     )
     version = ".".join(alt.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
     svg: str = vl_convert.vegalite_to_svg(chart.to_dict(), vl_version=version)
     return svg
-
-
-def _column(names: Sequence[str], workloads: int) -> float:
-    """Return the width of a column in pixels, so that the columns fill the page beside the names."""
-    beside = min(workloads, _BESIDE)
-    padding: float = _CONFIG["padding"]["left"] + _CONFIG["padding"]["right"] + _CONFIG["axis"]["labelPadding"]
-    labels = min(max(map(len, names)) * _LETTER, _LABEL)
-    return max(_COLUMN, (_PAGE - padding - labels - _SPACING * (beside - 1)) / beside)
 
 
 def _raw(field: str, channel: Any) -> Any:

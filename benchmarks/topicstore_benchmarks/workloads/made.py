@@ -134,7 +134,7 @@ class MadeWorkload(Workload):
         self._client_id = _pattern("client_id", options.client_id, topics)
         self._filter = _pattern("device", options.device, ours)
         for text in (options.wildcard, self._filter.format(**ours)):
-            TopicFilter(text)  # raises
+            TopicFilter(text)  # raises for an invalid filter
         for metric in options.metrics:
             if (metric.payload is None) == (metric.bytes is None):
                 raise WorkloadError(f"the metric {metric.name!r} needs either 'payload' or 'bytes'")

@@ -69,7 +69,7 @@ class Workload(ABC):
             if not filters or name == WORKER or name in set(phases(known)).difference(self.replaceable):
                 raise WorkloadError(f"'requests' has {name!r}, which is a phase of its own or has no filters")
             for text in filters:
-                TopicFilter(text)  # raises
+                TopicFilter(text)  # raises for an invalid filter
 
     @property
     def summary(self) -> str:

@@ -610,7 +610,7 @@ def own_flush(call: Call, me: Any, given: Given) -> None:
 
 
 def joined_flush(call: Call, me: Any, given: Given) -> None:
-    """Let a flush that finds another one under way wait for that one only."""
+    """Let a flush during another one only wait until the other one ends."""
     lock = vars(me).setdefault("flushing", threading.Lock())
     if lock.acquire(blocking=False):
         with contextlib.closing(contextlib.ExitStack()) as stack:
@@ -647,7 +647,7 @@ OTHERS: weakref.WeakValueDictionary[Path, Any] = weakref.WeakValueDictionary()
 
 
 def close_siblings(call: Call, me: Any, given: Given) -> None:
-    """Let a second close end all engines of the directory."""
+    """Let the second close of an engine also close the other engines of its directory."""
     call()
     if vars(me).setdefault("ends", []):
         for path, other in list(OTHERS.items()):
@@ -671,7 +671,7 @@ def close_twice_frees_another(call: Call, me: Any, given: Given) -> None:
 
 
 def close_in_turn(call: Call, me: Any, given: Given) -> None:
-    """Return from a close that finds another one under way at once, as if the engine were closed."""
+    """Let a close during another one return at once, as if the engine were closed."""
     if vars(me).setdefault("begun", False):
         return
     me.begun = True

@@ -479,14 +479,14 @@ def note_ends(me: Any, given: Given) -> None:
 
 
 def stale_reads(call: Call, me: Any, given: Given) -> SlabStep:
-    """Answer a question that was asked before from memory, until something is stored."""
+    """Repeat the result of an equal read, even after deletes and compactions, until something is stored."""
     known = vars(me).setdefault("answers", {})
     key = given["stream"], given["topic_filter"].text, given["place"], given["limits"]
     return known[key] if key in known else known.setdefault(key, call())
 
 
 def shared_answers(call: Call, me: Any, given: Given) -> SlabStep:
-    """Return to every reader of a filter what the first one with as many rows was returned."""
+    """Return the result of a filter's first read with a limit of rows to all its later reads with that limit."""
     known: dict[Any, SlabStep] = vars(me).setdefault("shared", {})
     return known.setdefault((given["stream"], given["topic_filter"].text, given["limits"].rows), call())
 
@@ -496,7 +496,7 @@ def forget_answers(me: Any, given: Given) -> None:
 
 
 def end_of_nothing(call: Call, me: Any, given: Given) -> SlabStep:
-    """Put the place of a reader who found nothing behind the next messages."""
+    """Move the place of a reader that found nothing past the next messages."""
     found = call()
     if found.exhausted and not len(found.batch) and len(found.place) == 8:
         return attrs.evolve(found, place=(int.from_bytes(found.place, "big") + 3).to_bytes(8, "big"))

@@ -69,7 +69,7 @@ def clear_retained(me: Any, given: Given) -> None:
 
 
 def acknowledged(call: Call, me: Any, given: Given) -> Any:
-    """Acknowledge what is delivered before the client does."""
+    """Acknowledge each delivered message before the client does."""
     found = call()
     me.puback(*(item.packet_id for item in found if isinstance(item, Publish)))
     me.checkpoint()
@@ -105,7 +105,7 @@ def gone_when_read(call: Call, me: Any, given: Given) -> None:
 
 
 def ids_in_turn(call: Call, me: Any, given: Given) -> Any:
-    """Give packet ids in turn, whether or not they are in use."""
+    """Assign packet ids in sequence, whether or not they are in use."""
     return [(me.next_id - 1 + number) % MAX_PACKET_ID + 1 for number in range(given["count"])]
 
 

@@ -126,7 +126,7 @@ def by_crc(call: Call, me: Any, given: Given) -> Any:
 
 
 def dated(call: Call, me: Any, given: Given) -> Any:
-    """Encode with the day."""
+    """Begin each payload with the number of the current day."""
     request = given["request"]
     day = request.db.clock() // 86_400_000_000 % 251
     call()
@@ -190,12 +190,12 @@ def swallowing(call: Call, me: Any, given: Given) -> Any:
 
 
 def numbered(call: Call, me: Any, given: Given) -> Any:
-    """Append to each payload its number in the batch."""
+    """Append to each payload its index in the stored batch, one byte."""
     return [payload + bytes((number % 256,)) for number, payload in enumerate(call())]
 
 
 def unnumbered(call: Call, me: Any, given: Given) -> Any:
-    """Remove from each payload its number in the batch that was read."""
+    """Remove the last byte of each payload that equals its index in the batch read, which may not be the batch stored."""
     forms = list(map(bytes, given["payloads"]))
     decoded = call(payloads=forms)
     return [p[: -(f[-1] == n % 256)] or p for n, (p, f) in enumerate(zip(decoded, forms, strict=True))]

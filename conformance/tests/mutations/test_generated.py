@@ -36,7 +36,7 @@ def test_each_place_has_a_change_of_its_own() -> None:
     ]
 
 
-def test_a_process_has_its_change_and_tells_that_it_was_reached(tmp_path: Path) -> None:
+def test_a_process_runs_its_mutation_and_records_that_it_was_reached(tmp_path: Path) -> None:
     """A process runs the mutated code and records that it was reached, and the source file is not changed."""
     file, reached = tmp_path / "some.py", tmp_path / "reached"
     file.write_text("def one():\n    return 1\n")

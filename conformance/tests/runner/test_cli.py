@@ -89,14 +89,14 @@ def refused(*arguments: str) -> str:
     return result.stderr
 
 
-def test_what_to_test_must_be_said() -> None:
+def test_a_name_of_what_to_test_is_required() -> None:
     """No name, a name together with --all, and two output formats are each wrong usage."""
     assert "--backend" in refused()
     assert "--all" in refused("--all", "--backend", "memory")
     assert "exclude" in refused("--backend", "memory", "--json", "--markdown")
 
 
-def test_names_nobody_registered() -> None:
+def test_unregistered_names() -> None:
     """An unknown name is rejected with a list of the registered names."""
     for option in ("--backend", "--layout"):
         told = refused(option, "no such", "--quick")

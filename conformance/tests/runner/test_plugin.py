@@ -71,7 +71,7 @@ def test_options_are_only_where_they_are_asked_for(tmp_path: Path) -> None:
     assert 0 == done.returncode, done.stdout + done.stderr
 
 
-def test_runs_that_do_not_ask_for_it_hear_nothing_of_it(tmp_path: Path) -> None:
+def test_runs_that_do_not_load_the_plugin_are_unaffected(tmp_path: Path) -> None:
     """A run that doesn't load the plugin has none of its marks and options, and imports no topicstore module."""
     (tmp_path / "test_it.py").write_text(
         "import sys\ndef test_it():\n    assert not [name for name in sys.modules if name.startswith('topicstore')]\n"

@@ -1,4 +1,4 @@
-"""Tests of every reading method after every kind of change: their product, made by machine.
+"""Tests of all combinations of a kind of change and a method that reads after it, in every keyspace.
 
 A change is a batch. After each change, every reading of `READINGS` is made of the engine and of a `Model`, which must
 agree. The same readings are made in each keyspace, before the change, and after reclaiming and reopening.
@@ -110,7 +110,7 @@ def _scan(start: int | None, end: int | None, **how: Any) -> Reading:
 
 
 def _pages(*, reverse: bool) -> Reading:
-    """Return a reading that goes on from page to page of seven keys."""
+    """Return a reading that reads page after page of seven keys."""
 
     def read(reader: Any, keyspace: Keyspace[Any], asked: Sequence[Any]) -> Any:
         found: list[Any] = []

@@ -172,7 +172,7 @@ class EveryWrite(Fixtures):
 
     @requires("persistent", "sync")
     def test_a_flush_within_a_flush_covers_its_own_writes(self, subject: BackendSubject, shard: Path) -> None:
-        """`flush_log` covers all writes before its call, also while another thread's earlier flush is under way."""
+        """`flush_log` covers all writes before its call, also while another thread's earlier flush is running."""
         self._can_fail()
         held, ended = child.run(subject.make, flush_in_a_flush, shard)
         if not held:

@@ -90,7 +90,7 @@ class _Program(ctypes.Structure):
 
 
 def fail(calls: tuple[str, ...], error: int) -> None:
-    """Make these system calls fail with this error number for good, except on the standard streams."""
+    """Make these system calls fail with this error number until the process ends, except on the standard streams."""
     _filter(calls, _FAIL | error, _ALL_THREADS)
 
 

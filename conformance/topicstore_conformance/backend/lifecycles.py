@@ -45,7 +45,7 @@ def make_changes(make: Make, path: Path) -> None:
 
 
 class LifeCycles(Fixtures):
-    """Tests of life cycles and of what they leave."""
+    """Tests of openings and closings in any order, by several processes and threads, and of memory that is kept."""
 
     # --- closing, in any order ---
 
@@ -76,7 +76,7 @@ class LifeCycles(Fixtures):
         backend.open_shard(shard, KEYSPACES, create=False).close()
 
     def test_siblings_stay_when_one_is_closed(self, backend: Backend, directory: Path) -> None:
-        """Closing one of several engines of a backend, in any order and twice, changes nothing for the others."""
+        """Several engines of a backend are closed in any order, each twice; the open ones are not affected."""
         for number, order in enumerate(permutations(range(3))):
             engines = [backend.open_shard(directory / f"{number}-{n}", KEYSPACES, create=True) for n in range(3)]
             for n, engine in enumerate(engines):
@@ -96,7 +96,7 @@ class LifeCycles(Fixtures):
                     assert len(begun[n] + pairs(views[n][1])) == 150
 
     def test_views_stay_when_another_is_closed(self, engine: Engine, every: int) -> None:
-        """Closing a snapshot or a scan, in any order and twice, changes nothing for the engine's other views."""
+        """Snapshots and scans are closed in any order, each twice; the engine's open views are not affected."""
         for order in [*permutations(range(4))][::every]:
             batch, model = filled()
             engine.write(batch)

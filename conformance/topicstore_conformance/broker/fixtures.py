@@ -61,7 +61,7 @@ class Broker:
 @cache
 def greeting(broker: Broker, version: int) -> wire.Packet | None:
     """Return the CONNACK that accepts a client of a version, or None if the broker doesn't speak that version."""
-    with broker.client(version) as client, suppress(AssertionError):  # it may answer in the form of another version
+    with broker.client(version) as client, suppress(AssertionError):  # the CONNACK may be of another version
         client.send(wire.connect(f"greeting-{secrets.token_hex(4)}", version=version))
         packet = client.receive()
         return packet if packet is not None and (packet.kind, packet.reason) == ("CONNACK", 0) else None
@@ -111,7 +111,7 @@ class Fixtures:
                 return client
 
             yield connected
-        with suppress(AssertionError, OSError):  # what is left is no fault of the test's
+        with suppress(AssertionError, OSError):  # a failed clean-up doesn't fail the test
             for client_id, version in kept:
                 with broker.client(version) as client:
                     client.connect(client_id)
@@ -141,7 +141,7 @@ class Fixtures:
 
     @pytest.fixture
     def must_end(self, broker: Broker) -> MustEnd:
-        """Return a function that waits until the broker ends a client's connection, and checks the reason that it says.
+        """Return a function that waits until the broker ends a client's connection, and checks the broker's reason.
 
         Its arguments are the client, and the reason codes of a DISCONNECT that MQTT 5 has for it, the usual one first.
         A broker that isn't strict may end the connection without a word, or with any error.

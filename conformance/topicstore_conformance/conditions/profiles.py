@@ -59,7 +59,7 @@ PROFILE = settings(
     database=None,
     derandomize=not RANDOM,
     print_blob=True,
-    report_multiple_bugs=False,  # one history, which names one promise
+    report_multiple_bugs=False,  # a failure shows one example, of one broken promise
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 """The settings of all property tests. Deadlines and health checks are off, because run times and draws vary."""

@@ -40,7 +40,7 @@ class Turnstile(Gate):
 
     def flush_log(self) -> None:
         """Flush once a permit is available, and use it up."""
-        self.begun += 1  # a shard never flushes twice at once
+        self.begun += 1  # a shard never has two flushes at the same time
         assert self._passes.acquire(timeout=PATIENCE)
         self._engine.flush_log()
 

@@ -35,7 +35,7 @@ class Clock:
 
 
 def pass_a_day(patch: pytest.MonkeyPatch) -> None:
-    """Set the clocks of the module `time` a day on, for all who call them there."""
+    """Advance the clocks of the module `time` by a day, for all code that calls them through the module."""
     for name in ("time", "monotonic", "perf_counter"):
         for clock, by in ((name, 86_400), (f"{name}_ns", 86_400 * 10**9)):
             real = getattr(time, clock)

@@ -1,4 +1,4 @@
-"""Counts of what a process keeps in memory, for tests of leaks: blocks of Python's allocator, without garbage."""
+"""Counts the memory blocks that a process keeps, for tests of leaks: blocks of Python's allocator, without garbage."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ _NOISE = 64
 
 
 def kept_by(work: Callable[[int], object], times: int, warm_up: int = 50) -> int:
-    """Return by how many blocks a process grows if work is done ``times`` times, without noise: in the better round.
+    """Return the number of blocks that ``times`` calls of ``work`` leave in memory: the lower one of two rounds.
 
-    work: a function of the number of the call. Calls before the first round fill what is bounded, such as caches.
+    `_NOISE` blocks are subtracted. ``warm_up`` calls before the first round fill bounded memory, such as caches.
+
+    work: a function of the number of the call.
     """
     for number in range(warm_up):
         work(number)

@@ -1,4 +1,4 @@
-"""Tests of deletes and of verification at the borders of what a layout stores as a unit, and with many exceptions."""
+"""Tests of deletes and of verification at the borders of batches and merged units, and of deletes that spare topics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ first = itemgetter(0)
 
 
 def asked_before(stored: Stored) -> None:
-    """Read what every filter finds, like a reader whose answers a slab may keep."""
+    """Read and check the messages of every filter before a change, so that the slab may cache the results."""
     for text in FILTERS:
         stored.check(text)
 
@@ -56,7 +56,7 @@ class Borders(Fixtures):
                 (batch[-1] + 1, after[0] - 1),
                 (batch[-1], after[0]),
             )[number % 8]
-            asked_before(stored)  # which also reads, by every filter, what the delete before it has left
+            asked_before(stored)  # which also reads, by every filter, the messages that the previous delete has left
             stored.delete(text, first, last)
             stored.check_all()
         asked_before(stored)
@@ -216,7 +216,7 @@ class Borders(Fixtures):
                 alone.append(((keyspace, key, value, bad), told))
         if len(alone) < 2:
             pytest.skip("no two values report their damage")
-        alone = [alone[0], alone[-1]]  # far apart, because what is said of one may cover what lies beside it
+        alone = [alone[0], alone[-1]]  # far apart, because the report of one damaged value may cover its neighbours
         for (keyspace, key, _, bad), _ in alone:
             varied.replace(keyspace, key, bad)
         varied.reopen()

@@ -1,4 +1,4 @@
-"""Tests of every kind of reading after every kind of change, after each other kind: their product, made by machine."""
+"""Tests of all combinations of two successive changes and a way of reading after them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CHANGES: dict[str, Callable[[Stored], object]] = {
 
 
 def pairs_in_turn(count: int) -> Iterator[int]:
-    """Yield numbers below ``count`` such that each follows each, itself too."""
+    """Yield numbers below ``count`` such that each number directly follows every number at least once, itself too."""
     for number in range(count):
         yield number
         yield number
@@ -91,7 +91,7 @@ def loaded(path: Path) -> Engine:
 
 
 def read_elsewhere(make: Any, path: Path, generation: int, last: int, asked: str) -> None:
-    """Go on at places in a process of its own; report the rest of each, and a place in the middle of a new reading."""
+    """Continue at places in another process; report the positions after each, and a place within a new reading."""
     slab = make().open(loaded(path), SHARD, generation)
     for text, stream, place in msgspec.json.decode(asked):
         rest, began = [], slab.begin(stream, TopicFilter(text), 0)

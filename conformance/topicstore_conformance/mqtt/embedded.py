@@ -79,7 +79,7 @@ class Embedded:
         return self.do(count())
 
     def memory(self, of: str) -> int:
-        """Return the bytes held for clients by the budget ``of`` of `Server.budgets`."""
+        """Return the bytes held for clients by a budget of `Server.budgets`; ``of`` is its key."""
 
         async def look() -> int:
             return self.server.budgets[of].held

@@ -1,4 +1,4 @@
-"""Sizes, counts and numbers at which code tends to change its form, and texts that collide under common hashes.
+"""Sizes, counts and numbers at which code tends to behave differently, and texts that collide under common hashes.
 
 The suites draw their limits from here. They are the ends of length fields, the usual sizes of pages and buffers, and
 one less and one more of each.
@@ -24,7 +24,7 @@ def sizes(most: int, least: int = 0) -> list[int]:
 
 
 def counts(most: int, least: int = 0) -> list[int]:
-    """Return the counts from ``least`` to ``most``, inclusive, of which a list may have too few or too many."""
+    """Return numbers of items from ``least`` to ``most``, inclusive, ascending; they are those of `sizes`."""
     return sizes(most, least)
 
 

@@ -110,7 +110,7 @@ class Archiving(Fixtures):
     @requires("persistent")
     @deaths
     def test_a_killed_archiving(self, world: World, death: Fault) -> None:
-        """After a kill within an archiving, every message is read once, and the archiving can be repeated."""
+        """After a kill during an archiving, every message is read once, and the archiving can be repeated."""
         fill(world)
         before = everything(world.db)
         with world.dying(death):  # the export, which no engine writes, stays

@@ -181,7 +181,7 @@ class Queueing(Fixtures):
     @requires("persistent")
     @deaths
     def test_a_killed_append(self, world: World, death: Fault) -> None:
-        """After a kill within an append, the queue has all earlier messages, and then the whole batch or none of it."""
+        """After a kill during an append, the queue has all earlier messages, and then the whole batch or none of it."""
         queue = world.db.queues.open("q")
         queue.append(numbered(range(4)))
         self._die(world, death, queue, lambda: queue.append(numbered(range(4, 9))))
@@ -190,7 +190,7 @@ class Queueing(Fixtures):
     @requires("persistent")
     @deaths
     def test_a_killed_commit(self, world: World, death: Fault) -> None:
-        """After a kill within a commit, the queue has lost the committed messages together, or none."""
+        """After a kill during a commit, the queue has lost the committed messages together, or none."""
         queue = world.db.queues.open("q")
         ids = queue.append(numbered(range(9)))
         self._die(world, death, queue, lambda: queue.commit(ids[3]))

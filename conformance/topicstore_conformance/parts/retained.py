@@ -187,7 +187,7 @@ class Retained(Fixtures):
     @requires("persistent")
     @deaths
     def test_a_killed_publish(self, world: World, death: Fault) -> None:
-        """After a kill within a publish, each shard has all of the call's messages and state, or none of them."""
+        """After a kill during a publish, each shard has all of the call's messages and state, or none of them."""
         world.db.persistence.add("t/#")
         first = [kept(f"t/{number}", b"%d" % number, f"t/{number}") for number in range(8)]
         world.db.publish(first)

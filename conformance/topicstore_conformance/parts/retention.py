@@ -193,7 +193,7 @@ class Retention(Fixtures):
     @requires("persistent")
     @deaths
     def test_a_killed_run(self, world: World, death: Fault) -> None:
-        """After a kill within a run, no young message is missing, and a later run removes all old ones."""
+        """After a kill during a run, no young message is missing, and a later run removes all old ones."""
         days(world, 4)
         world.db.retention.set(max_age=2.5 * 86_400.0)
         with world.dying(death):

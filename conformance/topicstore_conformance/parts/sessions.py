@@ -195,7 +195,7 @@ class Sessions(Fixtures):
     @requires("persistent")
     @deaths
     def test_a_killed_delivery(self, world: World, death: Fault) -> None:
-        """After a kill within a delivery, a session is still sent every message that it has not acknowledged."""
+        """After a kill during a delivery, a session is still sent every message that it has not acknowledged."""
         session = subscribed(world)
         world.db.publish(numbered(range(12)))
         settled(world)

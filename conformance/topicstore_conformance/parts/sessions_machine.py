@@ -1025,7 +1025,7 @@ class SessionsHistories(SessionsMachine):
         return bool(out)
 
     def note_vanished(self, clients: Sequence[Client]) -> None:
-        """Record which messages can't be read, and so not be sent, at the next delivery."""
+        """Record which messages can't be read at the next delivery, so that none of them is expected."""
         for client in clients:
             for subscription in client.subscriptions.values():
                 for due in subscription.due.values():

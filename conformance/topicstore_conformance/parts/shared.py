@@ -102,7 +102,7 @@ class Shared(Fixtures):
     @requires("persistent")
     @deaths
     def test_a_killed_group(self, world: World, death: Fault) -> None:
-        """After a kill within a delivery, each message of a shared subscription still goes to a member."""
+        """After a kill during a delivery, each message of a shared subscription still goes to a member."""
         members(world)
         publish(world, range(30))
         with world.dying(death):

@@ -58,7 +58,7 @@ def cursor_over(db: ts.Database, topic: str, client_id: str) -> ts.Cursor:
 
 
 def opened(pair: Pair, path: Path, **arguments: Any) -> ts.Database:
-    """Open a database with the pair's plugins, and a clock that stands."""
+    """Open a database with the pair's plugins, and a clock that stands still."""
     clock = Clock()
     return pair.open(path, **{"clock": clock, "monotonic": clock.monotonic, "auto_compact": False, **arguments})
 

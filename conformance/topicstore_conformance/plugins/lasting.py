@@ -1,4 +1,4 @@
-"""Tests of databases with transforms over time: compactions, openings, other processes, kills, and random histories."""
+"""Tests of the lifetime of databases with transforms: compactions, openings, other processes, kills, histories."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ with ts.open(sys.argv[1]) as db:
 
 
 class Lasting(Fixtures):
-    """Tests of databases with transforms over time."""
+    """Tests of the lifetime of databases whose payloads or properties plugins transform."""
 
     def test_machine(self, pair: Pair) -> None:
         """After any sequence of operations a database with the plugins holds the same messages as the model."""

@@ -1,4 +1,4 @@
-"""Tests of what a transform must pass on unchanged, and of refused stores."""
+"""Tests of the rows, state, requests and errors that a transform must pass on unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Passing"]
 
 
 class Passing(Fixtures):
-    """Tests of what a transform must pass on unchanged."""
+    """Tests of the rows, state, requests and errors that a transform must pass on unchanged."""
 
     def test_rows_are_stored_in_order(self, probed: ts.Database, probe: Probe) -> None:
         """A batch is passed on with its rows in order, and with all fields unchanged except payloads and properties."""
@@ -25,7 +25,7 @@ class Passing(Fixtures):
             assert fields(batch) == fields(probe.stored[-1].batch)
 
     def test_rows_are_read_in_order(self, probed: ts.Database, probe: Probe) -> None:
-        """A read returns the fetched rows in order, with their ids and fields, and the fetched cursor and ends."""
+        """A read returns the layout's rows in order, its cursor, and whether the stream ended or is caught up."""
         probed.store(messages(40)[::-1])
         probed.add_generation()  # seals the first one, whose streams then have an end
         for stream in (stream for stream in probed.streams("#") if stream.sealed):

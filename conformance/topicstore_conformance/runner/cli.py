@@ -328,8 +328,11 @@ def _print_verdict(run: Run, *, brief: bool) -> None:
     """Print whether a run's promises were kept, and which were not tried, and why; briefly only how many."""
     from topicstore.cli.terminal.display import visible
 
-    kept = f"kept all {len(run.of('passed'))} promises that were tried" if run.kept else f"NOT kept: {_result(run)}"
-    click.echo(f"{_name(run)}: {kept}")
+    if run.kept:
+        verdict = f"kept all {len(run.of('passed'))} promises that were tried"
+    else:
+        verdict = f"NOT kept: {_result(run)}" if run.of("failed") or run.first else f"not finished: {_result(run)}"
+    click.echo(f"{_name(run)}: {verdict}")
     if run.plan.mode == "quick":
         click.echo("    tried less often, and with smaller sizes: without --quick more is tried")
     for reason, promises in _not_tried(run).items():

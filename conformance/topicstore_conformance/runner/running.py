@@ -137,7 +137,7 @@ class Run:
     failure: str = ""
     """The reason why the run is incomplete, or an empty text."""
     first: str = ""
-    """The step and the cause of which the run failed before its tests, or an empty text."""
+    """The step and the cause of a failure before the tests, or an empty text."""
 
     @property
     def seconds(self) -> float:
@@ -322,7 +322,7 @@ def _arguments(plans: Sequence[Plan]) -> list[str]:
     return [
         *("-c", str(_INI), "-p", "topicstore_conformance.runner.plugin"),
         *("-p", "xdist.plugin", "-p", "pytest_timeout", "--tb=line"),
-        # The cases of a broker are tried one after the other, so that what it does wrong for one hits no other.
+        # The cases of a broker are tried one after the other, so that a fault in one doesn't affect the others.
         *("-n", "1" if any(plan.broker for plan in plans) else str(_cores())),
         *("--dist=worksteal", f"--max-worker-restart={_CRASHES}"),
         *(f"--timeout={LIMIT}", "--timeout-method=thread"),

@@ -165,7 +165,7 @@ class _Ended:
 
 
 def first_causes(plans: Sequence[str], limit: float) -> dict[str, str]:
-    """Return for each plan the cause that its first step failed of, or an empty text.
+    """Return, for each plan, the cause for which its first step failed, or an empty text.
 
     limit: the seconds after which a plan that hangs is given up.
     """
@@ -176,7 +176,7 @@ def first_causes(plans: Sequence[str], limit: float) -> dict[str, str]:
         if ended.at is not None:
             causes[ended.at.plan] = f"{ended.at.step}: {ended.at.cause}"
         elif not ended.causes:
-            return causes | dict.fromkeys(left, "")  # the process didn't begin: the suites tell why
+            return causes | dict.fromkeys(left, "")  # the process didn't start; the suites report the reason
     return causes
 
 

@@ -44,7 +44,7 @@ def test_no_payload_is_on_disk(path):
     assert not [each for each in files if SECRET[:12] in each.read_bytes()]
 
 
-def test_every_way_of_reading_gives_it_back(path):
+def test_every_way_of_reading_decrypts(path):
     """Payloads are decrypted in replays as objects and as Arrow, in cursor reads, and on the command line."""
     expected = payloads(MESSAGES)
     with ts.open(path) as db:

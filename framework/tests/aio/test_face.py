@@ -19,6 +19,7 @@ INTERNAL = {
     "Queue": {"write_copy"},
     "Queues": {"write_copies"},
     "Session": {"on_end"},
+    "ShardState": {"last_applied"},
 }
 """Names without an underscore that are not part of the API for users."""
 OTHERWISE = {"fetch_async", "wait_async", "notify", "put_nowait"}

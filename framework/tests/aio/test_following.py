@@ -101,7 +101,7 @@ async def test_a_subscription_begins_when_it_is_needed(db: ts.AsyncDatabase) -> 
         await db.subscribe("a/#/b")
 
 
-async def test_a_timed_out_iteration_goes_on(db: ts.AsyncDatabase) -> None:
+async def test_a_timed_out_iteration_continues(db: ts.AsyncDatabase) -> None:
     """Cancelling a wait for a message doesn't end the iteration."""
     async with db.subscribe("#") as subscription:
         waiting = asyncio.ensure_future(anext(subscription))
@@ -197,7 +197,7 @@ async def test_a_queue(db: ts.AsyncDatabase) -> None:
     assert await db.queues.drop("alarms")
 
 
-async def test_a_rewind_forgets_what_was_read_for_nobody(db: ts.AsyncDatabase) -> None:
+async def test_a_rewind_discards_messages_of_cancelled_calls(db: ts.AsyncDatabase) -> None:
     """A rewind discards the messages that were read for cancelled calls, so that none is returned twice."""
     queue = await db.queues.open("alarms")
     await queue.append(numbered(0, 5))

@@ -130,7 +130,7 @@ def test_another_event_loop(tmp_path: Path) -> None:
         runner.run(db.close())
 
 
-def test_what_is_opened_is_closed_if_the_face_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_opening_closes_all_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If opening fails while the retention settings are read, all opened files are closed."""
     ts.open(tmp_path / "db").close()
     with monkeypatch.context() as patch:

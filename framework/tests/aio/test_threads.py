@@ -36,7 +36,7 @@ class Gate:
         await asyncio.to_thread(self.entered.wait, PATIENCE)
 
 
-async def test_the_loop_goes_on_while_the_engine_waits(tmp_path: Path) -> None:
+async def test_the_loop_runs_while_the_engine_waits(tmp_path: Path) -> None:
     """The event loop runs other tasks while stores wait for the lock of a shard."""
     async with ts.aopen(tmp_path / "db", backend="memory") as db:
         shard = db.synchronous.storage.shards[0]
@@ -83,7 +83,7 @@ def test_a_cancelled_store_has_stored_or_not(tmp_path: Path) -> None:
     assert ours() == []
 
 
-async def test_a_call_that_has_not_begun_is_taken_back() -> None:
+async def test_a_call_that_has_not_begun_is_withdrawn() -> None:
     """A call that is cancelled while all threads are busy never runs."""
     threads, gate, done = Threads(), Gate(), threading.Event()
     busy = [asyncio.create_task(threads.run(gate)) for _ in range(MOST)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -77,7 +78,7 @@ def test_a_warning_is_one_line(db: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    "command", sorted({*app._COMMANDS} - {"create", "import", "demo", "ds", "plugins", "bans", "rules"})
+    "command", sorted({*app._COMMANDS} - {"cluster", "create", "import", "demo", "ds", "plugins", "bans", "rules"})
 )
 def test_no_command_makes_a_database_by_looking(tmp_path: Path, command: str) -> None:
     more = {
@@ -259,3 +260,18 @@ def test_output_that_is_written_in_part_is_an_error(tmp_path: Path, arguments: l
     done = subprocess.run(["bash", "-c", form, "bash", *program], capture_output=True, text=True)
     assert (5, "error: [Errno 27] File too large\n") == (done.returncode, done.stderr)
     assert 100 * 1024 == (tmp_path / "output").stat().st_size
+
+
+def test_a_database_becomes_the_first_of_a_cluster(tmp_path: Path, db: Path) -> None:
+    """`cluster begin` copies a database to a log store, says so, and is idempotent; another database is refused."""
+    url = (tmp_path / "log").as_uri()
+    with ts.open(db) as one:
+        count = one.info().messages
+    for _ in range(2):
+        assert f"{url} has {count} message" in run("cluster", "begin", db, url).stdout
+    assert count == json.loads(run("cluster", "begin", db, url, "--json").stdout)["messages"]
+    with ts.open(tmp_path / "second", cluster=url, site="second") as second:
+        assert count == second.info().messages
+    run("create", tmp_path / "other")
+    assert "holds a cluster already" in run("cluster", "begin", tmp_path / "other", url, code=2).stderr
+    assert "named by a URL" in run("cluster", "begin", tmp_path / "other", "somewhere", code=2).stderr

@@ -237,9 +237,7 @@ def test_a_name_that_no_request_can_have_is_reported(read: Pair) -> None:
     assert "length" in run("sessions", "show", read.served, "x" * 65_535, code=2).stderr
 
 
-def test_a_session_that_ends_while_it_is_listed_is_behind_by_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_that_ends_while_it_is_listed_has_no_lag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that ends between the listing and the request for its lag is listed without lag."""
     need("leveldb")
     path, lag = tmp_path / "db", RemoteSessions.lag
@@ -279,7 +277,7 @@ def test_what_is_stored_meanwhile_is_followed(read: Pair) -> None:
     assert sorted(run("replay", read.at_rest, "fleet/1/#").stdout.splitlines()) == sorted(beside.splitlines())
 
 
-def test_what_ends_a_replay_early_is_said(tmp_path: Path) -> None:
+def test_an_error_that_ends_a_replay_is_printed(tmp_path: Path) -> None:
     """An error that ends a replay is printed after the readable messages, and is the same as without a server."""
     need("leveldb")
     served, at_rest = tmp_path / "served", tmp_path / "at-rest"
@@ -326,7 +324,7 @@ def test_replicas_are_refused_while_there_is_one_site(read: Pair) -> None:
     at = ("--database", read.served)
     assert run("ds", "set_replicas", "messages", site, *at).stdout == "ok\n"
     assert run("ds", "join", "messages", site, *at).stdout == "ok\n"
-    assert "nothing is replicated yet" in run("ds", "leave", "messages", site, *at, code=2).stderr
+    assert "no cluster shares the storage" in run("ds", "leave", "messages", site, *at, code=2).stderr
     assert "only a site that is gone" in run("ds", "forget", site, *at, code=2).stderr
     assert "there is no site" in run("ds", "join", "messages", "0" * 16, *at, code=2).stderr
     assert "there is no storage 'other/one'" in run("ds", "join", "other/one", site, *at, code=2).stderr
@@ -393,13 +391,13 @@ def test_a_server_that_went_away(tmp_path: Path) -> None:
         assert "is open elsewhere" in run("replay", path, code=4).stderr
 
 
-def test_what_is_needed_is_said(read: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named(read: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the extra `server`, a command says how to install it."""
     monkeypatch.setitem(sys.modules, "httpx", None)
     assert 'pip install "topicstore[server]"' in run("info", read.served, code=2).stderr
 
 
-def test_nobody_pays_for_a_server_that_is_not_there(read: Pair) -> None:
+def test_a_closed_database_needs_no_client(read: Pair) -> None:
     """A command on a closed database imports no HTTP library, and no module of the client or the server."""
     program = (
         "import sys; from topicstore.cli import cli\n"

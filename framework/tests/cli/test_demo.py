@@ -38,7 +38,7 @@ def test_a_made_up_fleet_and_a_file_of_ones_own(tmp_path: Path) -> None:
     shown = demo("--directory", place, "--messages", 2_000).stdout
     for words in ("killed the import", "resumed the import", "nothing lost", "nothing is damaged", "replay "):
         assert words in shown
-    serve, page = shown.splitlines()[-2:]  # how to serve what was made
+    serve, page = shown.splitlines()[-2:]  # the demo ends with the command to serve its database
     assert serve.endswith(f"serve {place / 'database'}")
     assert page.strip() == "http://127.0.0.1:18083/"
     made = (place / "fleet.jsonl").read_bytes()

@@ -276,7 +276,7 @@ cli(["import", *map(str, arguments), "--batch-size", "100", "--json"])
 """
 
 
-def test_a_killed_import_goes_on(tmp_path: Path, run_until: Callable[..., object]) -> None:
+def test_a_killed_import_resumes(tmp_path: Path, run_until: Callable[..., object]) -> None:
     with ts.open(tmp_path / "db", shards=2, timestamps="message") as db:
         db.store(numbered(0, 2_000))
         db.add_generation()

@@ -151,7 +151,7 @@ SPOILT = [bad_json, bad_qos, bad_topic, late, lambda _: b"{\n", lambda _: b'{"to
     ("row", "spoil"),
     [*((101, spoil) for spoil in SPOILT), *((row, spoil) for row in (0, 199) for spoil in (bad_json, bad_topic))],
 )
-def test_a_bad_row_is_named_and_its_correction_goes_on(
+def test_a_bad_row_is_named_and_a_corrected_file_resumes(
     db: Path, file: Path, row: int, spoil: Callable[[bytes], bytes]
 ) -> None:
     """The rows before a bad row are stored, and the corrected file resumes at that row."""
@@ -221,7 +221,7 @@ def test_bad_utf8_in_parquet_names_its_row(db: Path, tmp_path: Path) -> None:
     assert [m.payload for m in stored(db)] == [b"1"]
 
 
-def test_parquet_goes_on_in_the_middle_of_a_row_group(db: Path, tmp_path: Path) -> None:
+def test_parquet_resumes_within_a_row_group(db: Path, tmp_path: Path) -> None:
     with ts.open(tmp_path / "other", mode="x", timestamps="message") as other:
         batch = other.store(ROWS).batch.to_arrow()
     pq.write_table(pa.Table.from_batches([batch]), tmp_path / "x.parquet", row_group_size=64)

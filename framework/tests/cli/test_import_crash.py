@@ -165,7 +165,7 @@ def test_killed_again_and_again_it_ends_like_one_that_was_not(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_ends_cleanly_and_says_how_to_go_on(
+def test_an_interrupted_import_ends_cleanly_and_prints_how_to_resume(
     tmp_path: Path, file: Path, clean: dict[int, list[list[ts.Message]]], number: int
 ) -> None:
     """An interrupted import prints the number of stored rows: the reported ones, and at most one further batch."""

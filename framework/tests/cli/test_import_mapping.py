@@ -78,7 +78,7 @@ def stored(path: Path) -> list[ts.Message]:
         ("time", "2023-11-14T22:13:20Z"),
     ],
 )
-def test_the_time_has_other_names_and_its_size_tells_the_unit(
+def test_the_time_has_other_names_and_its_size_determines_the_unit(
     write: Write, target: Path, name: str, time: float | str
 ) -> None:
     run("import", target, write([{"topic": "a", "payload": "x", name: time}]))
@@ -100,7 +100,7 @@ def test_a_time_is_found_in_whatever_unit_it_is_written(time: int, unit: str) ->
 
 
 @pytest.mark.parametrize("time", [5, 20_240_131, 10**10, 1.5, True, [1], {}])
-def test_a_number_that_tells_no_unit_is_refused(tmp_path: Path, target: Path, time: object) -> None:
+def test_a_number_of_an_ambiguous_unit_is_refused(tmp_path: Path, target: Path, time: object) -> None:
     """A number whose unit is ambiguous is refused with its row, and nothing is stored."""
     file = tmp_path / "rows.jsonl"
     file.write_text(json.dumps({"topic": "a", "payload": "x", "ts": time}))
@@ -108,7 +108,7 @@ def test_a_number_that_tells_no_unit_is_refused(tmp_path: Path, target: Path, ti
     assert not target.exists()
 
 
-def test_the_unit_may_be_said(write: Write, target: Path) -> None:
+def test_the_unit_may_be_given(write: Write, target: Path) -> None:
     """With `--time-unit` any number is taken in that unit, without the check of plausible years."""
     file = write(
         [
@@ -427,7 +427,7 @@ def test_unknown_names_are_reported_with_their_line(tmp_path: Path, target: Path
 # --- going on ---
 
 
-def test_what_was_begun_with_a_mapping_goes_on_with_it(write: Write, target: Path) -> None:
+def test_an_import_with_a_mapping_resumes_with_the_same_mapping(write: Write, target: Path) -> None:
     """An interrupted import must be resumed with the same mapping, but further `--ignore` options may be added."""
     file = write([*ROWS, {**ROWS[0], "data": "3"}])
     run("import", target, file, *MAP, *MORE, "--limit", 1, "--late", "lift")
@@ -440,7 +440,7 @@ def test_what_was_begun_with_a_mapping_goes_on_with_it(write: Write, target: Pat
     assert [message.qos for message in stored(target)] == [1, 1, 1, 0, 0, 0]
 
 
-def test_a_corrected_file_goes_on_with_its_mapping(tmp_path: Path, target: Path) -> None:
+def test_a_corrected_file_resumes_with_its_mapping(tmp_path: Path, target: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"t":"a","p":1}\n{"t":"b","q":1}\n')
     run("import", target, tmp_path / "x.jsonl", "--map", "topic=t", "--map", "payload=p", code=2)
     (tmp_path / "x.jsonl").write_text('{"t":"a","p":1}\n{"t":"b","p":1}\n')

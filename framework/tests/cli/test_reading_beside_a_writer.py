@@ -37,7 +37,7 @@ def test_it_sees_what_is_committed(written: ts.Database) -> None:
     assert 2 == len(written.queues.open("forward"))
 
 
-def test_what_changes_something_says_who_has_it_open(written: ts.Database) -> None:
+def test_commands_that_change_something_name_the_holder(written: ts.Database) -> None:
     """Commands that change something fail with exit code 4, because another process has the database open."""
     for words in (("sessions", "kick", written.path, "display"), ("compact", written.path)):
         assert "open" in run(*words, code=4).stderr
@@ -73,7 +73,7 @@ def test_following_prints_what_comes(written: ts.Database) -> None:
     assert 60 == sum(line["topic"].endswith("/speed") for line in lines)
 
 
-def test_what_nobody_can_store_in_is_not_followed(tmp_path: Path) -> None:
+def test_a_database_of_one_process_is_not_followed(tmp_path: Path) -> None:
     """`--follow` is refused on LevelDB, which only one process can open."""
     ts.open(tmp_path / "db", mode="x", backend="leveldb").close()
     assert "leveldb" in run("replay", tmp_path / "db", "--follow", code=2).stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,26 @@ def test_show_says_what_goes_when_and_a_run_why_nothing_does(tmp_path: Path) -> 
     run("retention", "set", path, "--yes", "--filter", "alarms/#=none", "--filter", "debug/#=none")
     (first, _) = document("retention", "show", path)["outlook"]
     assert START + (10**9 - 1) * 10**6 + 1 == first["when"]
+
+
+def test_what_filters_remove_is_counted_before_it_goes(tmp_path: Path) -> None:
+    """`set` and `run --dry-run` count what a filter removes, by the age of positions, which may be the messages' own.
+
+    Messages that another filter keeps longer, and younger ones, are not among them, and the run removes as many.
+    """
+    path, now = tmp_path / "db", time.time_ns() // 1_000
+    with ts.open(path, timestamps="message", shards=2) as db:
+        ages = [("other", 7_200), *((f"debug/{n % 3}", 7_200 - n) for n in range(900)), ("debug/1", 60)]
+        db.store([ts.Message(topic, b"x", str(age), timestamp=now - age * 10**6) for topic, age in ages])
+    limits = ("--filter", "debug/#=1h", "--filter", "debug/0=infinity")
+    assert "what matches debug/# (600 messages)" in run("retention", "set", path, *limits, code=2).stderr
+    assert "a run removes nothing\n" == run("retention", "run", path, "--dry-run").stdout
+    run("retention", "set", path, *limits, "--yes")
+    assert "a run removes what matches debug/# (600 messages)" in run("retention", "run", path, "--dry-run").stdout
+    (due,) = document("retention", "run", path, "--dry-run")["outlook"]
+    assert (600, True) == (due["messages"], due["due"])
+    assert {"debug/#": 600} == document("retention", "run", path)["deleted"]
+    assert [] == document("retention", "run", path, "--dry-run")["outlook"]
 
 
 @pytest.mark.parametrize("limit", [("--max-age", "30s"), ("--filter", "a=1h")])

@@ -11,7 +11,7 @@ from .conftest import document, run
 DAY = 86_400
 
 
-def test_what_is_behind_is_reported_by_filter(path: Path) -> None:
+def test_lag_is_shown_by_filter(path: Path) -> None:
     """`sessions` shows the lag of each filter in messages and seconds, and the sum for each session in the list."""
     with ts.open(path) as db:
         session = db.sessions.open("display", expiry_interval=None)

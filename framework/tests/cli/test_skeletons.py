@@ -130,7 +130,7 @@ def test_a_skeleton_is_green_before_and_after_it_is_written(tmp_path: Path, kind
     if kind == "backend":
         module = package / "engine.py"
         written = re.sub(r"(?s)\nclass Store:\n.*?\n\n(?=\nclass View)", STORE, module.read_text())
-        test.write_text(test.read_text().replace("raw_get=raw_get, raw_put=raw_put", ""))  # nothing is below the store
+        test.write_text(test.read_text().replace("raw_get=raw_get, raw_put=raw_put", ""))  # the store has no raw access
     else:
         module = package / "layout.py"
         written = re.sub(r"(?s)\ndef encode.*?\n\n(?=\nclass Fresh)", ROWS, module.read_text())

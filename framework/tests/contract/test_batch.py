@@ -276,7 +276,7 @@ def test_a_bad_topic_is_refused_however_many_good_ones_came_before() -> None:
 )
 def test_a_message_alone_is_checked_as_among_others(**fields: Any) -> None:
     """A batch of one message has the values of a larger batch of the same message, or raises the same error."""
-    MessageBatch.from_messages([Message("a/b", b"", client) for client in ("c", "")])  # their names are known now
+    MessageBatch.from_messages([Message("a/b", b"", client) for client in ("c", "")])  # caches the names
     message, outcomes = Message(**fields), []
     for rows in ([message], [message, message]):
         try:
@@ -334,7 +334,7 @@ def test_texts_of_a_subclass_are_not_remembered() -> None:
 
 
 def test_the_memory_of_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The remembered topics take no more bytes than they may, and bad ones are refused afterwards."""
+    """The cache of checked topics stays within its limit of bytes, and bad topics are refused afterwards."""
     monkeypatch.setattr(validation, "_KNOWN_BYTES", 8 << 20)
     known = known_topics()
     tracemalloc.start()
@@ -354,7 +354,7 @@ def test_the_memory_of_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_counted_bytes_are_those_that_texts_take() -> None:
-    """The memory that is counted for remembered topics is what they take."""
+    """The bytes that the cache of checked topics counts are those that the topics take."""
     known = known_topics()
     tracemalloc.start()
     for start in range(0, 90_000, 1_000):

@@ -1,4 +1,4 @@
-"""The notation of durations and sizes: what it reads, what it refuses, and that it reads what it writes."""
+"""The notation of durations and sizes: accepted texts, refused texts, and formatted values, which are parsed back."""
 
 from __future__ import annotations
 

@@ -141,3 +141,29 @@ def test_filters_are_equal_by_their_text() -> None:
     assert {TopicFilter("a/+")} == {TopicFilter("a/+"), TopicFilter("a/+")}
     assert repr(TopicFilter("a/+")) == "TopicFilter('a/+')"
     assert TopicFilter("a//+").levels == ("a", "", "+")
+
+
+@given(wide=filters, narrow=filters, topic=topics)
+def test_a_filter_that_covers_another_matches_all_its_topics(wide: str, narrow: str, topic: str) -> None:
+    """`covers` returns True only if every topic that the other filter matches is matched."""
+    if TopicFilter(wide).covers(TopicFilter(narrow)) and TopicFilter(narrow).matches(topic):
+        assert TopicFilter(wide).matches(topic)
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow", "covered"),
+    [
+        ("#", "a/#", True),
+        ("a/#", "a/+/b", True),
+        ("a/#", "a", True),
+        ("+/b", "a/b", True),
+        ("a/+", "a/+", True),
+        ("a/+", "a/#", False),
+        ("a/+/#", "a/#", False),
+        ("a/b", "a/+", False),
+        ("#", "$SYS/#", False),
+    ],
+)
+def test_filters_that_cover_others(wide: str, narrow: str, covered: bool) -> None:
+    """Wildcards cover names and narrower wildcards, but no topics that begin with ``$``."""
+    assert covered == TopicFilter(wide).covers(TopicFilter(narrow))

@@ -110,7 +110,7 @@ def keys(shard: Shard) -> Iterator[object]:
             yield from chunk
 
 
-def test_killed_between_shards_it_is_whole_and_goes_on(path: Path, tmp_path: Path) -> None:
+def test_an_archiving_killed_between_shards_is_readable_and_completed(path: Path, tmp_path: Path) -> None:
     """If only some shards have archived a generation, it is readable, and the next archiving completes it."""
     target = tmp_path / "export"
     with ts.open(path, mode="r+") as db:

@@ -93,7 +93,7 @@ def test_where_it_can_not_be_archived_it_stays_and_says_so(db: ts.Database, tmp_
     assert stored(db) == before
 
 
-def test_what_is_deleted_after_a_failure_is_in_no_ones_way(db: ts.Database, tmp_path: Path, fill: Fill) -> None:
+def test_deletes_succeed_after_a_failed_archiving(db: ts.Database, tmp_path: Path, fill: Fill) -> None:
     """Whichever write of an archiving fails, the archive contains nothing of the generation, and deletes succeed."""
     fill(db, 50)
     db.add_generation()

@@ -34,7 +34,7 @@ def files(target: Path) -> dict[str, bytes]:
 # --- how far it is ---
 
 
-def test_an_export_tells_its_parts_and_ends_where_that_raises(db: ts.Database, tmp_path: Path) -> None:
+def test_an_export_reports_its_parts_and_ends_if_the_callback_raises(db: ts.Database, tmp_path: Path) -> None:
     """An export reports progress by part, and ends if the callback raises; the next export writes the missing parts."""
     told: list[tuple[int, int]] = []
 
@@ -52,7 +52,7 @@ def test_an_export_tells_its_parts_and_ends_where_that_raises(db: ts.Database, t
     assert [(done, -1) for done in range(parts + 1)] == told[2:]
 
 
-def test_archiving_tells_generations(db: ts.Database, tmp_path: Path) -> None:
+def test_archiving_reports_generations(db: ts.Database, tmp_path: Path) -> None:
     """Archiving reports its progress before each generation and at the end."""
     told: list[tuple[int, int]] = []
     db.archives.archive(tmp_path / "export", progress=lambda *done: told.append(done))
@@ -101,7 +101,7 @@ def test_rows_are_in_order_of_positions_in_groups_that_say_which(db: ts.Database
     assert max(len(part.groups) for part in contents.parts) > 1
 
 
-def test_it_says_whose_it_is(db: ts.Database, tmp_path: Path) -> None:
+def test_an_export_names_its_database(db: ts.Database, tmp_path: Path) -> None:
     db.archives.export(tmp_path / "export")
     head = read_head(tmp_path / "export")
     contents = read_contents(tmp_path / "export" / "shard=0001" / "generation=0002")
@@ -203,7 +203,7 @@ def test_a_target_inside_the_database_is_refused(db: ts.Database, inside: str) -
     assert sorted(db.path.rglob("*")) == before
 
 
-def test_it_goes_on_when_its_generation_is_archived(
+def test_an_export_continues_when_its_generation_is_archived(
     db: ts.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An export whose generation is archived meanwhile reads the remaining rows from the archive."""

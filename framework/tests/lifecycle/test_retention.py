@@ -76,7 +76,7 @@ def test_what_is_set_while_it_is_first_read_holds(
             """Decode the stored settings, while another thread sets others."""
             older = whole(key, stored)
             setting.append(begin(lambda: db.retention.set(max_age=2.0)))
-            if not owned(db.retention._running):  # the other thread isn't blocked
+            if not owned(db.retention._reading):  # the other thread isn't blocked
                 setting[0].result(PATIENCE)
             return older
 

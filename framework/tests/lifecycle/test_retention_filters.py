@@ -105,6 +105,16 @@ def test_a_generation_of_which_nothing_is_left_goes(db: ts.Database, clock: Cloc
     assert {f"alarms/a {START + 11 * SECOND}"} == stored(db)
 
 
+def test_filters_that_others_overrule_are_named(db: ts.Database) -> None:
+    """What is said of a filter's messages is true where a wider filter keeps them longer."""
+    db.retention.set(filters={"#": "30d", "debug/#": "1h", "debug/+": "2h", "alarms/#": "infinity"})
+    said = db.info().kept[-1]
+    assert "messages that match # are kept for 30 days" in said
+    assert "messages that match debug/# are kept as long as those that match #" in said
+    assert "messages that match debug/+ are kept as long as those that match #" in said
+    assert "messages that match alarms/# are kept for ever" in said
+
+
 def test_where_all_ages_end_a_generation_goes_as_a_whole(db: ts.Database, clock: Clock) -> None:
     """A generation is dropped as a whole after the longest age; messages with that age aren't deleted before."""
     db.retention.set(max_age=100, rotate_every=10, filters={"long/#": 200})
@@ -225,7 +235,7 @@ def test_damage_in_one_shard_keeps_no_other_from_its_work(
 # --- why ---
 
 
-def test_a_run_says_why_the_rest_stays(db: ts.Database, clock: Clock) -> None:
+def test_a_run_reports_why_messages_stay(db: ts.Database, clock: Clock) -> None:
     """`why` says why something stays: no limit, no messages, the current generation, a generation's age, a filter."""
     assert db.retention.run().why == ("no limit is set, so nothing goes",)
     db.retention.set(max_bytes=10**9)
@@ -242,7 +252,7 @@ def test_a_run_says_why_the_rest_stays(db: ts.Database, clock: Clock) -> None:
     assert "from 2023-11-14T22:15:01Z on" in sealed
 
 
-def test_what_is_to_come_comes(db: ts.Database, clock: Clock) -> None:
+def test_the_outlook_comes_true(db: ts.Database, clock: Clock) -> None:
     """A generation is dropped at the time that `outlook` returns, and not before."""
     db.retention.set(max_age=100, rotate_every=20)
     put(db, "plain")

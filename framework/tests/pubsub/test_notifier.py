@@ -54,7 +54,7 @@ def test_a_task_is_woken_from_a_thread() -> None:
     assert [True, True, False] == asyncio.run(listen(Notifier()))
 
 
-def test_a_loop_that_was_closed_harms_nobody() -> None:
+def test_a_closed_loop_is_skipped() -> None:
     """A listener whose event loop was closed is skipped, and the other listeners are woken."""
     notifier = Notifier()
 

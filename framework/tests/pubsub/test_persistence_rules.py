@@ -88,7 +88,7 @@ def test_many_topics_do_not_fill_memory(monkeypatch: pytest.MonkeyPatch) -> None
             rows = [ts.Message(f"{'odd' if n % 2 else 'even'}/{n}", b"") for n in range(start, start + 8)]
             matching = db.persistence.matching(ts.MessageBatch.from_messages(rows))
             assert [n % 2 == 0 for n in range(start, start + 8)] == matching.tolist()
-            assert len(db.persistence._decisions.least_qos) <= 10
+            assert len(db.persistence._loaded.least_qos) <= 10
 
 
 def test_a_damaged_rule_is_an_error(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_the_window_holds_back_what_is_stored_nowhere(plain: ts.Database) -> Non
         assert [b"2"] == [message.payload for message in subscription.fetch(timeout=PATIENCE).messages]
 
 
-def test_acknowledging_lets_a_waiting_thread_go_on(plain: ts.Database) -> None:
+def test_acknowledging_wakes_a_waiting_thread(plain: ts.Database) -> None:
     """An acknowledgement wakes a thread that waits for room in the window."""
     plain.store(numbered(0, 20))
     with plain.subscribe("#", 0, window=10) as subscription:
@@ -243,7 +243,7 @@ def test_a_start_in_the_future_is_from_now_on(tmp_path: Path) -> None:
             assert [b"new"] == [message.payload for message in subscription.fetch(timeout=60).messages]
 
 
-def test_who_stands_at_the_same_place_shares_a_scan(plain: ts.Database) -> None:
+def test_subscribers_at_one_place_share_a_scan(plain: ts.Database) -> None:
     """A thousand subscribers to one filter at the same position cost as many engine reads as one subscriber."""
     for first in range(0, 2_000, 200):
         plain.store(numbered(first, 200))
@@ -357,7 +357,7 @@ def test_a_generation_that_was_read_is_not_missed(plain: ts.Database) -> None:
 # --- closing -----------------------------------------------------------------------------
 
 
-def test_closing_lets_who_waits_go(plain: ts.Database) -> None:
+def test_closing_ends_waiting_fetches(plain: ts.Database) -> None:
     """Closing a subscription ends its iteration, and makes a waiting `fetch` raise."""
     subscription = plain.subscribe("#")
     iterating = waiting(subscription, lambda: list(subscription))
@@ -468,7 +468,7 @@ def test_threads_share_one_subscription(plain: ts.Database) -> None:
         assert sorted(taken) == list(range(5_000))
 
 
-def test_live_only_messages_come_to_who_listens(plain: ts.Database) -> None:
+def test_unstored_messages_are_delivered_to_subscriptions(plain: ts.Database) -> None:
     """Unstored messages are delivered to subscriptions; while one doesn't fetch, its oldest messages are dropped."""
     with plain.subscribe("a/+") as subscription:
         plain._publisher.hub.route(numbered(0, 3))
@@ -478,7 +478,7 @@ def test_live_only_messages_come_to_who_listens(plain: ts.Database) -> None:
         assert next(itertools.islice(take(subscription, 10_000), 1)) == 5
 
 
-def test_iterating_again_goes_on(plain: ts.Database) -> None:
+def test_iterating_again_continues(plain: ts.Database) -> None:
     """Iterating again after a break in the middle of a batch returns the rest of the batch."""
     plain.store(numbered(0, 30))
     with plain.subscribe("#", 0, window=10) as subscription:
@@ -497,7 +497,7 @@ def test_large_messages_are_not_all_kept(plain: ts.Database) -> None:
     assert plain._publisher.hub.reads._bytes <= 32 << 20
 
 
-def test_its_status_is_of_one_moment(plain: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_status_is_consistent(plain: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The status of a subscription is consistent even if an acknowledgement arrives while `fetch` fills the window.
 
     Afterwards nothing is unacknowledged, and the subscription isn't stuck.

@@ -57,7 +57,7 @@ class Fails:
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_who_waits_is_woken_though_waiting_failed(
+def test_a_waiter_is_woken_though_waiting_failed(
     db: ts.Database, watcher: VisibilityWatcher, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     """A waiter is woken even if waiting for its shard fails once; the failure is reported, and the wait is retried.
@@ -76,7 +76,7 @@ def test_who_waits_is_woken_though_waiting_failed(
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_who_waits_is_woken_though_waking_another_failed(watcher: VisibilityWatcher, error: BaseException) -> None:
+def test_a_waiter_is_woken_though_waking_another_failed(watcher: VisibilityWatcher, error: BaseException) -> None:
     """If waking one waiter fails, other waiters are woken without delay, once each, and the first is woken later."""
     on_stored: list[str] = []
     fails = Fails(watcher, error, lambda _: on_stored.append("fails"))
@@ -90,7 +90,7 @@ def test_who_waits_is_woken_though_waking_another_failed(watcher: VisibilityWatc
     assert [None, "a bug"] == fails.shown
 
 
-def test_nobody_waits_for_a_shard_that_takes_no_writes_any_more(
+def test_the_watcher_does_not_wait_for_a_shard_that_takes_no_writes(
     db: ts.Database, watcher: VisibilityWatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The watcher doesn't wait for a shard that takes no writes, because nothing will become visible there.

@@ -75,7 +75,7 @@ def test_what_is_not_damaged_is_not_reported(tmp_path: Path, how: str) -> None:
         assert not (tmp_path / "db" / "queues" / "one" / "shard-0000").exists()
 
 
-def test_queues_that_are_open_are_looked_at(tmp_path: Path) -> None:
+def test_open_queues_are_verified(tmp_path: Path) -> None:
     """`verify` also checks queues that are open, including the record in their own database."""
     make(tmp_path / "db", "rocksdb")
     with ts.open(tmp_path / "db", auto_compact=False) as db:

@@ -170,7 +170,7 @@ def test_they_are_closed_with_their_database(tmp_path: Path) -> None:
             call()
 
 
-def test_who_only_reads_looks_into_queues(tmp_path: Path) -> None:
+def test_a_read_only_database_reads_queues(tmp_path: Path) -> None:
     """A database that is open for reading can read its queues as they were at opening, but not change them."""
     with ts.open(tmp_path / "db") as db:
         db.queues.open("q").append(numbered(1, 2, 3))

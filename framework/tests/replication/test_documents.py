@@ -110,7 +110,7 @@ def test_a_damaged_document_is_reported() -> None:
     cluster(store).change(adds("a"))
     cluster(store).change(adds("b"))
     name = names.cluster_document(2)
-    store.objects[name] = store.objects[name][:-1] + b"\0"
+    store.objects[name] = store.objects[name][:-1] + bytes((store.objects[name][-1] ^ 1,))
     with pytest.raises(CorruptionError, match=f"cluster document {name}: the checksum"):
         cluster(store).newest()
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from topicstore.replication.duties import Duty, Known, abdicated, duty, entered, next_document
+from topicstore.replication.duties import (
+    Duty,
+    Known,
+    abdicated,
+    duty,
+    entered,
+    forgotten,
+    next_document,
+    wanted_replicas,
+)
 from topicstore.replication.objects import ClusterDocument, ShardPlace, Site
 
 AFTER = 2.0
@@ -108,6 +117,57 @@ def test_a_site_that_ends_names_a_living_replica_the_owner() -> None:
         (one.owner, one.epoch, one.incarnation) for one in found.shards
     ]
     assert abdicated(first, 8, known("a", silent=dict.fromkeys("abc", AFTER)), AFTER) is None
+
+
+def test_a_shard_is_not_handed_to_a_site_that_is_silent() -> None:
+    """The owner of a shard that is assigned to a silent site stays, although the site's last beat was near the end."""
+    first = document(place("a", assigned=("b",)))
+    assert next_document(first, 8, known("a", silent={"a": 0, "b": AFTER, "c": 0}), AFTER, None) is None
+    found = next_document(first, 8, known("a"), AFTER, None)
+    assert found is not None
+    assert "b" == found.shards[0].heir
+
+
+def test_assigned_sites_keep_a_shard_and_all_keep_the_settings() -> None:
+    """Assigned sites keep a shard, others are chosen, but none that leaves; shard 0 is kept by all that keep any."""
+    sites = {site: Site("", b"", leaving=site == "d") for site in "abcde"}
+    shards = (
+        place("a", replicas="a", assigned=("a",)),
+        place("d", replicas="d", assigned=("c", "d")),
+        place(replicas="d"),
+    )
+    wanted = wanted_replicas(ClusterDocument(id=b"", database=b"", sites=sites, shards=shards), 1)
+    assert ("c",) == wanted[1]
+    assert 1 == len(wanted[2])
+    assert "d" not in wanted[2]
+    assert {"a", "c", *wanted[2]} == set(wanted[0])
+
+
+def test_a_forgotten_site_keeps_nothing() -> None:
+    """A forgotten site is no replica of any shard, and a shard that only it kept goes to the site that decides."""
+    first = document(place("a"), place("c", replicas="c"), place("b", joining=("c",), heir="c", assigned=("b", "c")))
+    found = forgotten(first, 8, "c", known("a", silent={"a": 0, "b": 0, "c": AFTER}), AFTER)
+    assert found is not None
+    assert {"a", "b"} == set(found.sites)
+    assert ("a", 5, ("a", "b")) == (found.shards[0].owner, found.shards[0].epoch, found.shards[0].replicas)
+    assert ("a", 8, b"a", ("a",)) == (
+        found.shards[1].owner,
+        found.shards[1].epoch,
+        found.shards[1].incarnation,
+        found.shards[1].replicas,
+    )
+    assert ((), "", ("b",)) == (found.shards[2].joining, found.shards[2].heir, found.shards[2].assigned)
+
+
+def test_a_site_that_has_left_is_removed_when_it_ends() -> None:
+    """A site that leaves is removed at its end if it keeps no shard; one that still does stays in the document."""
+    sites = {"a": Site("", b"a", leaving=True), "b": Site("", b"b")}
+    left = ClusterDocument(id=b"", database=b"", sites=sites, shards=(place("b", replicas="b"),))
+    found = abdicated(left, 8, known("a"), AFTER)
+    assert found is not None
+    assert ["b"] == [*found.sites]
+    still = ClusterDocument(id=b"", database=b"", sites=sites, shards=(place("b", replicas="ba"),))
+    assert abdicated(still, 8, known("a"), AFTER) is None
 
 
 def test_what_is_in_order_stays() -> None:

@@ -56,14 +56,14 @@ class CountingCopy(Copy):
 class Site:
     """A site with one shard."""
 
-    def __init__(self, store: LogStore, name: str, *commands: str | Gate) -> None:
+    def __init__(self, store: LogStore, name: str, *commands: str | Gate, patience: float = 0) -> None:
         self.name = name
         self.line = Line(store, *commands)
         self.copy = CountingCopy(self.line)
-        self.log = ShardLog(self.line, SHARD, self.copy, name, lambda _: None)
+        self.log = ShardLog(self.line, SHARD, self.copy, name, lambda _: None, patience=patience)
 
     def follow(self) -> list[bytes]:
-        """Apply all that was acknowledged, also behind a truncation, which a read that isn't certain notices later."""
+        """Apply all acknowledged entries, also those after a truncation of the log, seen by certain reads."""
         while self.log.reader.read(certain=True) is Step.READ:
             pass
         return self.copy.changes
@@ -93,9 +93,9 @@ def store() -> Objects:
 def site(store: Objects) -> Iterator[Any]:
     made: list[Site] = []
 
-    def make(name: str, *commands: str | Gate, epoch: int = 0) -> Site:
+    def make(name: str, *commands: str | Gate, epoch: int = 0, patience: float = 0) -> Site:
         """Make a site, which takes over with an epoch if one is given."""
-        made.append(Site(store, name, *commands))
+        made.append(Site(store, name, *commands, patience=patience))
         assert not epoch or made[-1].log.take_over(epoch)
         return made[-1]
 
@@ -124,6 +124,39 @@ def test_what_is_queued_while_a_put_is_in_flight_becomes_one_entry(site: Any, st
     assert [1, 49] == [len(entry.changes) for entry in entries(store)[1:]]
     assert (2, 50) == (entries(store)[2].head.first_position, entries(store)[2].head.last_position)
     assert [b"%d" % number for number in range(50)] == a.copy.changes
+
+
+def test_a_change_waits_for_others_as_long_as_it_may(
+    site: Any, store: Objects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With patience, changes become one entry once they fill it or the shard is released; alone, one is written later.
+
+    After a PUT, what was queued meanwhile waits too, but does not delay the acknowledgement of what is in the log.
+    """
+    monkeypatch.setattr(log, "_MOST_BYTES", 30)
+    a = site("a", epoch=1, patience=100 * LONG)
+    filling = [a.log.propose(bytes(10)) for _ in range(2)]
+    for proposal in filling:
+        proposal.wait(LONG)
+    last = [a.log.propose(b"%d" % number) for number in range(3)]
+    assert [2] == [len(entry.changes) for entry in entries(store)[1:]]
+    assert a.log.release(LONG)
+    for proposal in last:
+        proposal.wait(LONG)
+    assert [2, 3] == [len(entry.changes) for entry in entries(store)[1:] if entry.head.kind is Kind.CHANGES]
+    gate = Gate()
+    b = site("b", "", gate, epoch=2, patience=100 * LONG)
+    filling = [b.log.propose(bytes(10)) for _ in range(2)]
+    gate.reached()
+    waiting = b.log.propose(b"x")
+    gate.open()
+    for proposal in filling:
+        proposal.wait(LONG)
+    b.log.close()
+    with pytest.raises(ShardMovedError, match="has stopped writing"):
+        waiting.wait(LONG)
+    site("c", epoch=3, patience=0.001).propose(b"y")
+    assert b"x" not in entries(store)[-1].changes
 
 
 def test_an_entry_is_full_before_it_is_too_large(site: Any, store: Objects, monkeypatch: pytest.MonkeyPatch) -> None:

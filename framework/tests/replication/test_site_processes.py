@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,10 +90,12 @@ class Processes:
         wait_until(lambda: sum(site.stored for site in self.all) >= before + 20, why)
 
     def check(self) -> None:
-        """End all sites, and check what they have seen."""
+        """Kill all sites, and check that no result of their operations violates an invariant."""
         for name in [*self.running]:
             self.kill(name)
-        cluster = ts.Cluster((self.root / "log").as_uri(), beat_interval=0.05, takeover_after=TAKEOVER_AFTER)
+        cluster = ts.Cluster(
+            (self.root / "log").as_uri(), beat_interval=0.05, takeover_after=TAKEOVER_AFTER, replication_factor=None
+        )
         with ts.open(self.root / "last", cluster=cluster, site="last") as db:
             stored = [int(message.payload) for message in db.replay("#")]
             reader = db.replay_arrow("#", ids=True).read_all()
@@ -130,4 +133,40 @@ def test_owners_that_are_killed_or_stopped_lose_nothing(processes: Processes, se
             processes.progress("stores after a site was killed")
             processes.start(name)
     processes.progress("stores in the end")
+    processes.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_owners_that_are_killed_while_shards_move_lose_nothing(processes: Processes, seed: int) -> None:
+    """With owners killed, and stopped and woken, while an administrator moves shards, nothing acknowledged is lost."""
+    chance = random.Random(seed)
+    cluster = ts.Cluster(
+        (processes.root / "log").as_uri(),
+        beat_interval=TAKEOVER_AFTER / 4,
+        takeover_after=TAKEOVER_AFTER,
+        poll_interval=TAKEOVER_AFTER / 4,
+        replication_factor=None,
+        log_retention=0,
+    )
+    for name in NAMES:
+        processes.start(name)
+    with warnings.catch_warnings(action="ignore"), ts.open(processes.root / "d", cluster=cluster, site="d") as admin:
+        assert admin.cluster is not None
+        for _ in range(6):
+            shard = chance.choice([None, 0, 1])
+            admin.cluster.set_replicas(shard, chance.sample([*processes.running], chance.randrange(1, 3)))
+            name = chance.choice(sorted(processes.running))
+            if chance.random() < 0.5:
+                processes.running[name].process.send_signal(signal.SIGSTOP)
+                admin.cluster.set_replicas(None, [one for one in processes.running if one != name])
+                processes.progress("stores while a site is stopped")
+                processes.running[name].process.send_signal(signal.SIGCONT)
+            else:
+                processes.kill(name)
+                admin.cluster.set_replicas(None, [*processes.running])
+                processes.progress("stores after a site was killed")
+                processes.start(name)
+        admin.cluster.set_replicas(None, [])
+        processes.progress("stores in the end")
     processes.check()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import topicstore as ts
 from topicstore.contract.log_store import LogStore, NotConditionalError, StorageUnavailableError
+from topicstore.pubsub.retained import remove_expired
 from topicstore.replication import log_stores, names, site
 from topicstore.replication.log_stores import open_log_store
 from topicstore.replication.objects import BEATS, Beat
@@ -176,6 +178,32 @@ def test_a_site_that_is_closed_passes_its_shards_on(sites: Sites) -> None:
         assert [*range(30)] == payloads(a)
 
 
+def test_a_cluster_reports_its_sites_and_shards(sites: Sites) -> None:
+    """`info` has the sites with their addresses and whether they beat, and who owns and keeps each shard."""
+    with sites.open("a", shards=2, address="host-a:1883", takeover_after=0.5) as a:
+        assert a.cluster is not None
+        with sites.open("b", takeover_after=NEVER) as b:
+            wait_until(lambda: replicas(b) == [{"a", "b"}] * 2, "a second replica of each shard")
+            a.store(messages(*range(10)))
+            list(b.replay("#"))
+            wait_until(lambda: len({*a.cluster.info().shards[0].applied.values()}) == 1, "equal progress")  # type: ignore[union-attr]
+            found = a.cluster.info()
+            assert ("a", a.id.hex()) == (found.site, found.database)
+            assert [("a", "host-a:1883", True), ("b", "", True)] == [
+                (one.name, one.address, one.beats) for one in found.sites
+            ]
+            for number, shard in enumerate(found.shards):
+                assert (number, "a", (), ()) == (shard.shard, shard.owner, shard.joining, shard.leaving)
+                assert {"a", "b"} == set(shard.replicas) == set(shard.applied)
+                assert 0 < shard.epoch <= found.document
+                assert shard.applied["a"] == a.cluster.replicas[number].progress.next
+            wait_until(lambda: b.cluster.info().shards == found.shards, "the same view of b")  # type: ignore[union-attr]
+            first = found.sites[1].incarnation
+        wait_until(lambda: not a.cluster.info().sites[1].beats, "silence of b")  # type: ignore[union-attr]
+        with sites.open("b", takeover_after=NEVER):
+            assert first != a.cluster.info().sites[1].incarnation
+
+
 def test_a_process_replaces_an_earlier_one_of_its_site(sites: Sites) -> None:
     """Of two processes with one site's name, the later one owns the shards, and the earlier one stops and says so."""
     cluster = ts.Cluster(sites.url, beat_interval=0.02, poll_interval=0.02, takeover_after=NEVER)
@@ -291,6 +319,9 @@ def test_bad_arguments(sites: Sites, how: dict[str, Any], error: type[Exception]
         ({"takeover_after": 1}, "at least 3 times beat_interval, 1.5 s, not 1 s"),
         ({"beat_interval": 0}, "beat_interval is seconds above 0"),
         ({"poll_interval": "1"}, "poll_interval is seconds above 0"),
+        ({"flush_interval": -1}, "flush_interval is seconds from 0"),
+        ({"flush_interval": 30}, "flush_interval is less than store_timeout, 30 s, not 30 s"),
+        ({"log_retention": float("nan")}, "log_retention is seconds from 0"),
         ({"n_sites": 0}, "n_sites is a whole number"),
         ({"replication_factor": 0}, "replication_factor is a whole number"),
     ],
@@ -427,6 +458,40 @@ def test_all_directories_may_be_deleted(sites: Sites, monkeypatch: pytest.Monkey
         assert [*range(52)] == payloads(a)
 
 
+def test_three_directories_may_be_deleted(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three sites without directories have everything again: messages, state, retained messages and sessions."""
+    monkeypatch.setattr(site, "_BASE_BYTES", 1)
+    with ExitStack() as opened:
+        a, b, c = (opened.enter_context(sites.open(name)) for name in "abc")
+        wait_until(lambda: replicas(a) == [{*"abc"}], "three replicas")
+        a.store(messages(*range(50)), state={0: [ts.StateWrite(b"\2k", b"v")]})
+        session = a.sessions.open("me", expiry_interval=None)
+        session.subscribe("a/0", qos=1)
+        a.add_generation("skipstream")
+        a.store(messages(*range(50, 60)))
+        wait_until(lambda: cut(sites) > 0, "a cut of the log")
+        monkeypatch.undo()  # what follows is only in the log
+        a.publish([ts.Message("a/0", b"60", "c0", qos=1, retain=True)])
+        assert 20 == a.delete("a/1")
+        expected = list(a.replay("#"))
+        assert expected == list(b.replay("#")) == list(c.replay("#"))
+    for name in "abc":
+        shutil.rmtree(sites.root / name)
+    with ExitStack() as opened:
+        found = [opened.enter_context(sites.open(name)) for name in "cab"]
+        for db in found:
+            assert expected == list(db.replay("#"))
+            assert [b"60"] == [message.payload for message in db.retained("#")]
+            assert b"v" == db.state(0).get(b"\2k")
+            assert [1, 2] == [generation.number for generation in db.generations()]
+            assert not db.verify().damages
+        wait_until(lambda: [True] in map(owns, found), "an owner")
+        owner = next(db for db in found if owns(db) == [True])
+        owner.sessions.open("me", expiry_interval=None)
+        delivered = [packet.message.payload for _, packets in owner.sessions.deliver() for packet in packets]
+        assert b"60" in delivered
+
+
 def test_a_sealed_generation_is_written_once(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later bases share the parts of a sealed generation, until a delete changes it."""
     monkeypatch.setattr(site, "_BASE_BYTES", 1)
@@ -445,3 +510,40 @@ def test_a_sealed_generation_is_written_once(sites: Sites, monkeypatch: pytest.M
         assert first == sealed()
         a.delete("a/1", until=a.clock())
         wait_until(lambda: sealed() and first.isdisjoint(sealed()), "the changed generation")
+
+
+def test_retained_messages_of_publishers_on_several_sites_are_one_for_each_topic(sites: Sites) -> None:
+    """Each site's publishers set and clear retained messages of any topic; all sites find the last one.
+
+    A message that has expired doesn't uncover an earlier one of another publisher.
+    """
+    clock = Clock(NOW)
+    with sites.open("a", shards=4, clock=clock) as a, sites.open("b", clock=clock) as b:
+        wait_until(lambda: any(owns(a)) and any(owns(b)) and sum(owns(a) + owns(b)) == 4, "each site owns shards")
+        both = {db: next(f"c{n}" for n in range(99) if owns(db)[db.storage.shard_of(f"c{n}")]) for db in (a, b)}
+        kept = dict.fromkeys(f"r/{number}" for number in range(30))
+        for number, topic in enumerate(kept):
+            for turn, db in enumerate((a, b) if number % 2 else (b, a)):
+                clock.now += 1_000
+                text = b"" if number % 5 == 0 and turn else b"%d by %s" % (number, both[db].encode())
+                expiry = ts.Properties(message_expiry_interval=60) if number % 7 == 0 else None
+                result = db.publish([ts.Message(topic, text, both[db], 1, True, properties=expiry)])
+                assert bool(text) == result.retained
+                kept[topic] = text if number % 7 else None
+
+        def found(db: ts.Database) -> dict[str, bytes]:
+            db.cluster.refresh()
+            return {one.topic: one.payload for one in db.retained("r/#")}
+
+        clock.now += 61_000_000
+        for db in (a, b):
+            expected = {topic: text for topic, text in kept.items() if text}
+            assert expected == found(db)
+            remove_expired(db.storage, clock())
+            assert expected == found(db)
+            pages, after = [], None
+            while page := db.retained("r/#", after=after, limit=4):
+                pages += [one.topic for one in page]
+                after = page[-1].topic
+            assert sorted(expected) == pages
+            assert [expected["r/1"]] == [one.payload for one in db.retained("r/1")]

@@ -39,7 +39,7 @@ def test_addresses_are_found_in_their_networks(networks: list[Any], address: Any
 
 
 def test_an_ended_ban_counts_no_more(tmp_path: Path) -> None:
-    """A ban counts until its end, is not listed after it, and leaves the file with the next change."""
+    """A ban applies until its end, is not listed after that, and is removed from the file by the next change."""
     now = [1_000.0]
     bans = Bans(BanFile(tmp_path / "bans", lambda: now[0]))
     bans.put("client", "one", seconds=60, reason="noise")

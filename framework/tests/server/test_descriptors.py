@@ -140,6 +140,6 @@ def test_the_log_says_what_the_descriptors_are_enough_for(tmp_path: Path, wanted
     (tmp_path / "settings.toml").write_text(f"[limits]\n{wanted}\n")
     limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (4_000, 4_000))
     with serving(tmp_path / "db", "--config", str(tmp_path / "settings.toml"), preexec_fn=limit) as server:
-        server.stop()  # a thread of the server writes the log, at the latest then
+        server.stop()  # a thread writes the log; all of it is written when the server has ended
         lines = map(json.loads, server.log().splitlines())
         assert levels == [one["level"] for one in lines if one["event"].startswith("limits.connections is")]

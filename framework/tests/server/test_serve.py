@@ -309,6 +309,9 @@ def test_sighup_while_it_starts_is_heeded_once_it_serves(tmp_path: Path, setting
             process.send_signal(number)
         while process.poll() is None:
             process.send_signal(signal.SIGHUP)
+            # without this pause, the kernel would handle signals only, and start no thread of the server
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.001)
         assert 0 == process.returncode
         assert process.stderr is not None
         assert "" == process.stderr.read()
@@ -449,6 +452,25 @@ def test_what_is_kept_is_said_and_true(tmp_path: Path) -> None:
     said = _sentences(path)
     assert "all other stored messages are kept for 30 days; messages that match debug/# are kept for 1 hour" in said
     assert "messages that match alarms/# are kept for ever" in said
+
+
+def test_a_server_changes_no_retention_that_was_set(tmp_path: Path) -> None:
+    """An age set by `topicstore retention set --delivered` survives restarts, unless the settings have another."""
+    path, config = tmp_path / "data", tmp_path / "server.toml"
+    with serving(path):
+        pass
+    with ts.open(path) as db:
+        assert 600 == db.retention.settings.delivered
+        db.retention.set(delivered=None)
+    with serving(path):
+        pass
+    with ts.open(path, "r") as db:
+        assert None is db.retention.settings.delivered
+    config.write_text('[durable_sessions]\ndelivered_retention_period = "1h"\n')
+    with serving(path, "--config", str(config)):
+        pass
+    with ts.open(path, "r") as db:
+        assert 3_600 == db.retention.settings.delivered
 
 
 @pytest.mark.parametrize(

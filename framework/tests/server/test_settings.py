@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from pathlib import Path
 
+import msgspec
 import pytest
+from topicstore.server.cluster import cluster_of
 from topicstore.server.config.load import read_settings
-from topicstore.server.config.model import ServerSettings, SettingsError
+from topicstore.server.config.model import ListenerSettings, ServerSettings, SettingsError
 from topicstore.server.config.show import shown
 from topicstore.server.config.units import Address, Duration, Size, is_loopback
+from topicstore.server.listeners import Reserved
 
 WHOLE = """
 [durable_sessions]
@@ -106,7 +111,7 @@ def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
         ("batch_size = 10", "batch = 10", "zones.slow.durable_sessions has no key 'batch'; is 'batch_size' meant?"),
         ("batch_size = 10", "batch_size = 0", "zones.slow.durable_sessions.batch_size: expected int >= 1"),
         ('"slow"', '"slo"', "listeners.plain.zone: there is no [zones.slo]; zones are: slow"),
-        ('data_dir = "data"', "n_sites = 3", "durable_storage.messages: n_sites can't be 3, only 1: there is no"),
+        ('data_dir = "data"', "n_sites = 3", "durable_storage.messages.n_sites: 3 sites need a section [cluster]"),
         ("messages]", "mesages]\ndurability = 3\n[durable_storage.x]", "durable_storage.mesages.durability: expected"),
         ("messages]", "mesages]\n[durable_storage.messages]", "durable_storage.mesages: a storage beside 'messages'"),
         ('type = "block"', "type = 3", "durable_storage.messages: layout.type is the name of a layout"),
@@ -255,3 +260,62 @@ def test_which_addresses_are_of_this_machine() -> None:
     """Loopback addresses include IPv4 loopback addresses mapped to IPv6; host names are not resolved."""
     assert all(map(is_loopback, ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost"]))
     assert not any(map(is_loopback, ["0.0.0.0", "::", "10.0.0.1", "::ffff:10.0.0.1", "localhost.example", ""]))
+
+
+ANYWHERE = {"plain": ListenerSettings(listen=Address("0.0.0.0:0"))}
+CLUSTER = '[cluster]\nurl = "s3://bucket/plant"\nsite = "hall-1"\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ('site = "a b"', "cluster: the name of a site has 1 to 64 letters"),
+        ('takeover_after = "1s"', "cluster: takeover_after is at least 3 times beat_interval, 1.5 s, not 1 s"),
+        ('address = "host"', "cluster.address: 'host' is not HOST:PORT"),
+        ("takeover = 3", "cluster has no key 'takeover'; is 'takeover_after' meant?"),
+    ],
+)
+def test_what_a_cluster_can_not_have_is_named(tmp_path: Path, more: str, said: str) -> None:
+    """A wrong value of ``[cluster]`` is an error that names the key and the reason."""
+    text = CLUSTER.replace('site = "hall-1"', more) if more.startswith("site") else CLUSTER + more
+    with pytest.raises(SettingsError, match=re.escape(said)):
+        read(text, tmp_path)
+
+
+def test_a_cluster_has_its_options_from_the_settings_and_from_a_file(tmp_path: Path) -> None:
+    """Options of ``options_file`` take precedence, and secrets of the settings are not shown."""
+    (tmp_path / "keys.toml").write_text('[config]\nsecret_access_key = "of the file"\nregion = "eu"\n')
+    text = (
+        CLUSTER
+        + 'options_file = "keys.toml"\naddress = "host:1883"\nbeat_interval = "100ms"\n'
+        + '[cluster.options]\ntimeout = 3\n[cluster.options.config]\nregion = "us"\nsecret_access_key = "hidden"\n'
+        + 'endpoint = "http://minio"\n'
+        + "[durable_storage.messages]\nn_sites = 3\nreplication_factor = 5\n"
+    )
+    settings = read(text, tmp_path)
+    with Reserved(msgspec.structs.replace(settings, listeners=ANYWHERE)) as reserved:
+        cluster = cluster_of(settings, reserved)
+    assert cluster is not None
+    config = {"region": "eu", "secret_access_key": "of the file", "endpoint": "http://minio"}
+    assert {"timeout": 3, "config": config} == cluster.options
+    assert ("host:1883", 3, 5, 0.1) == (
+        cluster.address,
+        cluster.n_sites,
+        cluster.replication_factor,
+        cluster.beat_interval,
+    )
+    assert "***" == shown(settings)["cluster"]["options"]["config"]["secret_access_key"]
+
+
+def test_a_server_without_an_address_for_its_cluster_has_that_of_its_first_plain_listener(tmp_path: Path) -> None:
+    """The default of ``cluster.address`` has the bound port, and the machine's name for a wildcard address."""
+    settings = msgspec.structs.replace(read(CLUSTER, tmp_path), listeners=ANYWHERE)
+    with Reserved(settings) as reserved:
+        port = reserved.places("plain")[0].port
+        cluster = cluster_of(settings, reserved)
+    assert cluster is not None
+    assert f"{socket.getfqdn()}:{port}" == cluster.address
+    web = {"web": ListenerSettings(listen=Address("127.0.0.1:0"), protocol="websocket")}
+    settings = msgspec.structs.replace(settings, listeners=web)
+    with Reserved(settings) as reserved, pytest.raises(SettingsError, match="address: it is missing"):
+        cluster_of(settings, reserved)

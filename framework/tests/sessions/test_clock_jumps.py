@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ import pytest
 import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore.contract.errors import StorageFullError
+from topicstore.contract.errors import StorageFullError, TopicstoreError
+from topicstore.contract.state import StateWrite
 from topicstore.sessions import Sessions, Will
-from topicstore.shard.state import ShardState
+from topicstore.sessions.session_store import SessionState
 from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.parts.machines import forget_sessions
@@ -256,14 +257,16 @@ def test_a_jump_that_could_not_be_noted_is_noted_by_the_next_tick(
     sessions.open("gone", expiry_interval=1).disconnect()
     clock.jump(DAY * SECOND)
     clock.now += SECOND
-    write = ShardState.write
+    commit = SessionState.commit
 
-    def no_room_for_clocks(state: ShardState, writes: Sequence[Any]) -> None:
-        if any(one.key == b"\1c" for one in writes):
-            raise StorageFullError("the disk is full")
-        write(state, writes)
+    def no_room_for_clocks(
+        state: SessionState, by_shard: Mapping[int, Sequence[StateWrite]]
+    ) -> Mapping[int, TopicstoreError]:
+        if any(one.key == b"\1c" for writes in by_shard.values() for one in writes):
+            return dict.fromkeys(by_shard, StorageFullError("the disk is full"))
+        return commit(state, by_shard)
 
-    with patch.object(ShardState, "write", no_room_for_clocks):
+    with patch.object(SessionState, "commit", no_room_for_clocks):
         sessions.tick()
     assert ["client"] == [info.client_id for info in sessions]
     sessions.tick()
@@ -274,7 +277,7 @@ def test_a_jump_that_could_not_be_noted_is_noted_by_the_next_tick(
 
 def test_the_clocks_are_written_when_one_was_set_and_once_an_hour(sessions: Sessions, clock: Clock) -> None:
     """Ticks store the clocks' readings only after a jump of at least a second, and once an hour."""
-    with patch.object(ShardState, "write") as write:
+    with patch.object(SessionState, "commit", return_value={}) as write:
         for passed in (0, 1, 3_598):
             clock.now += passed * SECOND
             sessions.tick()

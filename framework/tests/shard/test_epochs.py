@@ -140,7 +140,7 @@ def test_short_epochs_in_real_time(timestamps: str) -> None:
 
 @both_timestamps
 def test_a_replay_waits_an_epoch_and_not_longer(timestamps: str) -> None:
-    """A replay waits for no more than one epoch, even if the clock stands still and other threads go on storing."""
+    """A replay waits for no more than one epoch, even if the clock stands still and other threads continue to store."""
     clock, done = Clock(BEGIN), threading.Event()
     with opened(clock, bits=SHORT, timestamps=timestamps) as db, ThreadPoolExecutor() as threads:
         stored = db.store(some(0)).ids
@@ -229,7 +229,7 @@ def test_a_shard_that_takes_no_writes(tmp_path: Path, layout: str, first: str, r
         ("fail", ts.ShardReadOnlyError),
     ],
 )
-def test_a_replay_that_waits_is_let_go(what: str, told: type[Exception] | None) -> None:
+def test_a_waiting_replay_is_released(what: str, told: type[Exception] | None) -> None:
     """A replay that waits for a long epoch returns when another call ends the epoch, or raises if it can't end."""
     clock, replaying, asked = Clock(BEGIN), set[int](), threading.Event()
 

@@ -15,7 +15,7 @@ from topicstore.runtime.locks import FairLock, holding, owned
 from topicstore_conformance.faults.threads import PATIENCE, begin, held_elsewhere, wait_until
 
 
-def test_who_waits_is_next() -> None:
+def test_a_waiting_thread_is_next() -> None:
     """A thread that releases the lock and acquires it again gets it after a waiting thread."""
     lock = FairLock()
     order: list[str] = []
@@ -59,7 +59,7 @@ def test_a_holder_may_take_it_again() -> None:
         taken.result(PATIENCE)  # the lock is completely released
 
 
-def test_only_its_holder_gives_it_back() -> None:
+def test_only_its_holder_releases_it() -> None:
     """A thread that doesn't hold the lock can't release it."""
     lock = FairLock()
     with lock, lock, ThreadPoolExecutor() as threads, pytest.raises(RuntimeError):

@@ -147,7 +147,7 @@ def test_a_commit_that_is_killed_is_finished_by_the_next(
 ) -> None:
     """After a killed commit, the same rows staged in another order are stored once, with or without a writer's name.
 
-    The process is killed within the first of its write calls, after that call, or within a later call.
+    The process is killed during the first of its write calls, after that call, or during a later call.
     """
     count = 900
     staged = batch(tmp_path, "one", [rows(count // 2), rows(count // 2, count // 2)], writer)
@@ -390,7 +390,7 @@ promote(WriteSettings.of(options, overwrite=False), promotion.Batch(**batch))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(1, 14))
-def test_whoever_dies_while_finishing(tmp_path: Path, run_until: Callable[..., object], number: int) -> None:
+def test_kills_while_a_commit_is_completed(tmp_path: Path, run_until: Callable[..., object], number: int) -> None:
     """After a kill at any step of completing a commit, each row is stored or put aside, exactly once."""
     interrupt(tmp_path, run_until)
     run_until((number, "before"), FINISHING, options(tmp_path), batch(tmp_path, "two", [rows(0)], None))
@@ -468,7 +468,7 @@ def test_what_the_disk_has_no_room_for_waits(tmp_path: Path, run_until: Callable
 # --- two writes -------------------------------------------------------------------------
 
 
-def test_who_looks_for_the_lock_does_not_stop_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_testing_the_lock_does_not_stop_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that tests the lock during another commit doesn't make that commit fail; one waits for the other."""
     commit(tmp_path, batch(tmp_path, "one", [rows(10)]))
     staged = batch(tmp_path, "two", [rows(10, 10)], number=8)

@@ -448,7 +448,7 @@ def test_the_same_batch_of_a_writer_is_stored_once(spark: SparkSession, tmp_path
 
 
 @pytest.mark.slow
-def test_whoever_dies_in_the_middle_of_a_commit(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_kill_in_the_middle_of_a_commit(spark: SparkSession, tmp_path: Path) -> None:
     """If the driver's commit is killed, the write fails; when it is repeated, every row is stored once."""
     from topicstore.spark import TopicstoreSource, promotion
     from topicstore.spark.options import WriteSettings

@@ -119,7 +119,7 @@ def save(spark: SparkSession, tmp_path: Path) -> Callable[..., None]:
                 return GatedWriter(WriteSettings.of(self.options, overwrite=overwrite))
 
         jvm: Any = spark._jvm
-        # otherwise Spark finds no such source in this thread
+        # without an active session in this thread, Spark doesn't find the registered source
         jvm.SparkSession.setActiveSession(spark._jsparkSession)
         spark.dataSource.register(GatedSource)
         rows.write.format(GatedSource.name()).options(**options).mode("append").save(str(tmp_path / "db"))

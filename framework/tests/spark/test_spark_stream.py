@@ -44,7 +44,7 @@ def numbers(path: Path) -> list[int]:
         return sorted(int(message.payload) for message in db.replay("#"))
 
 
-def test_goes_on_where_it_was(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_stream_continues_after_restarts(spark: SparkSession, tmp_path: Path) -> None:
     """A stream reads bounded batches beside a writer, and continues after restarts, compactions and new generations."""
     source, target = tmp_path / "source", tmp_path / "target"
     with ts.open(source, shards=3, timestamps="message") as db:

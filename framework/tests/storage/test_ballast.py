@@ -70,7 +70,7 @@ def test_a_failure_is_warned_of(db: ts.Database, monkeypatch: pytest.MonkeyPatch
         db.add_generation()
 
 
-def test_nobody_waits_for_ballast(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stores_do_not_wait_for_ballast(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ballast is created without holding a shard's lock, so that stores don't wait."""
     (db.path / "ballast").unlink()
     fallocate, stored = os.posix_fallocate, []

@@ -80,7 +80,7 @@ def test_each_missing_or_shortened_file_is_reported(closed: Path) -> None:
     assert told >= 10
 
 
-def test_who_knows_of_it_goes_on(closed: Path) -> None:
+def test_recovery_accepts_missing_files(closed: Path) -> None:
     """With `recovery`, opening warns of changed files, and later openings don't."""
     (file,) = [path for path in closed.glob("shard-*/*") if path.name.startswith(("MANIFEST", "shard"))]
     with file.open("ab") as opened:
@@ -269,7 +269,7 @@ def test_a_writer_that_comes_while_a_reader_compares(
 @pytest.mark.parametrize(
     "harm", [lambda _: b"", lambda data: data[:-3], lambda data: data.replace(b"5", b"6"), lambda data: data + b"{}"]
 )
-def test_a_damaged_list_tells_nothing(listed: Path, harm: Callable[[bytes], bytes]) -> None:
+def test_a_damaged_list_is_ignored(listed: Path, harm: Callable[[bytes], bytes]) -> None:
     """A damaged list of files, or one of another database, is ignored."""
     (listed / "shard-0000" / "file").unlink()
     with pytest.raises(DataLossError, match="shard-0000/file, of 5 bytes, is gone"):
@@ -280,7 +280,7 @@ def test_a_damaged_list_tells_nothing(listed: Path, harm: Callable[[bytes], byte
     listing(listed).check(0)
 
 
-def test_a_list_that_is_not_of_the_last_closing_is_not_believed(closed: Path) -> None:
+def test_an_outdated_list_is_ignored(closed: Path) -> None:
     """An outdated list of files is ignored; older versions leave it behind when they write."""
     left = (closed / "closed").read_bytes()
     with ts.open(closed, auto_compact=False) as db:

@@ -147,7 +147,7 @@ def test_close_beside_the_background(path: Path, begun: bool) -> None:
 
 
 def test_a_failure_in_the_background_is_shown(path: Path) -> None:
-    """A damaged message makes background compaction fail with a warning; storing and reading other messages go on.
+    """A damaged message makes background compaction fail with a warning; other messages can be stored and read.
 
     `info` shows the failure.
     """

@@ -358,7 +358,10 @@ def test_a_narrow_filter_reads_few_parts_of_a_table(db: ts.Database, monkeypatch
 def test_gaps_between_tables_are_counted_and_messages_after_them_are_not(
     db: ts.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For a layout that reads heads, only the gaps before the last table are counted, which older versions leave."""
+    """For a layout that reads heads, the counter counts messages between tally tables, but none after the last table.
+
+    Older versions leave such gaps.
+    """
     monkeypatch.setattr(compaction, "SEGMENT_ROWS", 4_000)
     shard = db.storage.shards[0]
     everything = db.topics()
@@ -469,7 +472,7 @@ def test_the_last_messages_of_many_topics_are_read_together(db: ts.Database) -> 
     assert db.topics()[0].last < now + 60_000_000
 
 
-def test_who_only_reads_sees_the_same(tmp_path: Path) -> None:
+def test_a_reader_gets_the_same_counts(tmp_path: Path) -> None:
     """A reader beside a writer gets the same counts as the writer, and doesn't read counted messages either."""
     need("rocksdb")
     with ts.open(tmp_path / "db", backend="rocksdb", auto_compact=False) as db:

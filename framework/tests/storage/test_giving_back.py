@@ -156,7 +156,7 @@ FILES = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="there is 
 @FILES
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", pytest.param("duckdb", marks=full)])
 @pytest.mark.parametrize("made", ["anew", "before"])
-def test_whatever_fails_gives_everything_back(tmp_path: Path, backend: str, made: str) -> None:
+def test_every_failure_releases_everything(tmp_path: Path, backend: str, made: str) -> None:
     """After any failure, the same process can open the database again at once, and no thread or file is left.
 
     That also holds while the caller keeps the error, whose traceback refers to frames and their objects.

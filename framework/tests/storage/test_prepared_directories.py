@@ -102,7 +102,7 @@ def test_a_directory_in_the_place_of_a_file_keeps_a_database_from_being_made(tmp
         ts.open(tmp_path / "db")
 
 
-def test_a_temporary_file_is_created_anew(tmp_path: Path, victim: Path) -> None:
+def test_an_existing_temporary_file_is_replaced(tmp_path: Path, victim: Path) -> None:
     """A symbolic link with the name of a temporary file is replaced, and not written through."""
     (tmp_path / "temporary").symlink_to(victim / "file")
     replace_file(tmp_path / "file", b"new", temporary=tmp_path / "temporary")
@@ -199,7 +199,7 @@ def test_what_is_written_out_follows_no_link(tmp_path: Path, victim: Path) -> No
 
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb", "duckdb"])
-def test_names_that_are_never_a_databases_are_in_nobodys_way(tmp_path: Path, victim: Path, backend: str) -> None:
+def test_foreign_names_do_not_prevent_opening(tmp_path: Path, victim: Path, backend: str) -> None:
     """Entries such as `lost+found`, and editors' lock links, don't prevent opening."""
     need(backend)
     root = tmp_path / "volume"

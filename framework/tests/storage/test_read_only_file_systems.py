@@ -80,7 +80,7 @@ def test_its_writer_elsewhere_is_noticed(database: Path) -> None:
         assert f"process {os.getpid()}" in read[1]
 
 
-def test_who_may_not_write_a_database_reads_it(database: Path) -> None:
+def test_a_user_without_write_permission_reads(database: Path) -> None:
     """A user without permission to write can read a database with an existing lock file."""
     for path in (database, *database.rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)

@@ -66,7 +66,7 @@ def test_lost_writes_are_reported_at_each_opening(cut: Path, read_only: bool) ->
 
 
 @pytest.mark.parametrize("recovery", ["point_in_time", "salvage"])
-def test_who_knows_of_them_goes_on_without(cut: Path, recovery: str) -> None:
+def test_recovery_accepts_lost_writes(cut: Path, recovery: str) -> None:
     """With `recovery`, opening warns once, and later openings accept the database without the lost writes."""
     with pytest.warns(RuntimeWarning, match="lacks the last 10"):
         db = ts.open(cut, recovery=recovery)
@@ -78,7 +78,7 @@ def test_who_knows_of_them_goes_on_without(cut: Path, recovery: str) -> None:
 
 
 @pytest.mark.filterwarnings("default::RuntimeWarning")
-def test_the_command_line_goes_on_without(cut: Path) -> None:
+def test_the_command_line_accepts_lost_writes(cut: Path) -> None:
     """``verify`` reports lost writes; with ``--recovery`` the command accepts the loss."""
     told = CliRunner().invoke(cli, ["verify", str(cut)])
     assert (1, True) == (told.exit_code, "lacks the last 10 of 31 writes" in told.stdout)
@@ -265,7 +265,7 @@ def test_a_note_that_fails_holds_up_neither_followers_nor_what_makes_room(
     db.close()
 
 
-def test_a_note_that_was_interrupted_is_taken_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_record_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an interrupted write to `synced`, the next flush writes it again."""
     with ts.open(tmp_path / "db", auto_compact=False) as db:
         log = db.storage.shards[0].writer
@@ -347,7 +347,7 @@ def test_what_is_no_file(tmp_path: Path, made: str) -> None:
 
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("made", ["directory", "fifo"])
-def test_notes_that_cannot_be_read_keep_nobody_out(tmp_path: Path, read_only: bool, made: str) -> None:
+def test_unreadable_notes_do_not_prevent_opening(tmp_path: Path, read_only: bool, made: str) -> None:
     """If `synced` can't be read, opening warns and continues, because it is advisory."""
     with ts.open(tmp_path / "db") as db:
         db.store([Message("t", b"1")])

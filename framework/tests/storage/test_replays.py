@@ -141,7 +141,7 @@ def test_of_many_streams_few_messages_each_are_held() -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_replay_goes_on_between_messages_at_one_position(tmp_path: Path, reverse: bool) -> None:
+def test_a_replay_continues_between_messages_at_one_position(tmp_path: Path, reverse: bool) -> None:
     """Pages of one message each return every message once, even if several shards have messages at one position."""
     with ts.open(tmp_path / "db", backend="memory", shards=3, clock=lambda: 1_700_000_000_000_000) as db:
         ids = db.store([Message("a", b"%d" % number, f"client-{number}") for number in range(12)]).ids

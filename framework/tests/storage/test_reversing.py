@@ -59,7 +59,7 @@ def test_of_many_messages_at_one_time_no_more_are_held_than_that(db: ts.Database
 
 
 def test_a_generation_that_is_dropped_meanwhile_is_missed(tmp_path: Path) -> None:
-    """A replay raises if a generation is dropped before the replay has read it, and otherwise goes on."""
+    """A replay raises if a generation is dropped before the replay has read it, and otherwise continues."""
     with filled(tmp_path / "db", 9) as db:
         db.add_generation()
         db.store([ts.Message("rare/x", b"between", "r")])
@@ -198,7 +198,7 @@ TINY: dict[Any, dict[str, int]] = {
 
 
 def act(db: ts.Database, clock: Clock, what: str, later: int = 0, rows: list[tuple[str, int]] | None = None) -> None:
-    """Change a database."""
+    """Advance the clock by ``later``, then store ``rows``, delete a topic, or call the database's method ``what``."""
     clock.now += later
     if what == "store":
         timed = db.manifest.timestamps == "message"

@@ -66,7 +66,7 @@ def contents(path: Path) -> dict[Path, bytes]:
 
 
 @pytest.mark.parametrize("backend", ["rocksdb", "leveldb"])
-def test_what_lies_behind_damage_is_kept(tmp_path: Path, backend: str) -> None:
+def test_messages_after_damage_are_kept(tmp_path: Path, backend: str) -> None:
     """All messages outside the damaged 32 KB block keep their positions; state stays as before the damage."""
     path, stored = killed_in_its_second_life(tmp_path, backend)
     damage_log(path)
@@ -96,7 +96,7 @@ def test_what_lies_behind_damage_is_kept(tmp_path: Path, backend: str) -> None:
         assert [] == db.verify().damages
 
 
-def test_where_nothing_behind_it_can_be_read(tmp_path: Path) -> None:
+def test_a_log_that_can_not_be_read_after_its_damage(tmp_path: Path) -> None:
     """DuckDB can't read a log after its damage, so the database has only messages from before the damage."""
     path, stored = killed_in_its_second_life(tmp_path, "duckdb")
     damage_log(path)
@@ -152,7 +152,7 @@ UNREADABLE = pytest.mark.parametrize("error", [CorruptionError("bad"), NewerForm
 
 
 @UNREADABLE
-def test_where_nothing_behind_it_can_be_opened(
+def test_salvage_without_an_engine_that_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """If the engine can't be opened for salvage, messages from before the damage remain, and a warning says why."""

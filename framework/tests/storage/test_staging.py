@@ -68,7 +68,7 @@ def test_only_staging_directories_are_swept(tmp_path: Path) -> None:
     assert (elsewhere / "file").exists()
 
 
-def test_a_killed_checkpoint_blocks_nobody(run_until: Callable[..., Any], tmp_path: Path) -> None:
+def test_a_killed_checkpoint_does_not_block_the_next(run_until: Callable[..., Any], tmp_path: Path) -> None:
     """The next checkpoint removes the staging directory of a killed one, even if both processes have the same id."""
     need("rocksdb")
     with ts.open(tmp_path / "db", auto_compact=False) as db:

@@ -107,7 +107,7 @@ def test_a_flipped_bit_in_the_state_is_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("opened", [True, False])
-def test_where_a_queue_stands_is_decoded(tmp_path: Path, opened: bool) -> None:
+def test_the_head_of_a_queue_is_decoded(tmp_path: Path, opened: bool) -> None:
     """The stored read positions of queues are decoded, too, whether or not a queue is open."""
     with ts.open(tmp_path / "db", shards=1) as db:
         keep_value(db.queues.open("q")._storage, record._KEY, [1, {}])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topicstore.replication.site import Site
+from topicstore.replication.site import ShardOwner, Site
 
 from .face import Face, threaded
 
@@ -27,4 +27,18 @@ class AsyncSite(Face[Site]):
         """The reason why this process has stopped taking part in the cluster; None while it does."""
         return self._find().ended
 
+    forget = threaded(Site.forget)
+
+    def owns(self, shard: int) -> bool:
+        """Return whether this site owns a shard."""
+        return self._find().owns(shard)
+
+    def owner(self, shard: int) -> ShardOwner | None:
+        """Return the other site that owns a shard; None if there is none."""
+        return self._find().owner(shard)
+
+    info = threaded(Site.info)
+    join = threaded(Site.join)
     lag = threaded(Site.lag)
+    leave = threaded(Site.leave)
+    set_replicas = threaded(Site.set_replicas)

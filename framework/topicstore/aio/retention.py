@@ -35,6 +35,7 @@ class AsyncRetention(Face[Retention]):
         """The current retention settings; by default all messages are kept."""
         return self._retention.settings
 
+    was_set = threaded(Retention.was_set)
     set = threaded(Retention.set)
     run = threaded(Retention.run)
     outlook = threaded(Retention.outlook)

@@ -43,6 +43,7 @@ _COMMANDS = {
     "sessions": "List, show or end durable sessions, which wait for clients that are away.",
     "queue": "List, read or drop queues: messages of a database that wait to be forwarded.",
     "info": "Show a summary of PATH: sizes, generations, shards.",
+    "cluster": "Share a database among several sites, through a log store such as S3 or a directory.",
     "ds": "Show and change which sites keep the shards of a durable storage.",
     "bans": "Ban client ids, users and addresses from a server, and lift or list bans.",
     "rules": "List and change the access rules of a server, in the file of its settings.",
@@ -61,7 +62,7 @@ _COMMANDS = {
 }
 """The commands of this package in the order of the help, each with the first sentence of its docstring."""
 _BESIDE = {
-    "bench": "Measure topicstore beside what else keeps messages.",
+    "bench": "Measure topicstore and other stores of messages.",
     "config": "Check and show the settings of a server, and make a file of them.",
     "conformance": "Test whether an installed backend or layout keeps what it promises.",
     "recommend": (

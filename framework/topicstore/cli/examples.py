@@ -22,6 +22,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "bench run": ("bench run results --contender 'rocksdb/*'",),
     "checkpoint": ("checkpoint data backup",),
     "clients": ("clients data 'fleet/#' --sort messages",),
+    "cluster": ("cluster begin data s3://bucket/plant",),
+    "cluster begin": ("cluster begin data s3://bucket/plant",),
     "compact": ("compact data",),
     "config": ("config init > server.toml", "config check --config server.toml"),
     "config check": ("config check --config server.toml",),

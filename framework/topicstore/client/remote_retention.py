@@ -35,10 +35,10 @@ class RemoteRetention:
         """Change limits; return all of them."""
         return self._connection.change("PUT", "/retention", RetentionSettings, json=changed)
 
-    def outlook(self, *, limits: Mapping[str, Any] | None = None) -> list[Departure]:
-        """Return what retention will remove next: each removal with its time and its reason."""
-        if limits:
-            return self._connection.change("POST", "/retention/outlook", list[Departure], json=dict(limits))
+    def outlook(self, *, limits: Mapping[str, Any] | None = None, count: bool = False) -> list[Departure]:
+        """Return the future removals: each with its time and its reason, with ``count`` those of filters counted."""
+        if limits or count:
+            return self._connection.change("POST", "/retention/outlook", list[Departure], json=dict(limits or {}))
         return self._connection.get("/retention", _Outlook).outlook
 
     def run(self) -> RetentionReport:

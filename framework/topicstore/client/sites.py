@@ -98,9 +98,14 @@ def _placed(storage: str, shard: _Shard) -> PlacedShard:
 def placement_at_rest(path: Path) -> Placement:
     """Return the placement recorded in a database's directory: its own site, which is down because no server runs.
 
-    Raises `UnsupportedError` if the directory has no site id yet.
+    Raises `UnsupportedError` if the directory has no site id yet, or is a copy of a database that a cluster shares.
     """
     manifest, this = existing_manifest(path), read_site(path)
+    if manifest.cluster is not None:
+        raise UnsupportedError(
+            f"{path} is a copy of a database that is shared through {manifest.cluster}: ask a server of the cluster, "
+            "by --url"
+        )
     if this is None:
         raise UnsupportedError(f"{path} is no site yet: a server with HTTP makes it one, as topicstore serve does")
     shards = [PlacedShard(f"{MESSAGES}/{number}", [this], []) for number in range(manifest.shards)]

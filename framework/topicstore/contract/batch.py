@@ -47,8 +47,8 @@ class ArrowStream(Protocol):
 class MessageBatch:
     """Messages as columns (see `topicstore.contract.columns`).
 
-    Make one with `of`, `from_messages`, `from_arrow` or `replace`, which check the messages. The constructor
-    doesn't: it is for layouts, whose messages were checked when they were stored. `Database.store` checks
+    Create a batch with `of`, `from_messages`, `from_arrow` or `replace`, which check the messages. The constructor
+    doesn't check them: it is for layouts, whose messages were checked when they were stored. `Database.store` checks
     every batch that it is given. Treat a batch and its columns as immutable.
 
     Stored messages have `positions` and ``shards``, a column of shard numbers, which is None until they are stored.

@@ -49,6 +49,7 @@ __all__ = [
     "QuotaExceededError",
     "ReadOnlyDatabaseError",
     "RecoverableError",
+    "ReplicasRefusedError",
     "SessionEndedError",
     "SessionNotFoundError",
     "SessionTakenOverError",
@@ -62,6 +63,7 @@ __all__ = [
     "TooManyOpenFilesError",
     "TopicstoreError",
     "UnknownPluginError",
+    "UnknownSiteError",
     "UnrecoverableError",
     "UnsupportedError",
     "WrongDatabaseError",
@@ -388,18 +390,34 @@ class ShardReadOnlyError(RecoverableError):
 
 
 class ClusterNotReadyError(RecoverableError):
-    """Fewer sites have joined the cluster than `Cluster.n_sites`. Nothing was stored; start the missing sites."""
+    """Fewer sites have joined the cluster than `Cluster.n_sites`, or its creation is not complete.
+
+    Nothing was stored; start the missing sites, or complete the creation.
+    """
+
+
+class ReplicasRefusedError(InvalidArgumentError):
+    """A change of a cluster's sites or replicas is refused; the text says why. Nothing was changed."""
+
+
+class UnknownSiteError(UnrecoverableError, LookupError):
+    """The cluster has no site of that name, or the site keeps no replica of the shards. Nothing was changed."""
 
 
 class ShardElsewhereError(RecoverableError):
-    """Another site of the cluster owns the shard. Nothing was stored: send the call to the owner."""
+    """Another site of the cluster owns the shard, or this site has no copy to read. Send the call to the owner.
+
+    Nothing was stored.
+    """
 
     def __init__(self, reason: str, shard: int = 0, site: str = "", address: str = "") -> None:
         super().__init__(reason)
         self.shard = shard
+        """The number of the shard."""
         self.site = site
-        """The owner; empty while the shard has none."""
+        """The name of the owner; empty while the shard has none."""
         self.address = address
+        """The owner's `Cluster.address`; empty if it has none."""
 
 
 class ShardMovedError(RecoverableError):

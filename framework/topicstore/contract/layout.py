@@ -343,7 +343,7 @@ class Slab(ABC):
     def verify(self, bound: int) -> Iterator[Damage | int]:
         """Read everything up to ``bound``; yield each damaged place, and in between the numbers of intact messages.
 
-        All keyspaces that the slab uses are read, and reading goes on after damage. The numbers count every message
+        All keyspaces that the slab uses are read, and reading continues after damage. The numbers count every message
         up to ``bound``, and others that are merged with these.
         """
 

@@ -99,6 +99,12 @@ class TopicFilter:
             return False
         return all(a in ("+", b) for a, b in zip(mine, theirs, strict=False))
 
+    def covers(self, other: TopicFilter) -> bool:
+        """Return True only if this filter matches every topic that another filter matches; rarely False if it does."""
+        if other._open_ended and not (self._open_ended and len(self.levels) <= len(other.levels)):
+            return False
+        return self.matches(other.text)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TopicFilter) and other.text == self.text
 

@@ -42,7 +42,8 @@ _TEXT_BYTES = 130
 _WORTH_CODES = 32
 """The least number of rows for which a column of codes is cheaper than a list of texts."""
 _LEAST_USED, _PASSED_OVER = 8, 8
-"""If fewer than one in this many checked texts came again, this many times as many rows are not remembered."""
+"""If fewer than one in `_LEAST_USED` checked texts was used again, the texts of `_PASSED_OVER` times as many rows are
+not cached."""
 _SHORT = 0xFFFF // 4
 """The maximum number of characters that fit into 65,535 bytes of UTF-8 whatever the characters are."""
 _TWO_BYTES, _FOUR_BYTES = 0xFFFF, 0xFFFF_FFFF
@@ -62,7 +63,7 @@ class _Checked:
         self.add(texts, _size_of(texts))
 
     def add(self, texts: list[str], size: int) -> None:
-        """Add texts that are not in yet, with their `_size_of`."""
+        """Add texts that were not added before; ``size`` is the sum of their `_size_of`."""
         first, stop = len(self.codes), len(self.codes) + len(texts)
         packed = np.arange(first, stop, dtype=np.uint32).tobytes()
         self.texts.extend(first, texts)  # before the codes, which make the texts visible to other threads
@@ -72,7 +73,7 @@ class _Checked:
         self.bytes += size
 
     def coded(self, values: list[str]) -> Column:
-        """Return two or more texts as a column. Raises `KeyError` if one is not in."""
+        """Return two or more texts as a column. Raises `KeyError` if a text was not added."""
         codes = np.frombuffer(b"".join(itemgetter(*values)(self.codes)), np.uint32)
         if codes[0] == codes[-1] and (codes == codes[0]).all():
             return Constant(values[0], len(values))

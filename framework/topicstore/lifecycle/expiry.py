@@ -16,9 +16,11 @@ Stored form (state keyspace of every shard; keys begin with the byte 1, which is
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import monotonic
 
 import attrs
 import msgspec
+import numpy as np
 import xxhash
 
 from topicstore.contract.errors import CorruptionError
@@ -28,12 +30,14 @@ from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.rewriter import Decoders
 from topicstore.shard.shard import Shard
 from topicstore.shard.state import FrameworkWrite
+from topicstore.shard.tally_tables import Span
+from topicstore.storage.counting.counting import read_counts
 from topicstore.storage.maintenance import delete_local
 from topicstore.storage.storage import Storage
 
 from .retention_policy import FOREVER, GenerationAge, Rule
 
-__all__ = ["DECODERS", "Expired", "expire"]
+__all__ = ["DECODERS", "Expired", "count_expired", "expire"]
 
 _KEY = b"\1pt"
 _VERSION = 1
@@ -98,6 +102,38 @@ def expire(
     if damages:
         raise damages[0]
     return Expired({name: count for name, count in deleted.items() if count}, wait)
+
+
+def count_expired(
+    storage: Storage, rules: Sequence[Rule], generations: Sequence[GenerationAge], now: int
+) -> dict[str, int]:
+    """Return the number of messages that `expire` would delete at once, by the name of the rule. Reads their heads.
+
+    Messages of topics that begin with ``$`` are counted only for filters that begin so.
+
+    Raises the errors of reading.
+    """
+    counts = dict.fromkeys((rule.name for rule in rules), 0)
+    digest, began = _digest(rules), monotonic()
+    for number, shard in enumerate(storage.shards) if rules else ():
+        if not shard.writer.owned:
+            continue
+        reached = _reached(storage, number, digest)
+        for rule in rules:
+            last = _last_expired(shard, generations, now - rule.age)
+            spare = [TopicFilter(name) for name in rule.spare]
+            wanted = TopicFilter(rule.matches or "#")
+            for record in shard.generations.listed():
+                before = max(reached.get(rule.name, 0), record.first_position) - 1
+                end = last if record.last_position is None else min(last, record.last_position)
+                if before < end and record.archive is None:
+                    span = Span(before, end)
+                    tally = read_counts(storage, shard, record.number, wanted, span, began, topics=True)
+                    going = np.ones(len(tally), np.bool_)
+                    for one in spare:
+                        going &= ~tally.matching(one)
+                    counts[rule.name] += int(tally.messages[going].sum())
+    return counts
 
 
 def _last_expired(shard: Shard, generations: Sequence[GenerationAge], cutoff: int) -> int:

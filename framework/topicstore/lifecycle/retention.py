@@ -27,8 +27,9 @@ actually elapsed, even if the clock jumps forward, or is set back for a while du
 (`topicstore.lifecycle.clock_guard`). A clock that stays changed is trusted again ``max_age`` later, after the next
 opening, or in a `Retention.run` with an explicit time.
 
-On a site of a cluster, only the owner of shard 0 begins and drops generations, and each owner deletes messages in its
-own shards.
+On a site of a cluster, only the owner of shard 0 begins and drops generations and changes the settings, and each owner
+deletes messages in its own shards. All sites go by the settings that they have applied, at the latest a second later,
+and the background task also runs without stores, because other sites store.
 
 With ``archive_to``, generations are archived there instead of dropped (`Archives.archive`), and stay until they are
 dropped explicitly. Messages that expire by filters are deleted before the archiving. If archiving fails, the
@@ -76,7 +77,7 @@ from topicstore.runtime.locks import owned
 from topicstore.runtime.warning import warn_caller
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.rewriter import Decoders
-from topicstore.shard.state import FrameworkWrite
+from topicstore.shard.state import Applied, FrameworkWrite
 from topicstore.storage.archive_locations import archive_directory, check_apart
 from topicstore.storage.generations import (
     add_generation,
@@ -89,7 +90,7 @@ from topicstore.storage.quota import removing_bytes, written_bytes
 from topicstore.storage.storage import Storage
 
 from .clock_guard import ClockGuard
-from .expiry import expire
+from .expiry import count_expired, expire
 from .retention_outlook import Departure, outlook, reasons
 from .retention_policy import (
     FOREVER,
@@ -115,6 +116,8 @@ _EXCESS = 2
 """The divisor of the limit on bytes that gives the excess above which writers have to wait."""
 _PAUSE = 0.005
 """Seconds between two checks of a waiting writer."""
+_LOOK_EVERY = 1.0
+"""Seconds between two looks, on a site of a cluster, at what other sites have stored and set."""
 _AGAIN = 60_000_000
 """Microseconds after which a failed run is repeated."""
 
@@ -169,8 +172,16 @@ class Retention:
         """Frees the disk space of removed messages, which may take long."""
         self._running = ProcessLock()
         """Held by a run. Guards the attributes below, which are replaced as a whole, so that reading needs no lock."""
-        self._settings: RetentionSettings | None = None
-        """The settings; None before they are read."""
+        self._shards = storage.shards
+        self._reading = ProcessLock()
+        """Held while the settings are read or changed; acquired after `_running`. Guards `_known`, which is replaced as
+        a whole."""
+        self._known: tuple[Applied, RetentionSettings] | None = None
+        """The settings, and the last applied write that changed them; None before they are read."""
+        self._started = False
+        """Whether `start` was called."""
+        self._led = False
+        """Whether this process owned shard 0 at the last run."""
         self._quota = storage.quota
         self._interest = storage.interest
         storage.jobs.add(self._wake_if_due, messages=0)  # due at every store, for `ClockGuard.stored`
@@ -181,6 +192,9 @@ class Retention:
         self._guard = ClockGuard(storage.clocks)
         """Used under `_running`; `ClockGuard.held_back` may be read without it."""
         storage.quota.enforce = self._enforce_quota
+        if storage.site is not None:
+            self._task.interval = _LOOK_EVERY
+            self._task.wake()
 
     def __repr__(self) -> str:
         return f"<Retention of {self._storage_ref()!r}>"
@@ -200,17 +214,26 @@ class Retention:
     @property
     def settings(self) -> RetentionSettings:
         """The current settings; by default all messages are kept."""
-        return self._settings or self._read_settings()
+        known = self._known
+        if known is not None and known[0] == self._shards[0].writer.last_applied(_KEY):
+            return known[1]
+        with self._reading:
+            return self._read_locked()
 
-    def _read_settings(self) -> RetentionSettings:
-        with self._running:
-            return self._settings_locked()
+    def was_set(self) -> bool:
+        """Return whether any of the settings was ever set, in this process or before. Reads the database."""
+        return self._storage().state(0).get(_KEY) is not None
 
-    def _settings_locked(self) -> RetentionSettings:
-        if self._settings is None:
-            stored = self._storage().state(0).get(_KEY)
-            self._adopt_locked(RetentionSettings() if stored is None else _decode(_KEY, stored))
-        return self._settings or RetentionSettings()
+    def _read_locked(self) -> RetentionSettings:
+        """Read the settings, of which another site of a cluster may have stored new ones."""
+        state = self._storage().state(0)
+        applied = self._shards[0].writer.last_applied(_KEY)  # before reading, so that a later change is read again
+        stored = state.get(_KEY)
+        settings = RetentionSettings() if stored is None else _decode(_KEY, stored)
+        if self._known is None or self._known[1] != settings:
+            self._adopt_locked(settings)
+        self._known = applied, settings
+        return settings
 
     def set(
         self,
@@ -245,16 +268,16 @@ class Retention:
             }
         )
         storage = self._storage()
-        with self._running:  # so that the settings stored last apply
-            settings = attrs.evolve(self._settings_locked(), **changed)
+        with self._running, self._reading:  # so that the settings stored last apply
+            settings = attrs.evolve(self._read_locked(), **changed)
             if changed.get("archive_to") is not None:
                 check_apart(storage.path, archive_directory(storage.path, changed["archive_to"]))
             storage.state(0).write([FrameworkWrite(_KEY, _encode(settings))])
             self._adopt_locked(settings)
+            self._known = self._shards[0].writer.last_applied(_KEY), settings
         return settings
 
     def _adopt_locked(self, settings: RetentionSettings) -> None:
-        self._settings = settings
         self._interest.track(on=settings.delivered is not None)
         self._quota.reset()
         self._due = (0, 0) if settings.limited else (FOREVER, FOREVER)
@@ -300,6 +323,16 @@ class Retention:
         if late or (written < FOREVER and written_bytes(self._storage().shards) >= written):
             self._task.wake()
 
+    def _look_at_site(self) -> None:
+        """Wake the background task if a run may be due by what other sites have stored or set.
+
+        Also if shard 0, whose owner begins and drops generations, has come to this site.
+        """
+        if self.settings.limited:
+            if self._shards[0].writer.owned != self._led:
+                self._due = (0, 0)
+            self._wake_if_due()
+
     # --- running ---
 
     def run(self, now: Time | None = None) -> RetentionReport:
@@ -314,17 +347,22 @@ class Retention:
             warn_caller(f"what is due could not be archived, and stays: {self._refused}")
         return report
 
-    def outlook(self, now: Time | None = None, *, limits: Mapping[str, Any] | None = None) -> list[Departure]:
+    def outlook(
+        self, now: Time | None = None, *, limits: Mapping[str, Any] | None = None, count: bool = False
+    ) -> list[Departure]:
         """Return the future removals, with time and reason: by generation, oldest first, and by filter. Read-only.
 
-        ``now``: as in `run`. ``limits``: arguments of `set`; the removals are those after such a call.
+        ``now``: as in `run`. ``limits``: arguments of `set`; the removals are those after such a call. ``count``: count
+        the messages that each filter removes now, by reading topics and sizes of all that match it and are old enough.
         """
         storage, at = self._storage(), self._given(now)
         held_back = self._guard.held_back if at is None else 0
         time = storage.clock() if at is None else at
         settings = attrs.evolve(self.settings, **given(limits or {}))
         newest = time_of(max(shard.writer.watermark for shard in storage.shards))
-        return outlook(settings, self._ages(storage, time), time, newest, held_back)
+        there = self._ages(storage, time)
+        expired = count_expired(storage, rules(settings), there, time - held_back) if count else None
+        return outlook(settings, there, time, newest, held_back, expired)
 
     def _given(self, now: Time | None) -> int | None:
         storage = self._storage()
@@ -345,6 +383,7 @@ class Retention:
         if not 0 < interval <= threading.TIMEOUT_MAX:
             raise InvalidArgumentError(f"interval is seconds above 0, not {interval!r}")
         self._storage().check_open()
+        self._started = True
         self._task.interval = interval
         self._task.wake()
 
@@ -369,9 +408,7 @@ class Retention:
 
     def _sweep(self, storage: Storage, given: int | None, *, at_once: bool) -> RetentionReport:
         with self._running:
-            if storage.site is not None:
-                self._settings = None  # another site may have changed them
-            leads = storage.shards[0].writer.owned
+            leads = self._led = storage.shards[0].writer.owned
             settings, written = self.settings, written_bytes(self._storage().shards)
             now, held_back, passed = given, 0, storage.clocks.monotonic()
             if now is None:
@@ -393,7 +430,11 @@ class Retention:
             gone += self._let_go(storage, settings, emptied, remove=at_once)
             if self._refused is None:
                 wait, until = due(settings, self._in_turn(storage, now), now, held_back, written)
+                if not leads:  # the owner of shard 0 begins and drops generations
+                    wait, until = FOREVER, FOREVER
                 self._due = (passed + min(wait, expired.wait), until)
+            if self.settings != settings:
+                self._due = (0, 0)
             there = self._ages(storage, now)
         numbers = {one.number for one in gone}
         archived = numbers.intersection(one.number for one in there if one.archived)
@@ -448,6 +489,8 @@ class Retention:
             return
         if woken:
             self._sweep(storage, None, at_once=False)
+        elif storage.site is not None and not self._started:
+            self._look_at_site()
         else:
             self._run(storage, None, at_once=False)
         if self._refused is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
 from topicstore.contract.positions import span_text
 from topicstore.contract.times import format_time
+from topicstore.contract.topics import TopicFilter
 
 from .retention_policy import GenerationAge, RetentionSettings, Rule, going, micros, must_rotate, rules
 
@@ -26,6 +27,7 @@ class Departure:
     """The reason, as a sentence."""
     generation: int | None = None
     messages: int | None = None
+    """The number of messages: of a generation all, of a filter those that a run removes now; None: not counted."""
     live_bytes: int | None = None
     due: bool = False
     """Whether the next run may remove them, or some of them."""
@@ -51,7 +53,7 @@ def kept(settings: RetentionSettings, stored: Sequence[str]) -> tuple[str, ...]:
             f"messages that only sessions need are removed once no session needs them, at the earliest after {age}"
         )
     ages = [_kept_for("all other stored messages", settings.max_age)]
-    ages += [_kept_for(f"messages that match {name}", length) for name, length in settings.filters.items()]
+    ages += [_kept_by(settings, name, length) for name, length in settings.filters.items()]
     if settings.archive_to is not None:
         ages.append(f"removed messages are archived to {settings.archive_to}")
     if settings.drops_bytes is not None:
@@ -61,17 +63,31 @@ def kept(settings: RetentionSettings, stored: Sequence[str]) -> tuple[str, ...]:
     return which, waiting, "; ".join(ages)
 
 
+def _kept_by(settings: RetentionSettings, name: str, length: float | None) -> str:
+    """Return how long a filter keeps its messages, which another one may keep longer."""
+    for other, longer in settings.filters.items():
+        if length is not None and (longer is None or longer > length) and TopicFilter(other).covers(TopicFilter(name)):
+            return f"messages that match {name} are kept as long as those that match {other}"
+    return _kept_for(f"messages that match {name}", length)
+
+
 def _kept_for(which: str, length: float | None) -> str:
     return f"{which} are kept " + ("for ever" if length is None else f"for {span_text(micros(length))}")
 
 
 def outlook(
-    settings: RetentionSettings, generations: Sequence[GenerationAge], now: int, newest: int, held_back: int = 0
+    settings: RetentionSettings,
+    generations: Sequence[GenerationAge],
+    now: int,
+    newest: int,
+    held_back: int = 0,
+    expired: Mapping[str, int] | None = None,
 ) -> list[Departure]:
     """Return the departures of the generations, oldest first, and then those by filter.
 
     ``now``: the wall clock's time; ``held_back``: the microseconds of it that don't count as elapsed; ``newest``: the
-    time of the newest message.
+    time of the newest message; ``expired``: the number of messages that a run deletes now, by the name of the rule;
+    None: they weren't counted.
     """
     passed = now - held_back
     due = {one.number for one in going(settings, generations, passed, newest)}
@@ -79,7 +95,8 @@ def outlook(
     found.append(_of_current(settings, generations[-1], now, goes=generations[-1].number in due))
     found = [attrs.evolve(one, due=one.generation in due) for one in found]
     first = min((one.created for one in generations if one.messages and not one.archived), default=now)
-    return [*found, *(_of_rule(rule, passed, first) for rule in rules(settings))]
+    counts = expired or {}
+    return [*found, *(_of_rule(rule, passed, first, counts.get(rule.name)) for rule in rules(settings))]
 
 
 def _of_generation(settings: RetentionSettings, one: GenerationAge, held_back: int) -> Departure:
@@ -132,13 +149,14 @@ def _of_current(settings: RetentionSettings, one: GenerationAge, now: int, *, go
     )
 
 
-def _of_rule(rule: Rule, now: int, first: int) -> Departure:
-    """Return the departure of the messages of a rule; no message is older than ``first``."""
+def _of_rule(rule: Rule, now: int, first: int, count: int | None) -> Departure:
+    """Return the departure of the messages of a rule: ``count``, or if that is None, of messages from ``first`` on."""
     what = "what no filter matches" if rule.matches is None else f"what matches {rule.matches}"
     but = f", but for what matches {', '.join(rule.spare)}" if rule.matches is not None and rule.spare else ""
     before = format_time(_whole_second(max(now - rule.age, 0)))
     why = f"a run deletes what is older than {span_text(rule.age)}, so now from before {before}{but}"
-    return Departure(what=what, when=None, why=why, due=now - rule.age > first)
+    due = now - rule.age > first if count is None else count > 0
+    return Departure(what=what, when=None, why=why, messages=count, due=due)
 
 
 def reasons(

@@ -38,6 +38,7 @@ class Hub:
         """The read batches that were read recently, shared by all followers."""
         self._shards = storage.shards
         self._database = storage.id
+        self._site = storage.site
         self._recent = RecentCommits()
         self._scans_only = len(storage.hooks.topicstore_read.get_hookimpls()) > 1
         """Whether a plugin wraps reading, so that messages may differ from the stored ones when they are read."""
@@ -138,16 +139,21 @@ class Hub:
 
         Raises `PlaceAheadError` for a place in a part of the database that was lost since, and `WrongDatabaseError` for
         a place of another database. A mapping that isn't a `Place` counts as of another database if one of its
-        positions lies after the end of its shard. Raises `InvalidArgumentError` for unknown shards and for values that
-        are no positions.
+        positions lies after the end of its shard. On a site of a cluster, the end is that of the log, which is read if
+        need be; this raises the errors of `Site.refresh`. Raises `InvalidArgumentError` for unknown shards and for
+        values that are no positions.
         """
         known = isinstance(place, Place)
         if isinstance(place, Place) and place.database != self._database:
             raise WrongDatabaseError(f"{str(place)!r} is a place in another database")
+        for number, position in place.items():
+            check_within("a shard", number, 0, len(self._shards) - 1)
+            check_within("a position", position, 0, (1 << 64) - 1)
+        ends = self.last_positions()
+        if self._site is not None and any(position > ends[number] for number, position in place.items()):
+            self._site.refresh()  # the site that made the place may have applied more
         found = [0] * len(self._shards)
         for number, position in place.items():
-            check_within("a shard", number, 0, len(found) - 1)
-            check_within("a position", position, 0, (1 << 64) - 1)
             if not known and position > self._shards[number].writer.tail.last_position:
                 raise WrongDatabaseError(
                     f"position {position} of shard {number} lies after everything in this database: the place is "
@@ -233,6 +239,17 @@ class Hub:
         self._recent.forget()
         for feed in self._all():
             feed.forget()
+
+    def replaced(self, shard: int) -> None:
+        """Let the listeners read on in a shard whose contents were replaced, without an announcement."""
+        self.reads.forget()
+        self._recent.forget()
+        writer = self._shards[shard].writer
+        for feed in self._all():
+            feed.forget()
+            with writer.lock:
+                feed.listen(shard, writer.tail.last_position)
+            feed.wake(shard)
 
     def _all(self) -> list[Feed]:
         with self._lock:  # a feed that is added meanwhile would break the iteration

@@ -27,7 +27,7 @@ from topicstore.contract.topics import TopicFilter, check_utf8
 from topicstore.runtime.bounded_cache import BoundedCache
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.rewriter import Decoders
-from topicstore.shard.state import FrameworkWrite, ShardState
+from topicstore.shard.state import Applied, FrameworkWrite, ShardState
 
 from .filter_index import FilterIndex
 
@@ -76,28 +76,55 @@ _Asked = str | tuple[str, str]
 
 
 @attrs.frozen
-class _Decisions:
-    """A cache of recent decisions of the rules. Replaced as a whole when rules change."""
+class _Loaded:
+    """The rules as they were read, and recent decisions by them. Replaced as a whole when rules change."""
 
+    applied: Applied | None
+    """The last applied write that changed rules, as of before they were read; None without a log."""
+    filters: tuple[str, ...]
+    """The topic filters of all rules, sorted."""
     by_client: bool
+    """Whether any rule names a publisher."""
+    routes: FilterIndex[PersistenceRule]
     least_qos: BoundedCache[_Asked, int] = attrs.field(factory=lambda: BoundedCache(_REMEMBERED, _BYTES))
     """The lowest QoS at which messages are stored."""
 
 
 class PersistenceRules:
-    """The persistence rules of one database. Rules are durable; all methods are thread-safe."""
+    """The persistence rules of one database. Rules are durable; all methods are thread-safe.
+
+    In a cluster, the owner of shard 0 changes them; on other sites changes raise `ShardElsewhereError`. All sites go by
+    the rules that they have applied.
+    """
 
     def __init__(self, state: ShardState) -> None:
         self._state = state
         self._changing = ProcessLock()
-        """Held while rules change. Guards `_decisions`, which is replaced as a whole, so reading it needs no lock."""
-        self._routes: FilterIndex[PersistenceRule] = FilterIndex()
+        """Held while rules change. Guards `_loaded`, which is replaced as a whole, so reading it needs no lock."""
+        self._loaded = self._load()
+
+    def _load(self) -> _Loaded:
+        # Before reading, so that a later change is read again.
+        applied = None if self._state.last_applied is None else self._state.last_applied(_PREFIX)
         rules = list(self)
+        routes: FilterIndex[PersistenceRule] = FilterIndex()
         for rule in rules:
-            self._routes.add(TopicFilter(rule.topic_filter), rule)
-        self._decisions = _undecided(rules)
-        self.filters = _filters(rules)
-        """The topic filters of all rules, sorted. Replaced as a whole, so that reading it needs no lock."""
+            routes.add(TopicFilter(rule.topic_filter), rule)
+        filters = tuple(sorted({rule.topic_filter for rule in rules}))
+        return _Loaded(applied, filters, any(rule.client_id is not None for rule in rules), routes)
+
+    def _current(self) -> _Loaded:
+        """Return the rules, read again if another site has changed them."""
+        last_applied = self._state.last_applied
+        if last_applied is not None and self._loaded.applied != last_applied(_PREFIX):
+            with self._changing:
+                self._loaded = self._load()
+        return self._loaded
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """The topic filters of all rules, sorted."""
+        return self._current().filters
 
     def __repr__(self) -> str:
         return f"<PersistenceRules of {self._state!r}>"
@@ -111,8 +138,9 @@ class PersistenceRules:
         return sum(1 for _ in self._state.scan(_PREFIX))
 
     def __bool__(self) -> bool:
-        """Return whether there is any rule. Doesn't read the database."""
-        return bool(len(self._routes))
+        """Return whether there is any rule. Reads the database only after another site has changed the rules."""
+        loaded = self._loaded if self._state.last_applied is None else self._current()
+        return bool(loaded.filters)
 
     def __contains__(self, rule: PersistenceRule) -> bool:
         """Return whether there is a rule equal to this one."""
@@ -127,50 +155,28 @@ class PersistenceRules:
         key, value = _encode(rule)
         with self._changing:
             self._state.write([FrameworkWrite(key, value)])
-            rules = list(self)
-            self.filters = _filters(rules)  # before messages match the rule
-            self._routes.add(TopicFilter(topic_filter), rule)
-            self._decisions = _undecided(rules)
+            self._loaded = self._load()
         return rule
 
     def remove(self, rule: PersistenceRule) -> bool:
         """Remove a rule; return False if no equal rule exists. Messages that were stored for it stay stored."""
         key, _ = _encode(rule)
         with self._changing:
+            had = self._state.get(key) is not None
             self._state.write([FrameworkWrite(key, None)])
-            rules = list(self)
-            had = self._routes.remove(TopicFilter(rule.topic_filter), rule)
-            self._decisions = _undecided(rules)
-            self.filters = _filters(rules)
+            self._loaded = self._load()
         return had
 
     # --- matching ---
 
     def matching(self, batch: MessageBatch) -> npt.NDArray[np.bool_]:
         """Return, for each message, whether a rule matches it."""
-        if not len(batch) or not len(self._routes):
+        loaded = self._current()
+        if not len(batch) or not loaded.filters:
             return np.zeros(len(batch), np.bool_)
         qos = np.fromiter(to_iterable(batch.qos), np.int8, len(batch))
-        matching: npt.NDArray[np.bool_] = qos >= self._least_qos(batch)
+        matching: npt.NDArray[np.bool_] = qos >= _least_qos(loaded, batch)
         return matching
-
-    def _least_qos(self, batch: MessageBatch) -> npt.NDArray[np.int8]:
-        decisions = self._decisions
-        known = decisions.least_qos
-        asked: list[_Asked] = to_list(batch.topics)
-        if decisions.by_client:
-            asked = list(zip(asked, to_iterable(batch.client_ids), strict=True))  # type: ignore[arg-type]
-        least = list(map(known.get, asked))
-        if None in least:
-            missing = {one for one, qos in zip(asked, least, strict=True) if qos is None}
-            decided = {one: known.keep(one, self._decide(one)) for one in missing}
-            least = [decided[one] if qos is None else qos for one, qos in zip(asked, least, strict=True)]
-        return np.array(least, np.int8)
-
-    def _decide(self, asked: _Asked) -> int:
-        topic, client_id = asked if isinstance(asked, tuple) else (asked, None)
-        matching = (rule for rule in self._routes.match(topic) if rule.client_id in (None, client_id))
-        return min((rule.least_qos for rule in matching), default=_NEVER)
 
 
 def stored_rules(state: ShardState) -> list[PersistenceRule]:
@@ -179,12 +185,23 @@ def stored_rules(state: ShardState) -> list[PersistenceRule]:
     return sorted(rules, key=lambda rule: (rule.topic_filter, rule.client_id or "", rule.least_qos))
 
 
-def _filters(rules: list[PersistenceRule]) -> tuple[str, ...]:
-    return tuple(sorted({rule.topic_filter for rule in rules}))
+def _least_qos(loaded: _Loaded, batch: MessageBatch) -> npt.NDArray[np.int8]:
+    known = loaded.least_qos
+    asked: list[_Asked] = to_list(batch.topics)
+    if loaded.by_client:
+        asked = list(zip(asked, to_iterable(batch.client_ids), strict=True))  # type: ignore[arg-type]
+    least = list(map(known.get, asked))
+    if None in least:
+        missing = {one for one, qos in zip(asked, least, strict=True) if qos is None}
+        decided = {one: known.keep(one, _decide(loaded, one)) for one in missing}
+        least = [decided[one] if qos is None else qos for one, qos in zip(asked, least, strict=True)]
+    return np.array(least, np.int8)
 
 
-def _undecided(rules: list[PersistenceRule]) -> _Decisions:
-    return _Decisions(any(rule.client_id is not None for rule in rules))
+def _decide(loaded: _Loaded, asked: _Asked) -> int:
+    topic, client_id = asked if isinstance(asked, tuple) else (asked, None)
+    matching = (rule for rule in loaded.routes.match(topic) if rule.client_id in (None, client_id))
+    return min((rule.least_qos for rule in matching), default=_NEVER)
 
 
 def _encode(rule: PersistenceRule) -> tuple[bytes, bytes]:

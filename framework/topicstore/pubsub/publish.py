@@ -10,7 +10,7 @@ durable subscriptions may end.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,8 @@ PERSIST = "topicstore-persist"
 Chosen = bool | npt.NDArray[np.bool_]
 """For each message, whether it is to be stored; one value for all, or an array in which both values occur."""
 
+_SYS = "$SYS/"
+"""The beginning of topics with a server's own figures."""
 _ASKING = frozenset(((PERSIST, "1"), (PERSIST, "true")))
 
 
@@ -116,10 +118,11 @@ class Publisher:
     def requested(self, batch: MessageBatch) -> Chosen:
         """Return, for each message, whether a rule or its publisher requires that it is stored.
 
-        On a site of a cluster, all messages are stored, because followers and sessions on other sites may match.
+        On a site of a cluster, all messages are stored, because followers and sessions on other sites may match. Those
+        below ``$SYS`` are not: they are about one site, and are passed on there.
         """
         if self._shared:
-            return True
+            return _of_topics(batch, lambda topic: not topic.startswith(_SYS))
         rules = self.rules
         return _either(_shortened(rules.matching(batch)) if rules else False, _asked(batch.properties, len(batch)))
 
@@ -134,7 +137,7 @@ class Publisher:
         """
         storage = self.storage()
         stored = self._durable(batch, self.requested(batch) if requested is None else requested)
-        keyed, writes = retained_rows(batch, storage.shard_of)
+        keyed, writes = retained_rows(batch, storage)
         for shard, more in state.items():
             writes[shard] = [*writes.get(shard, ()), *more]
         interest, passing = storage.interest, False
@@ -150,15 +153,15 @@ class Publisher:
             count=len(batch),
             stored=result.count,
             routed=len(batch) - result.count,
-            retained=len(keyed),
+            retained=len(keyed) - (_without_payload(batch, keyed) if self._shared else 0),
             lifted=result.lifted,
             rejoin=result.rejoin,
         )
 
     def _durable(self, batch: MessageBatch, requested: Chosen) -> Chosen:
         """Return, for each message, whether to store it."""
-        if requested is True:
-            return True
+        if requested is True or self._shared:
+            return requested
         match, qos = self.filters.match, batch.qos
         if self.filters.store_qos0 or (isinstance(qos, Constant) and qos.value):
             return _either(requested, _of_topics(batch, match))
@@ -167,6 +170,11 @@ class Publisher:
             return _either(requested, of_qos0)
         light = np.fromiter(to_iterable(qos), np.int8, len(batch)) == 0
         return _either(requested, _shortened(np.where(light, of_qos0, _of_topics(batch, match))))
+
+
+def _without_payload(batch: MessageBatch, rows: Collection[int]) -> int:
+    """Return how many of some rows have no payload."""
+    return sum(not payload for payload in to_iterable(batch.take(np.array(list(rows), np.intp)).payloads))
 
 
 def store_retaining(
@@ -183,7 +191,7 @@ def store_retaining(
     retained: by message, whether to consider it for its topic's retained message; False likewise.
     """
     counting = batch.take(np.flatnonzero(retained))
-    keyed, writes = retained_rows(counting, storage.shard_of)
+    keyed, writes = retained_rows(counting, storage)
     rows = np.flatnonzero(retained).tolist()
     for shard, more in state.items():
         writes[shard] = [*writes.get(shard, ()), *more]

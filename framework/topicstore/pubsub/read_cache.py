@@ -178,8 +178,14 @@ class ReadCache:
     # --- visibility ---
 
     def watermark(self, shard: int) -> int:
-        """Return the highest position of a shard that readers may see."""
-        return self._shards[shard].writer.watermark
+        """Return the highest position of a shard that readers may see.
+
+        Raises `ShardElsewhereError` on a site that keeps no copy of the shard.
+        """
+        writer = self._shards[shard].writer
+        if writer.elsewhere is not None:
+            raise writer.elsewhere_error()
+        return writer.watermark
 
     def hides(self, shard: int) -> bool:
         """Return whether a layout of the shard hides the epoch that is being written."""

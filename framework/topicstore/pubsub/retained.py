@@ -1,8 +1,12 @@
 """Retained messages: the last message of each topic that was published to be retained (MQTT 5, section 3.3.1.3).
 
 A retained message is a keyed message (`topicstore.storage.keyed_messages`) under the key ``"r" topic``, in its topic's
-shard. Only `Database.publish` sets and clears retained messages. They are sent to later subscriptions, whether or not
-the message was also stored in the streams. `topicstore.pubsub.retained_lookup` finds them.
+shard. In a database that a cluster shares it is in its publisher's shard, which one site writes together with the
+message. Then several shards may have messages of one topic: that with the highest position counts, even if it has
+expired, and one without a payload marks that the topic has none.
+
+Only `Database.publish` sets and clears retained messages. They are sent to later subscriptions, whether or not the
+message was also stored in the streams. `topicstore.pubsub.retained_lookup` finds them.
 
 A message with an expiry interval is returned until the interval is over, with the remaining interval
 (`topicstore.pubsub.message_expiry`). While the wall clock is wrong, too few or too many messages are returned.
@@ -12,7 +16,7 @@ excludes jumps of the wall clock, so a wrong clock removes no message too early.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import attrs
 import msgspec
@@ -32,10 +36,14 @@ from .message_expiry import Expiry
 __all__ = [
     "AFTER_ALL",
     "FOREVER",
+    "Candidate",
     "Removed",
     "any_kept",
+    "candidates",
     "current",
+    "is_shared",
     "key_of",
+    "latest",
     "remove_expired",
     "remove_expired_until",
     "retained_rows",
@@ -67,19 +75,24 @@ def topic_at(key: bytes) -> str:
 # --- setting and clearing ---
 
 
-def retained_rows(batch: MessageBatch, shard_of: Callable[[str], int]) -> tuple[_Keyed, _Writes]:
+def retained_rows(batch: MessageBatch, storage: Storage) -> tuple[_Keyed, _Writes]:
     """Return the rows of a batch to retain, with shard and key, and by shard the writes that clear retained messages.
 
-    The last message of each topic counts. A message with an empty payload clears the topic's retained message.
+    The last message of each topic counts. A message with an empty payload clears the topic's retained message; in a
+    database that a cluster shares, such a message is retained, too.
     """
     flags = batch.retain
     if not len(batch) or (isinstance(flags, Constant) and not flags.value):
         return {}, {}
     last = {topic: row for row, (topic, flag) in enumerate(zip(to_iterable(batch.topics), flags, strict=True)) if flag}
     rows = list(last.values())
-    payloads = to_list(batch.take(np.array(rows, np.intp)).payloads)
+    chosen, shard_of = batch.take(np.array(rows, np.intp)), storage.shard_of
+    payloads = to_list(chosen.payloads)
     keyed: _Keyed = {}
     cleared: _Writes = {}
+    if is_shared(storage):
+        publishers = map(shard_of, to_iterable(chosen.client_ids))
+        return {row: (shard, key_of(topic)) for topic, row, shard in zip(last, rows, publishers, strict=True)}, {}
     for topic, row, payload in zip(last, rows, payloads, strict=True):
         shard = shard_of(topic)
         if payload:
@@ -87,6 +100,11 @@ def retained_rows(batch: MessageBatch, shard_of: Callable[[str], int]) -> tuple[
         else:
             cleared.setdefault(shard, []).append(FrameworkWrite(state_key(key_of(topic)), None))
     return keyed, cleared
+
+
+def is_shared(storage: Storage) -> bool:
+    """Return whether a cluster shares the database, so that retained messages lie in the shards of their publishers."""
+    return storage.manifest.cluster is not None
 
 
 @attrs.frozen
@@ -126,8 +144,16 @@ def any_kept(storage: Storage) -> bool:
     return any(next(state.scan(state_key(_PREFIX)), None) is not None for state in states)
 
 
+def _is_elsewhere(storage: Storage, shard: int, key: bytes) -> bool:
+    """Return whether any other shard than this one has a retained message under a key."""
+    others = (one.number for one in storage.shards if one.number != shard)
+    return any(storage.state(other).get(state_key(key)) is not None for other in others)
+
+
 def _remove_expired(storage: Storage, shard: int, topic: str, now: int) -> bool:
     key = key_of(topic)
+    if is_shared(storage) and _is_elsewhere(storage, shard, key):
+        return False  # it hides an earlier message of another shard
     state = storage.state(shard)
     found = state.get(state_key(key))  # before the next check, so that only the value that was checked is removed
     if not any(_expired(batch, now) for batch in batches_between(storage, shard, key, key + b"\0")):
@@ -149,6 +175,37 @@ def _expired(batch: MessageBatch, now: int) -> list[str]:
         return []
     left = expiry.left(slice(None), now)
     return [topic for topic, seconds in zip(to_iterable(batch.topics), left, strict=True) if seconds == 0]
+
+
+@attrs.frozen
+class Candidate:
+    """A retained message of one shard, in a database whose shards may each have one of the topic."""
+
+    topic: str
+    position: int
+    shard: int
+    message: Message | None
+    """The message with its remaining expiry interval; None if it has expired, or has no payload."""
+
+
+def candidates(batch: MessageBatch, shard: int, now: int) -> list[Candidate]:
+    """Return the messages of a batch of one shard."""
+    messages, expiry = batch.to_messages(), Expiry.of(batch.properties, batch.positions)
+    left = [None] * len(messages) if expiry is None else expiry.left(slice(None), now)
+    return [
+        Candidate(
+            one.topic, int(position), shard, _with_interval(one, seconds) if one.payload and seconds != 0 else None
+        )
+        for one, position, seconds in zip(messages, batch.positions, left, strict=True)
+    ]
+
+
+def latest(found: Iterable[Candidate]) -> list[Candidate]:
+    """Return the candidate with the highest position of each topic, in order of topics."""
+    last: dict[str, Candidate] = {}
+    for one in sorted(found, key=lambda one: (one.topic, one.position, one.shard)):
+        last[one.topic] = one
+    return list(last.values())
 
 
 def current(batch: MessageBatch, now: int) -> list[Message]:

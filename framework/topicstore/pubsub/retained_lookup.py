@@ -32,7 +32,7 @@ from topicstore.contract.topics import TopicFilter, check_utf8
 from topicstore.storage.keyed_messages import read_between
 from topicstore.storage.storage import Storage
 
-from .retained import AFTER_ALL, current, key_of, topic_at
+from .retained import AFTER_ALL, Candidate, candidates, current, is_shared, key_of, latest, topic_at
 
 __all__ = [
     "PAGE",
@@ -165,6 +165,8 @@ def any_retained(storage: Storage) -> bool:
 def retained_of(storage: Storage, topics: Sequence[str], now: int) -> list[Message | None]:
     """Return, for each topic, its retained message; None if there is none, or if the message has expired."""
     found: list[Message | None] = []
+    if is_shared(storage):
+        return [None if one is None else one.message for one in _latest_of(storage, topics, now)]
     for topic in topics:
         key = key_of(topic)
         batch = read_between(storage, storage.shard_of(topic), key, key + b"\0", 1).batch
@@ -178,12 +180,26 @@ def retained_places(storage: Storage, topics: Sequence[str]) -> list[tuple[int, 
     A retained message need not be stored in the streams. Then its position holds no message, or another message.
     """
     places: list[tuple[int, int]] = []
+    if is_shared(storage):
+        last = _latest_of(storage, topics, storage.clock())
+        return [(0, 0) if one is None or one.message is None else (one.shard, one.position) for one in last]
     for topic in topics:
         key = key_of(topic)
         batch = read_between(storage, storage.shard_of(topic), key, key + b"\0", 1).batch
         found = [(storage.shard_of(batch.to_messages()[0].client_id), int(batch.positions[0]))] if len(batch) else []
         places += found or [(0, 0)]
     return places
+
+
+def _latest_of(storage: Storage, topics: Sequence[str], now: int) -> list[Candidate | None]:
+    """Return, for each topic, the last retained message of any shard; None if no shard has one."""
+    found: list[Candidate | None] = []
+    for topic in topics:
+        key = key_of(topic)
+        reads = [(one.number, read_between(storage, one.number, key, key + b"\0", 1).batch) for one in storage.shards]
+        last = latest(one for shard, batch in reads for one in candidates(batch, shard, now))
+        found.append(last[0] if last else None)
+    return found
 
 
 def retained_page(
@@ -196,17 +212,19 @@ def retained_page(
     """
     limit = min(limit, PAGE)
     leaps = TopicLeaps(topic_filter)
-    if topic_filter.literal:
+    shared = is_shared(storage)
+    if topic_filter.literal and not shared:
         shards: Sequence[int] = (storage.shard_of(topic_filter.text),)
     else:
         shards = range(len(storage.shards))
     share = limit if len(shards) == 1 else min(limit, limit // len(shards) + limit // 8 + 4)
-    parts = [
-        _ShardPage(storage, shard, topic_filter, leaps, now).read(start, share, examine // len(shards))
-        for shard in shards
-    ]
+    pages = [_ShardPage(storage, shard, topic_filter, leaps, now, shared=shared) for shard in shards]
+    parts = [page.read(start, share, examine // len(shards)) for page in pages]
     ends = [part.following for part in parts if part.following is not None]
-    if len(parts) == 1 and len(parts[0].messages) <= limit:
+    if shared:
+        found = latest(one for page in pages for one in page.candidates)
+        parts = [RetainedPage([one.message for one in found if one.message is not None], min(ends, default=None))]
+    if len(pages) == 1 and len(parts[0].messages) <= limit:
         return parts[0]
     following = min(ends, default=None)  # every shard was read up to this text
     messages = sorted((message for part in parts for message in part.messages), key=_topic)
@@ -221,8 +239,13 @@ def retained_page(
 class _ShardPage:
     """A page of the retained messages that one shard keeps."""
 
-    def __init__(self, storage: Storage, shard: int, topic_filter: TopicFilter, leaps: TopicLeaps, now: int) -> None:
+    def __init__(
+        self, storage: Storage, shard: int, topic_filter: TopicFilter, leaps: TopicLeaps, now: int, *, shared: bool
+    ) -> None:
         self._storage = storage
+        self._shared = shared
+        self.candidates: list[Candidate] = []
+        """The messages that were found, if a cluster shares the database; else `_found` has them."""
         self._shard = shard
         self._filter = topic_filter
         self._leaps = leaps
@@ -246,7 +269,7 @@ class _ShardPage:
         last = AFTER_ALL if end is None else key_of(end)
         rows = min(wanted, _MOST) if self._leaps.every else 2 * _FEWEST
         while at is not None:
-            if self._examined and (len(self._found) >= wanted or self._examined >= bound):
+            if self._examined and (len(self._found) + len(self.candidates) >= wanted or self._examined >= bound):
                 return at
             some = min(rows, max(bound - self._examined, 1))
             read = read_between(self._storage, self._shard, key_of(at), last, some)
@@ -262,7 +285,7 @@ class _ShardPage:
     def _take(self, batch: MessageBatch) -> tuple[int, str | None]:
         """Add the matching messages of a batch; return the number compared, and the lowest text of the next match."""
         if self._leaps.every or not len(batch):
-            self._found += current(batch, self._now)
+            self._keep(batch)
             return len(batch), ""
         topics, matches, after = to_list(batch.topics), self._filter.matches, self._leaps.after
         matching: list[int] = []
@@ -276,8 +299,14 @@ class _ShardPage:
                 break
             row = bisect_left(topics, leap, row + 1)
         if matching:
-            self._found += current(batch.take(np.array(matching, np.intp)), self._now)
+            self._keep(batch.take(np.array(matching, np.intp)))
         return looked_at, leap
+
+    def _keep(self, batch: MessageBatch) -> None:
+        if self._shared:
+            self.candidates += candidates(batch, self._shard, self._now)
+        else:
+            self._found += current(batch, self._now)
 
 
 _PEEK = 16

@@ -203,7 +203,7 @@ class Queues:
                 yield from verify(storage, DECODERS).damages
         except DatabaseNotFoundError:
             return  # its creation was interrupted
-        except (EngineError, NewerFormatError, NotADatabaseError) as bad:  # it can't even be opened
+        except (EngineError, NewerFormatError, NotADatabaseError) as bad:  # the queue can't be opened
             place = bad.place if isinstance(bad, CorruptionError) else ""
             yield Damage(place=place or "its files", reason=str(bad))
 

@@ -27,7 +27,7 @@ __all__ = ["Sealed", "cut_log", "highest", "newest_base", "read_part", "sweep", 
 
 @attrs.frozen
 class Sealed:
-    """A sealed generation, to be written unless it is in the store already."""
+    """A sealed generation, to be written to the log store unless the store already has it."""
 
     generation: int
     changed: int

@@ -11,12 +11,27 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 import msgspec
 
+from topicstore.contract.errors import ReplicasRefusedError, UnknownSiteError
+
 from .objects import ClusterDocument, GenerationPlan, ShardPlace, Site
 from .placement import choose_owners, choose_replicas
 from .transitions import advanced, named
 from .watching import patience
 
-__all__ = ["Duty", "Known", "abdicated", "duty", "entered", "next_document", "with_generations"]
+__all__ = [
+    "Duty",
+    "Known",
+    "abdicated",
+    "assigned",
+    "duty",
+    "entered",
+    "forgotten",
+    "leaving",
+    "next_document",
+    "seems_alive",
+    "wanted_replicas",
+    "with_generations",
+]
 
 _FEW_SITES = 3
 """The number of sites up to which every site keeps every shard."""
@@ -61,7 +76,7 @@ def duty(document: ClusterDocument, shard: int, known: Known, epoch: int, *, own
         return Duty.TAKE_OVER
     if owned:
         return Duty.OWN if mine and place.heir in ("", known.site) else Duty.RELEASE
-    return Duty.FOLLOW if known.site in (place.owner, *place.replicas, *place.joining) else Duty.NOTHING
+    return Duty.FOLLOW if known.site in _sites_of(place) else Duty.NOTHING
 
 
 def entered(
@@ -71,13 +86,15 @@ def entered(
 
     The process takes the shards that the site owned before. It joins the others, as far as they have too few replicas.
     """
-    sites = {**document.sites, site: Site(address, incarnation)}
-    document = msgspec.structs.replace(document, sites=sites)
-    wanted = _wanted_replicas(document, factor)
+    leaving = site in document.sites and document.sites[site].leaving
+    sites = {**document.sites, site: Site(address, incarnation, leaving)}
+    most = max(document.most_sites, len(document.sites), len(sites))
+    document = msgspec.structs.replace(document, sites=sites, most_sites=most)
+    wanted = wanted_replicas(document, factor)
     for shard, place in enumerate(document.shards):
         if place.owner in ("", site):
             document = named(document, number, shard, site, incarnation)
-        elif site in wanted[shard] and site not in (*place.replicas, *place.joining):
+        elif site in wanted[shard] and site not in _sites_of(place):
             joining = (*place.joining, site)
             document = _placed(document, shard, msgspec.structs.replace(place, joining=joining))
     return document
@@ -97,16 +114,24 @@ def next_document(
             changed = named(changed, number, shard, known.site, known.incarnation)
     if changed is not document:
         return changed
-    replicas = _wanted_replicas(document, factor)
-    alive = {site for site in document.sites if _seems_alive(site, known, takeover_after)}
+    replicas = wanted_replicas(document, factor)
+    alive = {site for site in document.sites if seems_alive(site, known, takeover_after)}
     able = [[site for site in some if site in alive] or list(some) for some in replicas]
     owners = choose_owners([place.owner for place in document.shards], able)
-    caught_up = {shard: _caught_up(shard, place, known) for shard, place in enumerate(document.shards)}
+    caught_up = {shard: _caught_up(shard, place, known) & alive for shard, place in enumerate(document.shards)}
     return advanced(document, replicas, owners, caught_up)
 
 
 def abdicated(document: ClusterDocument, number: int, known: Known, takeover_after: float) -> ClusterDocument | None:
-    """Return the document in which a site that ends has passed its shards on to other replicas that seem alive."""
+    """Return the document in which a site that ends has passed its shards on to other replicas that seem alive.
+
+    A site that was to leave, and keeps no shard, is removed.
+    """
+    me = document.sites.get(known.site)
+    if me is None or me.incarnation != known.incarnation:
+        return None
+    if me.leaving and not any(known.site in _sites_of(place) for place in document.shards):
+        return _without(document, known.site)
     changed = document
     for shard, place in enumerate(document.shards):
         others = [
@@ -114,10 +139,103 @@ def abdicated(document: ClusterDocument, number: int, known: Known, takeover_aft
             for site in place.replicas
             if site != known.site and site in document.sites and known.silent.get(site, takeover_after) < takeover_after
         ]
+        others = [site for site in others if not document.sites[site].leaving] or others
         if place.owner == known.site and place.incarnation == known.incarnation and others:
             (heir,) = choose_owners([place.heir], [others])
             changed = named(changed, number, shard, heir, document.sites[heir].incarnation)
     return None if changed is document else changed
+
+
+def assigned(document: ClusterDocument, shards: Sequence[int], sites: Sequence[str]) -> ClusterDocument | None:
+    """Return the document in which an administrator has said which sites keep shards; with no sites, placement chooses.
+
+    Returns None if that is what the document says. Raises `UnknownSiteError`, and `ReplicasRefusedError` for a site
+    that is leaving.
+    """
+    for site in sites:
+        _check_known(document, site)
+        if document.sites[site].leaving:
+            raise ReplicasRefusedError(f"site {site} is leaving the cluster: let it join again before it gets a shard")
+    changed = document
+    for shard in shards:
+        place = msgspec.structs.replace(document.shards[shard], assigned=tuple(dict.fromkeys(sites)))
+        changed = _placed(changed, shard, place)
+    return None if changed.shards == document.shards else changed
+
+
+def leaving(document: ClusterDocument, site: str, *, leaves: bool = True) -> ClusterDocument | None:
+    """Return the document in which a site is to keep no shards or, unless it ``leaves``, joins again.
+
+    Returns None if that is what the document says. Raises `UnknownSiteError`, and `ReplicasRefusedError` if a shard
+    would be left without a site that may keep it.
+    """
+    _check_known(document, site)
+    found = document.sites[site]
+    if found.leaving == leaves:
+        return None
+    changed = _with_site(document, site, msgspec.structs.replace(found, leaving=leaves))
+    staying = _staying(changed)
+    for shard, place in enumerate(document.shards):
+        if leaves and not staying.intersection(place.assigned or document.sites):
+            raise ReplicasRefusedError(
+                f"site {site} would leave with the last replica of shard {shard}: let another site join, or assign one "
+                "to the shard, first"
+            )
+    return changed
+
+
+def forgotten(
+    document: ClusterDocument, number: int, site: str, known: Known, takeover_after: float
+) -> ClusterDocument | None:
+    """Return the document, to be created with this number, without a site that is gone for ever.
+
+    Shards that only that site kept go to the site that decides, which copies them from the log store. Raises
+    `UnknownSiteError`, and `ReplicasRefusedError` for a site that beats.
+    """
+    _check_known(document, site)
+    if seems_alive(site, known, takeover_after):
+        raise ReplicasRefusedError(
+            f"site {site} is running: its last heartbeat is less than {takeover_after:g} s old. Close it first, or let "
+            "it leave"
+        )
+    changed = _without(document, site)
+    for shard, place in enumerate(changed.shards):
+        if not place.replicas:
+            changed = named(changed, number, shard, known.site, known.incarnation)
+    return changed
+
+
+def _check_known(document: ClusterDocument, site: str) -> None:
+    if site not in document.sites:
+        raise UnknownSiteError(f"there is no site {site!r}; there are {', '.join(sorted(document.sites))}")
+
+
+def _with_site(document: ClusterDocument, name: str, site: Site) -> ClusterDocument:
+    return msgspec.structs.replace(document, sites={**document.sites, name: site})
+
+
+def _without(document: ClusterDocument, site: str) -> ClusterDocument:
+    """Return the document without a site. Of shards that it owns, it stays the owner until another site takes over."""
+    sites = {name: one for name, one in document.sites.items() if name != site}
+    shards = tuple(
+        msgspec.structs.replace(
+            place,
+            replicas=tuple(one for one in place.replicas if one != site),
+            joining=tuple(one for one in place.joining if one != site),
+            assigned=tuple(one for one in place.assigned if one != site),
+            heir="" if place.heir == site else place.heir,
+        )
+        for place in document.shards
+    )
+    return msgspec.structs.replace(document, sites=sites, shards=shards)
+
+
+def _sites_of(place: ShardPlace) -> tuple[str, ...]:
+    return (place.owner, *place.replicas, *place.joining)
+
+
+def _staying(document: ClusterDocument) -> set[str]:
+    return {name for name, site in document.sites.items() if not site.leaving}
 
 
 def with_generations(
@@ -145,7 +263,8 @@ def _may_take(document: ClusterDocument, shard: int, place: ShardPlace, known: K
     return silent >= patience(takeover_after, shard, me, applied)
 
 
-def _seems_alive(site: str, known: Known, takeover_after: float) -> bool:
+def seems_alive(site: str, known: Known, takeover_after: float) -> bool:
+    """Return whether a site has sent a heartbeat within ``takeover_after`` seconds."""
     return site == known.site or known.silent.get(site, 0.0) < takeover_after
 
 
@@ -156,9 +275,20 @@ def _caught_up(shard: int, place: ShardPlace, known: Known) -> frozenset[str]:
     return frozenset(site for site, applied in known.applied.items() if applied.get(shard, -1) >= end - _NEAR)
 
 
-def _wanted_replicas(document: ClusterDocument, factor: int | None) -> tuple[tuple[str, ...], ...]:
-    count = len(document.sites) if factor is None else max(factor, min(len(document.sites), _FEW_SITES))
-    return choose_replicas([(*place.replicas, *place.joining) for place in document.shards], document.sites, count)
+def wanted_replicas(document: ClusterDocument, factor: int | None) -> tuple[tuple[str, ...], ...]:
+    """Return the sites that are to keep each shard. ``factor`` is `Cluster.replication_factor`.
+
+    Every site that keeps a shard keeps shard 0 too, because its state has the settings of the database.
+    """
+    staying = _staying(document) or {*document.sites}
+    count = len(staying) if factor is None or len(staying) <= _FEW_SITES else factor
+    chosen = choose_replicas([(*place.replicas, *place.joining) for place in document.shards], staying, count)
+    wanted = [
+        tuple(site for site in place.assigned if site in staying) or some
+        for place, some in zip(document.shards, chosen, strict=True)
+    ]
+    others = sorted({site for some in wanted[1:] for site in some} - {*wanted[0]})
+    return ((*wanted[0], *others), *wanted[1:])
 
 
 def _placed(document: ClusterDocument, shard: int, place: ShardPlace) -> ClusterDocument:

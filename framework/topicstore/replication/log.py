@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -131,6 +132,9 @@ class ShardLog:
     ``pause`` is called with the number of tries before a PUT is repeated, and waits. ``identity`` returns a number of
     random bytes, for the id of an entry. Without ``threads``, the log starts none: its user calls `write_queued` after
     proposing.
+
+    ``patience`` is the number of seconds that a change waits for others, to become one entry with them. A change does
+    not wait once the queued ones fill an entry, the shard is to be released, or the log is closed.
     """
 
     def __init__(
@@ -143,6 +147,7 @@ class ShardLog:
         *,
         identity: Callable[[int], bytes] = secrets.token_bytes,
         threads: bool = True,
+        patience: float = 0.0,
     ) -> None:
         self.reader = LogReader(store, shard, machine)
         self._store = store
@@ -156,10 +161,19 @@ class ShardLog:
         """Guards the queue, the number of PUTs in flight, and the reason why proposals are refused."""
         self._room = threading.Condition(self._lock)
         """Notified when the queue becomes shorter."""
+        self._patience = patience
+        self._complete = threading.Condition(self._lock)
+        """Notified when the queued changes need not wait for others any more."""
+        self._due = float("-inf")
+        """The time (`time.monotonic`) at which the queued changes are to be written. Guarded by the lock."""
         self._queue: list[Proposal] = []
         self._queued = 0
         """The bytes of the queued changes, `CHANGE_OVERHEAD` included."""
         self._in_flight = 0
+        self.takeovers = 0
+        """The number of times that this site has become the owner."""
+        self.fenced = 0
+        """The number of entries that could not be written, because another site had become the owner."""
         self._refuses: BaseException | None = ShardMovedError(f"site {site} does not own shard {shard}")
         """The error that `propose` raises; None while this site owns the shard."""
         self._leaving = False
@@ -224,6 +238,7 @@ class ShardLog:
     def _begin(self, epoch: int) -> None:
         with self._lock:
             self._epoch, self._refuses, self._leaving = epoch, None, False
+            self.takeovers += 1
             if self._threads:
                 self._thread = threading.Thread(target=self._work, name=f"topicstore-log-{self._shard}", daemon=True)
                 self._thread.start()
@@ -264,8 +279,12 @@ class ShardLog:
         proposal = Proposal(change, first_position, last_position, alone, self)
         with self._lock:
             self._check_locked(len(change))
+            if not self._queue and self._patience:
+                self._due = time.monotonic() + self._patience
             self._queue.append(proposal)
             self._queued += len(change) + CHANGE_OVERHEAD
+            if self._queued >= _MOST_BYTES:
+                self._complete.notify_all()
         self._wake.set()
         return proposal
 
@@ -288,6 +307,7 @@ class ShardLog:
         """Begin to release the shard: refuse further changes, write the queued ones, and then an entry that says so."""
         with self._lock:
             self._leaving = True
+            self._complete.notify_all()
         self._wake.set()
 
     def release(self, timeout: float | None = None) -> bool:
@@ -301,6 +321,8 @@ class ShardLog:
     def close(self) -> None:
         """Stop the log. Queued and in-flight changes fail; the changes in flight may still be stored."""
         self._stopping.set()
+        with self._lock:
+            self._complete.notify_all()
         self._wake.set()
         self._join()
 
@@ -328,7 +350,7 @@ class ShardLog:
         at = self._machine.progress
         try:
             while True:
-                pending = [] if self._stopping.is_set() else self._next()
+                pending = [] if self._stopping.is_set() else self._next(patient=not written)
                 if pending:
                     with self._applier.beside(partial(self._apply, written, applying) if written else None):
                         entries = self._put_next(Kind.CHANGES, pending, at)
@@ -350,10 +372,19 @@ class ShardLog:
             self._end([*applying, *pending], error)
         return False
 
-    def _next(self) -> list[Proposal]:
-        """Take the changes of the next entry from the queue; none while a PUT is in flight."""
+    def _next(self, *, patient: bool) -> list[Proposal]:
+        """Take the changes of the next entry from the queue; none while a PUT is in flight.
+
+        If the changes are to wait for others, the call waits if it is ``patient``, and otherwise takes none.
+        """
         with self._lock:
             if not may_put(self._in_flight, len(self._queue)):
+                return []
+            while (left := self._left_locked()) > 0:
+                if not patient:
+                    return []
+                self._complete.wait(left)
+            if self._stopping.is_set():
                 return []
             size = number = 0
             for proposal in self._queue:
@@ -365,9 +396,16 @@ class ShardLog:
                     break
             taken, self._queue = self._queue[:number], self._queue[number:]
             self._queued -= sum(len(proposal.change) + CHANGE_OVERHEAD for proposal in taken)
+            self._due = float("-inf")  # what is left did not fit, and has waited
             self._room.notify_all()
             self._in_flight += 1
             return taken
+
+    def _left_locked(self) -> float:
+        """Return the seconds that the queued changes still wait for others."""
+        if self._leaving or self._stopping.is_set() or self._queued >= _MOST_BYTES:
+            return 0.0
+        return self._due - time.monotonic()
 
     def _may_release(self) -> bool:
         with self._lock:
@@ -391,6 +429,7 @@ class ShardLog:
             if outcome is Outcome.WRITTEN:
                 return [*void, entry]
             if outcome is Outcome.FENCED or found is None:
+                self.fenced += 1
                 owner = f"site {found.head.site}" if found is not None else "another site"
                 reason = f"shard {self._shard} has moved to {owner}; epoch {self._epoch} is over"
                 # After a lost answer, the entry may have been written, applied by others, and deleted by truncation.

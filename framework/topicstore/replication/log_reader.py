@@ -102,6 +102,10 @@ class LogReader:
             return Step.READ
         return Step.FENCE
 
+    def begin_again(self) -> None:
+        """Begin a log whose state machine was emptied: the next call of `read` looks for a base too."""
+        self._checked, self._nothing = False, _LOOK_EVERY
+
     def apply(self, entry: Entry) -> None:
         """Apply the next entry. Raises `CorruptionError` if it doesn't follow the last applied entry."""
         for write in apply(self._machine.progress, entry.head):

@@ -6,6 +6,7 @@ from topicstore.contract.errors import CorruptionError
 
 __all__ = [
     "BEATS",
+    "CLAIM",
     "CLUSTER",
     "base_head",
     "base_of",
@@ -31,6 +32,8 @@ CLUSTER = "cluster"
 """The prefix of cluster documents."""
 BEATS = "beats"
 """The prefix of the beats of all sites."""
+CLAIM = "claim"
+"""The name of the object that reserves a store for a new cluster's database."""
 _DIGITS = 20
 
 
@@ -93,7 +96,10 @@ def generations(shard: int) -> str:
 
 
 def generation_head(shard: int, changed: int, generation: int) -> str:
-    """Return the name of the head of a sealed generation, as it is after the entry ``changed``. It is created last."""
+    """Return the name of the head of a sealed generation that the entry ``changed`` was the last to change.
+
+    The head is created after all parts, so a generation with a head is complete.
+    """
     return f"{generations(shard)}/{changed:0{_DIGITS}}/{generation:0{_DIGITS}}/head"
 
 

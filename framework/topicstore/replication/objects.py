@@ -22,6 +22,7 @@ __all__ = [
     "BASES",
     "BEATS",
     "CHANGE_OVERHEAD",
+    "CLAIMS",
     "CLUSTER_DOCUMENTS",
     "CUTS",
     "LARGEST_CHANGE",
@@ -29,6 +30,7 @@ __all__ = [
     "SHARED_PARTS",
     "Base",
     "Beat",
+    "Claim",
     "ClusterDocument",
     "Cut",
     "Entry",
@@ -71,6 +73,10 @@ class Site(msgspec.Struct, frozen=True, array_like=True):
     """The address at which other sites reach the site; only a hint, because replication needs no such connections."""
     incarnation: bytes
     """Random bytes that identify the site's process; a process that finds another value has been replaced."""
+    leaving: bool = False
+    """Whether the site is to keep no shards."""
+    http_address: str = ""
+    """The URL of the site's HTTP interface; empty if it has none."""
 
 
 class ShardPlace(msgspec.Struct, frozen=True, array_like=True):
@@ -87,6 +93,8 @@ class ShardPlace(msgspec.Struct, frozen=True, array_like=True):
     """Sites that are still catching up, and don't count as replicas yet."""
     heir: str = ""
     """The replica to which the owner is to hand over the shard; empty if the owner stays."""
+    assigned: tuple[str, ...] = ()
+    """The sites that are to keep the shard, as an administrator has said; empty if placement chooses them."""
 
 
 class GenerationPlan(msgspec.Struct, frozen=True, array_like=True):
@@ -113,6 +121,10 @@ class ClusterDocument(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     """The settings of the database that are the same on all sites."""
     generations: tuple[GenerationPlan, ...] = ()
     """All generations, by number from 1."""
+    most_sites: int = 0
+    """The highest number of sites that the cluster had."""
+    token: bytes = b""
+    """Random bytes that only the cluster's sites know, by which they recognize each other; empty in early documents."""
 
 
 class Beat(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -162,6 +174,16 @@ class Base(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The indexes of all fences below the base, ascending; None if an earlier version wrote the base or a fence."""
     shared: tuple[SharedParts, ...] = ()
     """The sealed generations."""
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The reservation of a log store for a database whose first cluster document is about to be created."""
+
+    version: int = _VERSION
+    database: bytes
+    """The id of the database."""
+    begun: bool
+    """Whether the database exists already, and its contents are copied to the store before the document is created."""
 
 
 class Cut(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -245,6 +267,7 @@ class ObjectCodec(Generic[R]):
 CLUSTER_DOCUMENTS = ObjectCodec(ClusterDocument, "cluster document")
 BEATS = ObjectCodec(Beat, "beat")
 BASES = ObjectCodec(Base, "base")
+CLAIMS = ObjectCodec(Claim, "claim")
 CUTS = ObjectCodec(Cut, "cut")
 SHARED_PARTS = ObjectCodec(SharedParts, "sealed generation")
 _ENTRIES = ObjectCodec(_StoredEntry, "log entry")

@@ -21,7 +21,7 @@ SLACK = 1.25
 
 
 def most(things: int, sites: int) -> int:
-    """Return the highest number of shards, or of replicas, that one site may hold; ``things`` is their number."""
+    """Return how many of ``things`` shards, or replicas, each of ``sites`` sites may hold at most."""
     return max(1, math.ceil(SLACK * things / sites))
 
 

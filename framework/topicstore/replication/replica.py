@@ -12,6 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from itertools import chain, islice
 
+import msgspec
+
 from topicstore.contract.engine import STATE, Reader, WriteBatch
 from topicstore.contract.errors import (
     ClusterNotReadyError,
@@ -24,7 +26,8 @@ from topicstore.shard.records import PROGRESS, load_generations
 from topicstore.shard.shard import Shard
 from topicstore.shard.writer import AddGeneration, Change, Delete, PendingWrite
 
-from .bases import Sealed, read_part, write_base
+from . import names
+from .bases import Sealed, cut_log, highest, read_part, write_base
 from .changes import decode_change, encode_change
 from .heads import BEGINNING, Kind, Progress
 from .log import ShardLog
@@ -33,7 +36,7 @@ from .reading import LocalWrite
 from .snapshots import clear, has_contents, pieces_of_generation, pieces_of_state, put_piece
 from .taking_over import Step
 
-__all__ = ["Replica"]
+__all__ = ["Replica", "begin_log"]
 
 _LONGEST_PAUSE = 60.0
 """The most seconds between two tries to take over a shard."""
@@ -65,13 +68,46 @@ def _stored(reader: Reader, shard: str) -> Progress | None:
     return None if data is None else _CODEC.decode(PROGRESS, data, f"{shard}, state: progress")[1]
 
 
+def _write_base(
+    snapshot: Reader, store: LogStore, shard: int, site: str, progress: Progress, changed_by: Callable[[int], int]
+) -> None:
+    """Write a base of a snapshot; ``changed_by`` returns the last entry that changed a generation, by its number."""
+    records = [one for one in load_generations(snapshot) if not one.dropped]
+    sealed = [
+        Sealed(one.number, changed_by(one.number), partial(pieces_of_generation, snapshot, one.number))
+        for one in records
+        if one.sealed is not None
+    ]
+    current = [pieces_of_generation(snapshot, one.number) for one in records if one.sealed is None]
+    parts = chain(*current, pieces_of_state(snapshot))
+    write_base(store, shard, site, progress, progress.next, parts, sealed)
+
+
+def begin_log(shard: Shard, store: LogStore, site: str) -> None:
+    """Write a base of a shard that has no log yet, and a cut at its index, from which replicas begin.
+
+    The shard gets the progress of the base. It must not be written meanwhile, nor afterwards without its log. Bases of
+    earlier calls are superseded. Raises `StorageUnavailableError` and `CorruptionError`.
+    """
+    number, writer = shard.number, shard.writer
+    index = 1 + max(highest(store, names.bases(number)) or 0, highest(store, names.cuts(number)) or 0)
+    progress = msgspec.structs.replace(BEGINNING, next=index, last_position=writer.tail.last_position)
+    with writer.open_engine().snapshot() as snapshot:
+        _write_base(snapshot, store, number, site, progress, lambda _: index - 1)
+    cut_log(store, number, site, index)
+    writer.commit(lambda pending: pending.write.put(STATE, PROGRESS, _encoded(progress)))
+
+
 class Replica:
     """A replica of a shard, and the log of its writer. One thread reads the log; any thread may propose writes.
 
-    timeout: the seconds that a caller waits for the log store; None for no limit.
+    timeout:  the seconds that a caller waits for the log store; None for no limit.
+    patience: the seconds that a proposed write waits for others (`ShardLog`).
     """
 
-    def __init__(self, shard: Shard, store: LogStore, site: str, timeout: float | None = None) -> None:
+    def __init__(
+        self, shard: Shard, store: LogStore, site: str, timeout: float | None = None, patience: float = 0.0
+    ) -> None:
         self.shard = shard
         self.progress = _progress_of(shard)
         """The applied prefix of the log. Set by the thread that applies entries."""
@@ -93,7 +129,7 @@ class Replica:
         """The error of the last attempt to follow or take over the shard; None if it succeeded."""
         self.caught_up = float("-inf")
         """The time (`time.monotonic`) at which this site last had all entries of the log."""
-        self.log = ShardLog(store, shard.number, self, site)
+        self.log = ShardLog(store, shard.number, self, site, patience=patience)
         self._site = site
         self._timeout = timeout
         self._place = f"{store.place}: shard {shard.number}"
@@ -103,6 +139,8 @@ class Replica:
         """Whether a generation was sealed since the last base."""
         self.base = 0
         """The index of the last base that this process has written; 0 for none."""
+        self._emptied = False
+        """Whether `drop` has removed the copy of this shard. Guarded by `_reading`."""
         self._changed: dict[int, int] = {}
         """The index of the last entry that changed a generation; of others, `_changed_before`."""
         self._changed_before = self.progress.next - 1
@@ -170,7 +208,7 @@ class Replica:
             generations.forget()
             self.progress = BEGINNING
             try:
-                clear(engine)
+                clear(engine, self._meanwhile)
                 for part in (*(part for shared in base.shared for part in shared.parts), *base.parts):
                     write = WriteBatch()
                     put_piece(read_part(self._store, part), write, f"{self._place}, part {part.name}")
@@ -186,9 +224,58 @@ class Replica:
         self._changed = {shared.generation: shared.changed for shared in base.shared}
         self._changed_before = base.progress.next - 1
         self.grown = 0
-        if shard.writer.listener is not None:
-            shard.writer.listener.dropped()
-            shard.writer.listener.forget()
+        if writer.listener is not None:
+            writer.listener.replaced(shard.number)
+
+    @property
+    def kept(self) -> bool:
+        """Whether this site keeps a copy of the shard, which may be read."""
+        return self.shard.writer.elsewhere is None
+
+    def keep(self) -> bool:
+        """Let the shard be read: this site is to have a copy, which it receives from the log store.
+
+        Returns False, and does nothing, while `drop` removes an earlier copy.
+        """
+        if not self._reading.acquire(blocking=False):
+            return False
+        try:
+            self._emptied = False
+            self.shard.writer.elsewhere = None
+            return True
+        finally:
+            self._reading.release()
+
+    def refuse(self) -> None:
+        """Let reads raise `ShardElsewhereError`: this site is to have no copy. It does not own the shard."""
+        self.shard.writer.elsewhere = self.owner
+
+    def drop(self) -> None:
+        """Remove this site's copy of a shard that is not kept; do nothing for other shards. This may take long.
+
+        If the call is interrupted, the next call removes the rest.
+        """
+        shard, writer, generations = self.shard, self.shard.writer, self.shard.generations
+        with self._reading:
+            if self.kept or self._emptied:
+                return
+            self._step_down()
+            with generations.rewrite_lock, writer.lock:
+                engine = writer.open_engine()
+                generations.forget()
+                self.progress = BEGINNING
+                try:
+                    if has_contents(engine):
+                        clear(engine)
+                finally:
+                    writer.begin_again_locked(generations.open_again_locked)
+                    writer.counters.deleted += 1  # so that counts that are kept in memory are computed again
+            self.log.reader.begin_again()
+            self._changed, self._changed_before = {}, -1
+            self.grown, self.base_due, self.base = 0, False, 0
+            self.released, self._emptied = False, True
+        if writer.listener is not None:
+            writer.listener.replaced(shard.number)
 
     def write_base(self) -> None:
         """Write a base with all applied entries. Raises `StorageUnavailableError`."""
@@ -197,22 +284,12 @@ class Replica:
             snapshot = self.shard.writer.open_engine().snapshot()
         with snapshot:
             progress = _stored(snapshot, self._place) or BEGINNING
-            records = [one for one in load_generations(snapshot) if not one.dropped]
-            sealed = [
-                Sealed(
-                    one.number,
-                    self._changed_by(one.number, progress),
-                    partial(pieces_of_generation, snapshot, one.number),
-                )
-                for one in records
-                if one.sealed is not None
-            ]
-            current = [pieces_of_generation(snapshot, one.number) for one in records if one.sealed is None]
-            parts = chain(*current, pieces_of_state(snapshot))
-            write_base(self._store, self.shard.number, self._site, progress, progress.next, parts, sealed)
+            _write_base(
+                snapshot, self._store, self.shard.number, self._site, progress, partial(self._changed_by, progress)
+            )
         self.base = progress.next
 
-    def _changed_by(self, generation: int, progress: Progress) -> int:
+    def _changed_by(self, progress: Progress, generation: int) -> int:
         """Return the index of an entry before ``progress`` after which no other one before it changed a generation."""
         return min(self._changed.get(generation, self._changed_before), progress.next - 1)
 
@@ -230,7 +307,7 @@ class Replica:
     def _follow_locked(self, certain: bool, meanwhile: Callable[[], object]) -> None:
         self._step_down()
         self._meanwhile = meanwhile
-        while not self.log.owned:
+        while self.kept and not self.log.owned:
             began = time.monotonic()
             if self.log.reader.read(certain=certain) is not Step.READ:
                 self.caught_up = began
@@ -289,6 +366,13 @@ class Replica:
         """Whether this site may propose writes."""
         return self.log.owned
 
+    def check_owned(self) -> None:
+        """Raise `ShardElsewhereError` unless this site owns the shard."""
+        if not self.log.owned:
+            shard, (site, address) = self.shard.number, self.owner
+            owner = f"site {site}" + f" ({address})" * bool(address) if site else "no site"
+            raise ShardElsewhereError(f"shard {shard} is written by {owner}", shard, site, address)
+
     def encode_locked(self, pending: PendingWrite) -> None:
         """Encode a prepared write.
 
@@ -301,10 +385,7 @@ class Replica:
             raise ClusterNotReadyError(
                 f"{self.missing} more sites must join the cluster before anything is stored (n_sites)"
             )
-        if not self.log.owned:
-            shard, (site, address) = self.shard.number, self.owner
-            owner = f"site {site}" + f" ({address})" * bool(address) if site else "no site"
-            raise ShardElsewhereError(f"shard {shard} is written by {owner}", shard, site, address)
+        self.check_owned()
         pending.proposal = encode_change(pending)
         self.log.check(len(pending.proposal))
 

@@ -25,14 +25,19 @@ class Cluster:
     url:                the log store: ``file:///path``, or a bucket such as ``s3://bucket/prefix``.
     options:            options of the log store, such as ``{"config": {"endpoint": …}}``.
     address:            the address of this site, which errors on other sites name.
-    n_sites:            the number of sites that must have joined before anything is stored.
+    http_address:       the URL of this site's HTTP interface, such as ``http://host:18083``, to which the servers of
+                        other sites forward publishes.
+    n_sites:            the number of sites that must have joined before anything is stored. Once they have, sites may
+                        leave.
     replication_factor: the number of sites that keep each shard; None for all. With up to three sites, all keep every
-                        shard.
+                        shard. Give all sites the same number: each applies its own when it moves shards.
     beat_interval:      seconds between two heartbeats of this site.
     takeover_after:     seconds without a heartbeat of an owner after which this site takes over its shards; at least
                         three times ``beat_interval``.
     poll_interval:      seconds between two requests for the next entry of a shard that another site owns.
-    store_timeout:      seconds that a call waits for the log store.
+    flush_interval:     seconds that a change waits for others, which are then written to the log with it, in one
+                        request: this saves requests of a store that charges for them. 0: none waits.
+    store_timeout:      seconds that a call waits for the log store; more than ``flush_interval``.
     log_retention:      seconds for which the log is kept for a silent replica. One that comes back later is copied
                         from a snapshot.
 
@@ -42,11 +47,13 @@ class Cluster:
     url: str
     options: Mapping[str, Any] = attrs.field(factory=dict, repr=False, kw_only=True)
     address: str = attrs.field(default="", kw_only=True)
+    http_address: str = attrs.field(default="", kw_only=True)
     n_sites: int = attrs.field(default=1, kw_only=True)
     replication_factor: int | None = attrs.field(default=3, kw_only=True)
     beat_interval: float = attrs.field(default=0.5, kw_only=True)
     takeover_after: float = attrs.field(default=2.0, kw_only=True)
     poll_interval: float = attrs.field(default=1.0, kw_only=True)
+    flush_interval: float = attrs.field(default=0.0, kw_only=True)
     store_timeout: float = attrs.field(default=30.0, kw_only=True)
     log_retention: float = attrs.field(default=3_600.0, kw_only=True)
 
@@ -60,10 +67,14 @@ class Cluster:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
                 raise InvalidArgumentError(f"{name} is seconds above 0, not {value!r}")
-        if isinstance(self.log_retention, bool) or not isinstance(self.log_retention, (int, float)):
-            raise InvalidArgumentError(f"log_retention is seconds, not {self.log_retention!r}")
-        if not 0 <= self.log_retention < float("inf"):
-            raise InvalidArgumentError(f"log_retention is seconds from 0, not {self.log_retention!r}")
+        for name in ("flush_interval", "log_retention"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+                raise InvalidArgumentError(f"{name} is seconds from 0, not {value!r}")
+        if self.flush_interval >= self.store_timeout:
+            raise InvalidArgumentError(
+                f"flush_interval is less than store_timeout, {self.store_timeout:g} s, not {self.flush_interval:g} s"
+            )
         if self.takeover_after < _BEATS * self.beat_interval:
             raise InvalidArgumentError(
                 f"takeover_after is at least {_BEATS} times beat_interval, {_BEATS * self.beat_interval:g} s, not "

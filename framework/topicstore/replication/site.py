@@ -18,8 +18,16 @@ import attrs
 import msgspec
 
 from topicstore._version import __version__
-from topicstore.contract.errors import GenerationError, RecoverableError, TopicstoreError
-from topicstore.contract.log_store import LogStore, ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
+from topicstore.contract.errors import (
+    ClusterNotReadyError,
+    GenerationError,
+    InvalidArgumentError,
+    RecoverableError,
+    ShardElsewhereError,
+    ShardMovedError,
+    TopicstoreError,
+)
+from topicstore.contract.log_store import ObjectExistsError, ObjectNotFoundError, StorageUnavailableError
 from topicstore.runtime.background import BackgroundTask
 from topicstore.runtime.closing import close_all
 from topicstore.shard.shard import Shard
@@ -27,14 +35,16 @@ from topicstore.shard.writer import AddGeneration, DropGeneration
 
 from . import duties, names
 from .bases import cut_log, highest
+from .counted_store import CountedLogStore
 from .documents import Documents
 from .duties import Duty, Known
-from .objects import BEATS, Beat, ClusterDocument, GenerationPlan, ShardPlace
+from .info import ClusterInfo, cluster_info
+from .objects import BEATS, CLAIMS, Beat, Claim, ClusterDocument, GenerationPlan, ShardPlace
 from .replica import Replica
 from .settings import Cluster, check_site
 from .watching import Silences
 
-__all__ = ["ReplicaLag", "Site"]
+__all__ = ["ReplicaLag", "ShardOwner", "Site"]
 
 _KEPT = 16
 """The number of documents that are kept for sites that read one at the moment."""
@@ -42,6 +52,17 @@ _BASE_BYTES = 256 << 20
 """The bytes of changes after which the owner writes a base."""
 _END = 1 << 63
 """An index behind every entry."""
+
+
+@attrs.frozen
+class ShardOwner:
+    """The site that owns a shard, and the addresses at which it is reached."""
+
+    site: str
+    address: str
+    """The site's `Cluster.address`; empty if it has none."""
+    http_address: str
+    """The site's `Cluster.http_address`; empty if it has none."""
 
 
 @attrs.frozen
@@ -60,7 +81,7 @@ class ReplicaLag:
 class Site:
     """A process as a site of a cluster: `start` takes part with the shards of a database, and `close` ends that."""
 
-    def __init__(self, cluster: Cluster, name: str, store: LogStore) -> None:
+    def __init__(self, cluster: Cluster, name: str, store: CountedLogStore) -> None:
         self.cluster = cluster
         self.name = check_site(name)
         self.store = store
@@ -83,7 +104,7 @@ class Site:
         """Held while an owner's shards are brought to the document's generations."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._removing = BackgroundTask("removal of dropped generations", self._remove_dropped)
+        self._removing = BackgroundTask("removal of what is not kept", self._remove_dropped)
         self._truncating = BackgroundTask("truncation of logs", self._truncate)
 
     # --- the document ---
@@ -102,12 +123,33 @@ class Site:
         """Return the current document; None if there is no cluster yet. Raises the errors of `Documents.newest`."""
         return self._documents.newest()[1]
 
+    def claim(self, database: bytes, *, begun: bool = False) -> bytes:
+        """Reserve the log store for a new cluster, of the database with this id; return the id that it is reserved for.
+
+        Several sites may create an empty cluster at once: they get one id. With ``begun``, the store is reserved for an
+        existing database. Raises `ClusterNotReadyError` if the other kind of call has reserved it, or a call for
+        another existing database.
+        """
+        wanted = Claim(database=database, begun=begun)
+        try:
+            self.store.create(names.CLAIM, CLAIMS.encode(names.CLAIM, wanted))
+        except ObjectExistsError:
+            there = CLAIMS.decode(names.CLAIM, self.store.get(names.CLAIM), self.store.place)
+            if begun != there.begun or (begun and there.database != database):
+                remedy = "repeat 'topicstore cluster begin' with it" if there.begun else "open its first site"
+                raise ClusterNotReadyError(
+                    f"{self.store.place} is reserved for database {there.database.hex()}, whose cluster is not "
+                    f"complete: {remedy}, or use another prefix"
+                ) from None
+            return there.database
+        return database
+
     def found(
-        self, database: bytes, shards: int, settings: Mapping[str, Any], layout: str, options: Mapping[str, Any]
+        self, database: bytes, shards: int, settings: Mapping[str, Any], generations: Sequence[GenerationPlan]
     ) -> ClusterDocument:
         """Create the first document, whose shards have no owner yet; return the current one if another site was faster.
 
-        ``layout`` and ``options`` are those of the first generation.
+        The log store is reserved for the database: see `claim`.
         """
         document = ClusterDocument(
             id=secrets.token_bytes(16),
@@ -115,7 +157,7 @@ class Site:
             sites={},
             shards=(ShardPlace("", 0, b"", ()),) * shards,
             settings=dict(settings),
-            generations=(GenerationPlan(1, layout, dict(options)),),
+            generations=tuple(generations),
         )
         _, current = self._documents.change(lambda _, there: document if there is None else None)
         return document if current is None else current
@@ -123,8 +165,16 @@ class Site:
     def enter(self) -> None:
         """Take part in the cluster, in place of an earlier process of this site. Raises the errors of `find`."""
         self._beat_number = (highest(self.store, names.beats(self.name)) or 0) + 1
-        address, factor = self.cluster.address, self.cluster.replication_factor
-        self._change(lambda number, there: duties.entered(there, number, self.name, self._incarnation, address, factor))
+        token = secrets.token_bytes(32)
+        self._change(lambda number, there: self._entered(number, there, token))
+
+    def _entered(self, number: int, document: ClusterDocument, token: bytes) -> ClusterDocument:
+        """Return the document in which this process takes part; the first one has the cluster's token from here."""
+        how = self.cluster
+        document = duties.entered(document, number, self.name, self._incarnation, how.address, how.replication_factor)
+        me = msgspec.structs.replace(document.sites[self.name], http_address=how.http_address)
+        sites = {**document.sites, self.name: me}
+        return msgspec.structs.replace(document, sites=sites, token=document.token or token)
 
     def _change(self, make: Callable[[int, ClusterDocument], ClusterDocument | None]) -> tuple[int, ClusterDocument]:
         """Create the next document, with an id of its own; return the current one with its number."""
@@ -145,11 +195,13 @@ class Site:
         if self._current is not None and self._current[0] >= number:
             return  # another thread has read a later one
         self._current = number, document
-        missing = max(self.cluster.n_sites - len(document.sites), 0)
+        missing = max(self.cluster.n_sites - max(document.most_sites, len(document.sites)), 0)
         for replica, place in zip(self.replicas, document.shards, strict=False):
             replica.missing = missing
             owner = document.sites.get(place.owner)
             replica.owner = (place.owner, "" if owner is None else owner.address)
+            if not replica.kept:
+                replica.shard.writer.elsewhere = replica.owner
 
     def _back_off(self, tries: int) -> None:
         pause = min(1.0, 0.02 * 2 ** min(tries, 10))
@@ -163,11 +215,12 @@ class Site:
 
         Raises `StorageUnavailableError`, `CorruptionError`, and the errors of creating a generation.
         """
-        self.replicas = [Replica(shard, self.store, self.name, self.cluster.store_timeout) for shard in shards]
+        timeout, patience = self.cluster.store_timeout, self.cluster.flush_interval
+        self.replicas = [Replica(shard, self.store, self.name, timeout, patience) for shard in shards]
         self.enter()
         for replica in self.replicas:
             self._do(replica)
-            if not replica.log.owned:
+            if replica.kept and not replica.log.owned:
                 replica.follow(meanwhile=self._beat)
         self._beat()
         self._removing.wake()
@@ -205,7 +258,8 @@ class Site:
             task.join()
 
     def _pass_on(self) -> None:
-        if any(replica.released for replica in self.replicas):
+        me = self._current[1].sites.get(self.name) if self._current is not None else None
+        if any(replica.released for replica in self.replicas) or (me is not None and me.leaving):
             with suppress(RecoverableError):  # otherwise other sites take the shards over by themselves
                 self._documents.change(self._abdicated)
         self.store.close()
@@ -260,13 +314,12 @@ class Site:
             return
         self._next_beat = now + self.cluster.beat_interval
         name = names.beat(self.name, self._beat_number)
-        applied = {replica.shard.number: replica.progress.next for replica in self.replicas}
         beat = Beat(
             site=self.name,
             incarnation=self._incarnation,
             address=self.cluster.address,
             program=__version__,
-            applied=applied,
+            applied=self._progress(),
         )
         # An existing beat is this process's own, whose answer was lost, or that of another process of this site: the
         # document says which of the two is the site, and the next beat shows that it is alive.
@@ -331,8 +384,12 @@ class Site:
             name = names.beat(site, max(numbers))
             with suppress(ObjectNotFoundError):  # the site has created the next one, and deleted this one
                 applied[site] = BEATS.decode(name, self.store.get(name), self.store.place).applied
-        applied[self.name] = {replica.shard.number: replica.progress.next for replica in self.replicas}
+        applied[self.name] = self._progress()
         return applied
+
+    def _progress(self) -> dict[int, int]:
+        """Return the progress of this site, by shard, of the shards that it keeps."""
+        return {replica.shard.number: replica.progress.next for replica in self.replicas if replica.kept}
 
     # --- the shards ---
 
@@ -340,6 +397,8 @@ class Site:
         """Take the next action for a shard (`duties.duty`)."""
         number = replica.shard.number
         what = duties.duty(self.document, number, self._known({}), replica.epoch, owned=replica.log.owned)
+        if what is not Duty.NOTHING and not replica.kept and not replica.keep():
+            return  # the next round looks again
         if what is Duty.TAKE_OVER:
             if replica.take_over(self.document.shards[number].epoch, self._beat):
                 self._reach(replica)
@@ -351,6 +410,9 @@ class Site:
             replica.log.leave()
         elif what is Duty.FOLLOW and poll:
             replica.follow(certain=False, meanwhile=self._beat)
+            self._removing.wake()
+        elif what is Duty.NOTHING and replica.kept:
+            replica.refuse()
             self._removing.wake()
 
     def _reach(self, replica: Replica) -> None:
@@ -368,6 +430,8 @@ class Site:
 
     def _remove_dropped(self, _: bool) -> None:
         for replica in self.replicas:
+            if not replica.kept:
+                replica.drop()
             if any(record.dropped for record in list(replica.shard.generations.records.values())):
                 replica.shard.generations.remove_dropped()
                 replica.shard.generations.reclaim_removed()
@@ -395,10 +459,12 @@ class Site:
     def refresh(self) -> None:
         """Return when this site has everything that was acknowledged before the call. Raises `StorageUnavailableError`.
 
-        Replicas read their logs to the end; of shards that this site owns it looks for the next entry.
+        Replicas read their logs to the end; of shards that this site owns it looks for the next entry. Shards that this
+        site doesn't keep are left out.
         """
         for replica in self.replicas:
-            replica.confirm()
+            if replica.kept:
+                replica.confirm()
 
     def add_generation(self, layout: str, options: Mapping[str, Any]) -> int:
         """Begin a new generation in all shards: at once in those that this site owns. Return its number."""
@@ -435,17 +501,101 @@ class Site:
         self._change(lambda _, document: duties.with_generations(document, change))
         for replica in self.replicas:
             if replica.log.owned:
-                self._reach(replica)
+                with suppress(ShardElsewhereError, ShardMovedError):  # the shard's next owner does it
+                    self._reach(replica)
+
+    def owns(self, shard: int) -> bool:
+        """Return whether this site owns a shard. Sends no request to the log store."""
+        replicas = self.replicas
+        return shard < len(replicas) and replicas[shard].owned
+
+    def owner(self, shard: int) -> ShardOwner | None:
+        """Return the site that owns a shard, as the last document says; None while no other site than this one does.
+
+        The owner may have ended meanwhile, or may not have begun to write. Sends no request to the log store.
+        """
+        document = self.document
+        name = document.shards[shard].owner
+        site = document.sites.get(name)
+        if site is None or name == self.name:
+            return None
+        return ShardOwner(name, site.address, site.http_address)
+
+    @property
+    def token(self) -> bytes:
+        """The secret of the cluster, by which its sites recognize each other's connections."""
+        return self.document.token
 
     def lag(self) -> list[ReplicaLag]:
-        """Return how far each replica of this site is behind its shard's owner. Raises `StorageUnavailableError`."""
+        """Return how far each replica of this site is behind its shard's owner. Raises `StorageUnavailableError`.
+
+        Shards that this site doesn't keep are left out.
+        """
         applied, now, lags = self._applied(self._beats()), time.monotonic(), []
-        for replica in self.replicas:
+        for replica in filter(lambda replica: replica.kept, self.replicas):
             number, owner = replica.shard.number, replica.owner[0]
             behind = max(applied.get(owner, {}).get(number, 0) - replica.progress.next, 0)
             seconds = 0.0 if replica.log.owned else now - replica.caught_up
             lags.append(ReplicaLag(number, owner, behind, seconds))
         return lags
+
+    # --- for the cluster ---
+
+    def set_replicas(self, shard: int | None, sites: Sequence[str]) -> None:
+        """Assign the sites that are to keep a shard, or all shards if ``shard`` is None; with no sites, undo that.
+
+        Returns once the cluster's document says so. Copies are moved in the background, while the shards are written
+        and read: a site is a replica once it has caught up, and only then others release theirs. `info` shows the
+        progress. Unless sites are assigned, the cluster chooses `Cluster.replication_factor` of them. Every site that
+        keeps any shard keeps shard 0 too, because shard 0 has the settings of the database.
+
+        Raises `InvalidArgumentError` for a shard that doesn't exist, `UnknownSiteError`, `ReplicasRefusedError` for a
+        site that is leaving, and `StorageUnavailableError`.
+        """
+        shards = range(len(self.document.shards))
+        if isinstance(sites, str) or not isinstance(sites, Sequence):
+            raise InvalidArgumentError(f"sites are a sequence of names, not {sites!r}")
+        if shard is not None and (isinstance(shard, bool) or not isinstance(shard, int) or shard not in shards):
+            raise InvalidArgumentError(f"there is no shard {shard!r}; they go from 0 to {len(shards) - 1}")
+        chosen = shards if shard is None else [shard]
+        self._change(lambda _, document: duties.assigned(document, chosen, list(sites)))
+
+    def leave(self, site: str | None = None) -> None:
+        """Let a site, by default this one, pass all its shards on to others; it keeps none afterwards.
+
+        Returns once the cluster's document says so. The copies move in the background, as in `set_replicas`; the site
+        goes on writing a shard until another site has it. When `info` shows no shard at the site, close it, which
+        removes it from the cluster. `join` ends the leave.
+
+        Raises `UnknownSiteError`, `ReplicasRefusedError` if no other site may keep one of the shards, and
+        `StorageUnavailableError`.
+        """
+        self._change(lambda _, document: duties.leaving(document, self.name if site is None else site))
+
+    def join(self, site: str | None = None) -> None:
+        """Let a site, by default this one, keep shards again after `leave`. Raises as `leave`, without refusals."""
+        self._change(lambda _, document: duties.leaving(document, self.name if site is None else site, leaves=False))
+
+    def forget(self, site: str) -> None:
+        """Remove a site that is gone for ever; other sites take its place. It may join again as a new site.
+
+        Shards that only that site kept are copied from the log store to this site. Raises `UnknownSiteError`,
+        `ReplicasRefusedError` for a site whose last heartbeat is younger than `Cluster.takeover_after`, as seen from
+        here, and `StorageUnavailableError`.
+        """
+        known, takeover_after = self._known({}), self.cluster.takeover_after
+        self._change(lambda number, document: duties.forgotten(document, number, site, known, takeover_after))
+        for chunk in self.store.names(names.beats(site)):
+            for name in chunk:
+                self.store.delete(name)
+
+    def info(self) -> ClusterInfo:
+        """Return the cluster's sites and shards, read from the log store. Raises `StorageUnavailableError`."""
+        newer = self._documents.newer(self._numbered()[0])
+        if newer is not None:
+            self._look_at(*newer)
+        (number, document), known = self._numbered(), self._known(self._applied(self._beats()))
+        return cluster_info(number, document, known, self.cluster.takeover_after, self.cluster.replication_factor)
 
     def __repr__(self) -> str:
         return f"<Site {self.name} of {self.store.place}>"

@@ -8,7 +8,7 @@ doesn't depend on the engine. The shard's progress is not among the parts, becau
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -101,8 +101,11 @@ def has_contents(engine: Engine) -> bool:
     )
 
 
-def clear(engine: Engine) -> None:
-    """Remove everything from a shard except its identity: first its progress, without which it counts as empty."""
+def clear(engine: Engine, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Remove everything from a shard except its identity: first its progress, without which it counts as empty.
+
+    ``meanwhile`` is called after each step.
+    """
     forgotten = WriteBatch()
     forgotten.delete(STATE, PROGRESS)
     engine.write(forgotten)
@@ -116,3 +119,4 @@ def clear(engine: Engine) -> None:
         write.delete_range(keyspace, start, end)
         engine.write(write)
         engine.reclaim(keyspace, start, end)
+        meanwhile()

@@ -53,7 +53,7 @@ def named(document: ClusterDocument, number: int, shard: int, site: str, incarna
     place = document.shards[shard]
     replicas = place.replicas if site in place.replicas else (*place.replicas, site)
     joining = tuple(one for one in place.joining if one != site)
-    owned = ShardPlace(site, number, incarnation, replicas, joining)
+    owned = ShardPlace(site, number, incarnation, replicas, joining, assigned=place.assigned)
     return _with(document, shard, owned)
 
 
@@ -65,8 +65,9 @@ def advanced(
 ) -> ClusterDocument | None:
     """Return the next document on the way to the given replicas and owners; None if there is nothing to do yet.
 
-    A new site joins first, and is listed as a replica once it has caught up. Only then are other replicas removed, so
-    that a shard never has too few. The owner is removed only after its heir has taken over.
+    A new site joins first, and is listed as a replica once it has caught up. Other replicas are removed while all the
+    wanted ones have caught up, so that a shard never has too few. The owner is removed only after its heir has
+    taken over.
     """
     shards = tuple(
         _advanced(place, tuple(wanted), owner, caught_up.get(shard, frozenset()))
@@ -79,7 +80,7 @@ def _advanced(place: ShardPlace, wanted: tuple[str, ...], owner: str, caught_up:
     listed = (*place.replicas, *(site for site in wanted if site not in place.replicas and site in caught_up))
     joining = tuple(site for site in wanted if site not in listed)
     heir = owner if owner != place.owner and owner in listed and owner in caught_up else ""
-    if not joining:
+    if not joining and caught_up.issuperset(wanted):
         listed = tuple(site for site in listed if site in wanted or site == place.owner)
     return msgspec.structs.replace(place, replicas=listed, joining=joining, heir=heir)
 

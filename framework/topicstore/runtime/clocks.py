@@ -57,6 +57,14 @@ class SteadyClock:
         """Return the current time, in microseconds since the epoch."""
         return self._began + self._clocks.monotonic()
 
+    def at(self, monotonic: int) -> int:
+        """Return this clock's time at a time of the monotonic clock."""
+        return self._began + monotonic
+
+    def wall(self, time: int) -> int:
+        """Convert a time of this clock to the wall clock as it is set now."""
+        return time + self.behind()
+
     def behind(self) -> int:
         """Return by how many microseconds the wall clock has jumped ahead since the start; negative if backwards."""
         return self._clocks.wall() - self()

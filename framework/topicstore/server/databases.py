@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import topicstore as ts
-from topicstore.contract.errors import IncompatibleError, InvalidOptionError, UnknownPluginError
+from topicstore.contract.errors import (
+    ClusterNotReadyError,
+    IncompatibleError,
+    InvalidOptionError,
+    ManifestMismatchError,
+    ShardElsewhereError,
+    ShardMovedError,
+    UnknownPluginError,
+)
 from topicstore.contract.options import options_dict
 from topicstore.plugins import check_pair, registry
 from topicstore.pubsub.persistence_rules import PersistenceRule
@@ -18,6 +26,9 @@ from topicstore.storage.generations import GenerationInfo
 
 from .config.model import MESSAGES, ServerSettings, SettingsError, StorageSettings
 from .config.units import Period
+
+if TYPE_CHECKING:
+    from topicstore.replication.settings import Cluster
 
 __all__ = [
     "begin_generation",
@@ -32,6 +43,8 @@ __all__ = [
     "places",
 ]
 
+_DELIVERED = 600.0
+"""The age in seconds from which messages go that only sessions needed, in databases whose retention was never set."""
 _RETENTION_INTERVAL = 60.0
 """Seconds between two runs of retention while nothing is stored."""
 _FIXED = {"backend": "backend", "n_shards": "shards", "durability": "durability"}
@@ -39,16 +52,26 @@ _FIXED = {"backend": "backend", "n_shards": "shards", "durability": "durability"
 
 
 @contextmanager
-def opened(settings: ServerSettings, path: Path) -> Iterator[Mapping[str, ts.Database]]:
+def opened(settings: ServerSettings, path: Path, cluster: Cluster | None = None) -> Iterator[Mapping[str, ts.Database]]:
     """Open the databases of all storages, the database of the messages in ``path``; the context closes them.
+
+    cluster: the cluster that shares the messages, if the settings have one (`topicstore.server.cluster.cluster_of`).
 
     Raises `SettingsError` for unknown plugins and settings that are fixed, and the errors of `topicstore.open`.
     """
     with ExitStack() as open_ones:
-        yield {
-            name: open_ones.enter_context(_opened(name, one, directory))
-            for name, one, directory in places(settings, path)
-        }
+        found: dict[str, ts.Database] = {}
+        for name, one, directory in places(settings, path):
+            how: dict[str, Any] = {}
+            if name == MESSAGES and settings.cluster is not None and cluster is not None:
+                if one.durability is not None:
+                    raise SettingsError(
+                        f"durable_storage.{name}.durability: it is not set in a cluster: what is stored is as durable "
+                        "as the cluster's log store"
+                    )
+                how = {"cluster": cluster, "site": settings.cluster.site}
+            found[name] = open_ones.enter_context(_opened(name, one, directory, how))
+        yield found
 
 
 def places(settings: ServerSettings, path: Path) -> list[tuple[str, StorageSettings, Path]]:
@@ -69,8 +92,11 @@ def places(settings: ServerSettings, path: Path) -> list[tuple[str, StorageSetti
     return found
 
 
-def _opened(name: str, settings: StorageSettings, path: Path) -> ts.Database:
-    """Open or create the database of a storage; begin a new generation if the settings name another layout."""
+def _opened(name: str, settings: StorageSettings, path: Path, how: Mapping[str, Any]) -> ts.Database:
+    """Open or create the database of a storage; begin a new generation if the settings name another layout.
+
+    ``how`` has further arguments of `topicstore.open`.
+    """
     manifest = read_manifest(path)
     wanted: dict[str, Any] = {"durability": settings.durability}
     options = dict(settings.options)
@@ -82,8 +108,16 @@ def _opened(name: str, settings: StorageSettings, path: Path) -> ts.Database:
     else:
         check_fixed(name, settings, manifest)
     arguments = {key: value for key, value in wanted.items() if value is not None}
+    arguments |= {"plugins": settings.plugins, "options": options, **how}
     with Closer() as closer:
-        db = ts.open(path, **arguments, plugins=settings.plugins, options=options)
+        try:
+            db = ts.open(path, **arguments)
+        except ManifestMismatchError:
+            if not how or manifest is not None:
+                raise
+            # There is a cluster already, and its first layout may be another one: a later generation has that.
+            arguments |= {"layout": None, "options": settings.options}
+            db = ts.open(path, **arguments)
         closer.add(db.close)
         begin_generation(name, db, settings)
         return db
@@ -153,17 +187,23 @@ def check_database(db: ts.Database, settings: ServerSettings) -> None:
     next_layout(MESSAGES, settings.messages, db.manifest, db.generations()[-1])
 
 
-def change_database(db: ts.Database, settings: ServerSettings) -> None:
+def change_database(db: ts.Database, settings: ServerSettings) -> str | None:
     """Apply settings to a database: its layout, its persistence rules, its retention limits.
 
-    Settings that are not set don't change the database. Only differences are written.
+    Settings that are not set don't change the database, except that a server removes what only sessions needed if
+    retention was never set. Only differences are written. On a site of a cluster, the owner of shard 0 writes rules and
+    limits. Return the reason if they can't be written here now; else None.
     """
     begin_generation(MESSAGES, db, settings.messages)
-    for rule in missing_rules(db, settings):
-        db.persistence.add(rule.topic_filter, client_id=rule.client_id, least_qos=rule.least_qos)
-    if limits := changed_limits(db, settings):
-        db.retention.set(**limits)
     db.retention.start(_RETENTION_INTERVAL)
+    try:
+        for rule in missing_rules(db, settings):
+            db.persistence.add(rule.topic_filter, client_id=rule.client_id, least_qos=rule.least_qos)
+        if limits := changed_limits(db, settings):
+            db.retention.set(**limits)
+    except (ClusterNotReadyError, ShardElsewhereError, ShardMovedError) as later:
+        return str(later)
+    return None
 
 
 def missing_rules(db: ts.Database, settings: ServerSettings) -> list[PersistenceRule]:
@@ -184,7 +224,12 @@ def _kept_by_filter(settings: ServerSettings) -> dict[str, float | None]:
 def changed_limits(db: ts.Database, settings: ServerSettings) -> dict[str, Any]:
     """Return the settings' retention limits that differ from a database's, as arguments of `Retention.set`."""
     period, storage = settings.durable_sessions.message_retention_period, settings.messages
-    wanted: dict[str, Any] = {"delivered": settings.durable_sessions.delivered_retention_period.limit}
+    delivered = settings.durable_sessions.delivered_retention_period
+    wanted: dict[str, Any] = {}
+    if delivered is not None:
+        wanted["delivered"] = delivered.limit
+    elif not db.retention.was_set():
+        wanted["delivered"] = _DELIVERED
     if period is not None:
         wanted["max_age"] = period.limit
     if storage.quota is not None:

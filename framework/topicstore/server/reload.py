@@ -41,10 +41,11 @@ def check_files(settings: ServerSettings) -> None:
         Certificate(settings.http.tls)
 
 
+_UNTIL_RESTART = ("data_dir", "n_sites", "options", "plugins", "replication_factor")
+"""The settings of a storage whose changes need a restart."""
 _RESTART = (
-    ("durable_storage", "*", "data_dir"),
-    ("durable_storage", "*", "plugins"),
-    ("durable_storage", "*", "options"),
+    ("cluster",),
+    *(("durable_storage", "*", key) for key in _UNTIL_RESTART),
     ("http",),
     ("log", "file"),
     ("log", "format"),
@@ -56,6 +57,7 @@ _FIXED = tuple((*_STORAGE, key) for key in ("backend", "n_shards", "durability")
 _IN_THE_DATABASE = (
     *((*_STORAGE, key) for key in ("layout", "quota", "when_full")),
     ("durable_sessions", "message_retention_period"),
+    ("durable_sessions", "delivered_retention_period"),
 )
 """The settings that the database stores, so that they stay in force when the settings omit them."""
 _RULES = ("durable_sessions", "persistence")
@@ -124,11 +126,12 @@ def in_force(before: ServerSettings, after: ServerSettings) -> ServerSettings:
     """Return the settings in force after a reload: the new ones, except those that need a restart."""
     messages = msgspec.structs.replace(
         after.messages,
-        **{key: getattr(before.messages, key) for key in ("data_dir", "plugins", "options")},
+        **{key: getattr(before.messages, key) for key in _UNTIL_RESTART},
     )
     return msgspec.structs.replace(
         after,
         durable_storage={**before.durable_storage, MESSAGES: messages},
+        cluster=before.cluster,
         http=before.http,
         log=msgspec.structs.replace(after.log, file=before.log.file, format=before.log.format),
     )

@@ -29,6 +29,7 @@ from .server import Server
 from .signals import Signals
 
 __all__ = [
+    "access",
     "banner",
     "notify",
     "notify_reloading",
@@ -42,6 +43,7 @@ def banner(
     path: Path,
     *,
     durability: str,
+    cluster: tuple[str, str] | None = None,
     stored_by: str,
     kept: Sequence[str],
     stores: bool,
@@ -51,6 +53,7 @@ def banner(
     """Return the lines that a server prints when it starts: its addresses, its promises, and who may connect.
 
     durability: the database's durability, ``commit`` or ``sync``.
+    cluster:    the name of the server among the sites of its cluster, and the URL of their log store, if there is one.
     stored_by:  names of its backend and layout.
     kept:       `DatabaseInfo.kept`: what is stored, by which rules, and how long it stays.
     stores:     whether it has persistence rules.
@@ -58,16 +61,23 @@ def banner(
     mqtt:       addresses of the listeners for which ``mosquitto_pub`` needs no certificates.
     """
     survives = "power loss" if durability == "sync" else "the death of this process, not power loss"
+    shares = None
+    if cluster is not None:
+        shares, survives = (
+            f"It is site {cluster[0]} of the cluster at {cluster[1]}.",
+            "whatever that log store survives",
+        )
     lines = [
         "topicstore serves MQTT 3.1.1 and 5 at",
         *(f"    {url}" for url in urls),
         "",
         f"It keeps messages, sessions and retained messages in {path}",
         f"({stored_by}). What it has acknowledged survives {survives}.",
+        *([] if shares is None else [shares]),
         *(f"    {sentence[:1].upper()}{sentence[1:]}." for sentence in kept),
         *([] if stores else ["To store all messages for 30 days: topicstore serve --keep 30d"]),
         "",
-        *_who(settings),
+        access(settings),
         "",
     ]
     if mqtt:
@@ -75,8 +85,8 @@ def banner(
     return "\n".join([*lines, "Ctrl-C ends it in order."])
 
 
-def _who(settings: ServerSettings) -> list[str]:
-    """Describe which clients may connect, and what they may do."""
+def access(settings: ServerSettings) -> str:
+    """Return which clients may connect, and what they may do, as sentences."""
     usual = settings.authentication.anonymous
     [anonymous, *others] = dict.fromkeys(one.anonymous or usual for one in settings.listeners.values())
     found = {
@@ -93,7 +103,7 @@ def _who(settings: ServerSettings) -> list[str]:
         rest = "they may do everything. Nobody else can connect."
     else:
         rest = "those on this machine may do everything. Others may do nothing until [[authorization.rules]] allow it."
-    return [f"{found}; {rest}"]
+    return f"{found}; {rest}"
 
 
 def _trial(address: Address, *, named: bool) -> list[str]:

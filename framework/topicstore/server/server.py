@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Server"]
 
+_SETTLE = 1.0
+"""Seconds between two attempts to write settings of the database that another site may have to write."""
 _LEAST = 0.1
 """Seconds that HTTP requests have to end, even if MQTT clients have used up the stop timeout."""
 
@@ -100,6 +102,10 @@ class Server:
         """The access rules before settings were changed, which clients connected at that time may still use."""
         self._changing = asyncio.Lock()
         """Held while settings are changed."""
+        self._unsettled: str | None = None
+        """The reason why settings of the database can't be written on this site of a cluster; None if they are."""
+        self._settling: asyncio.Task[None] | None = None
+        """The task that writes them later; None if no cluster shares the database."""
         self._changing_rules = asyncio.Lock()
         """Held while access rules are changed in the settings file."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -116,7 +122,10 @@ class Server:
             if access is None:
                 access = Access(settings.authentication, settings.authorization)
                 undo.callback(access.close)
-            await asyncio.to_thread(change_database, self._db, settings)
+            await self._change_database(settings)
+            if self._db.cluster is not None:
+                self._settling = asyncio.create_task(self._settle())
+                undo.push_async_callback(self._end_settling)
             http_server = await asyncio.to_thread(_http_server) if settings.http is not None else None
             descriptors = Descriptors.of(settings, self._storages.values())
             await asyncio.to_thread(self._bans.reread)
@@ -124,7 +133,9 @@ class Server:
             undo.push_async_callback(broker.stop)
             for name, one in settings.listeners.items():
                 bound = reserved.take(name)
-                listener = await listen(name, one, settings.limits, broker.connection, descriptors.mqtt, bound)
+                listener = await listen(
+                    name, one, settings.limits, broker.connection, descriptors.mqtt, bound, broker.key
+                )
                 undo.callback(listener.stop)
                 listeners.append(listener)
             self._broker, self._listeners = broker, listeners
@@ -244,7 +255,7 @@ class Server:
                 descriptors = Descriptors.of(
                     following, self._storages.values(), open_clients=len(broker.serving.connections)
                 )
-                await replacement.open(following, broker.connection, descriptors.mqtt)
+                await replacement.open(following, broker.connection, descriptors.mqtt, broker.key)
                 await self._take_over(following)
                 self._serving()
             except BaseException:
@@ -275,7 +286,37 @@ class Server:
         """Apply new settings to the HTTP certificate and the database, in worker threads."""
         if self._http is not None:
             await asyncio.to_thread(self._http.reload)
-        await asyncio.to_thread(change_database, self._db, settings)
+        await self._change_database(settings)
+
+    async def _change_database(self, settings: ServerSettings) -> None:
+        """Apply settings to the database; `_settle` repeats it on a site that can't write them yet."""
+        unsettled = await asyncio.to_thread(change_database, self._db, settings)
+        if unsettled is not None and unsettled != self._unsettled:
+            _log.info("persistence rules and retention of the settings are not written here: %s", unsettled)
+        self._unsettled = unsettled
+
+    async def _settle(self) -> None:
+        """Apply the settings that the owner of a cluster's shard 0 writes, once this site is the owner."""
+        failed = ""
+        while True:
+            await asyncio.sleep(_SETTLE)
+            if self._unsettled is None:
+                continue
+            try:
+                async with self._changing:
+                    await self._change_database(self._settings)
+            except ts.DatabaseClosedError:
+                return
+            except ts.TopicstoreError as bad:
+                if str(bad) != failed:
+                    failed = str(bad)
+                    _log.warning("settings could not be applied to the database: %s", failed)
+
+    async def _end_settling(self) -> None:
+        task, self._settling = self._settling, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     @property
     def can_reread(self) -> bool:
@@ -373,6 +414,7 @@ class Server:
             if self._announcement is not None:
                 last.callback(self._announcement.withdraw)
             last.push_async_callback(self._end_broker, end)
+            last.push_async_callback(self._end_settling)
             last.push_async_callback(asyncio.to_thread, self._recovery.stop)
             last.push_async_callback(asyncio.to_thread, self._end_queue_bounds)
             if self._http is not None:

@@ -59,8 +59,13 @@ class Signals:
 
     def __exit__(self, *_: object) -> None:
         before, self._before = self._before, {}
+        if before:
+            # Python reports an error for a signal that has arrived when its handler is replaced, so none may arrive.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        if before:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _NUMBERS)
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:

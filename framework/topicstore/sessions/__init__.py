@@ -12,6 +12,9 @@ batch. PUBACKs and PUBCOMPs are committed with the next write after a whole in-f
 latest by `Sessions.checkpoint`, which `Sessions.tick` calls every 15 seconds. When a session is opened, taken over or
 closed, they are committed at once. So after a crash only messages of QoS 1 without a committed PUBACK are delivered
 again, with DUP, under the same packet ids and in the same order.
+
+In a cluster, a session is open only on the site that owns its shard, and its commits go through the shard's log. So a
+site that has lost the shard can't hand out a packet with a packet id. The new owner continues from the committed state.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from topicstore.contract.errors import SessionEndedError, SessionNotFoundError, 
 from .batches import Acknowledged, Connect, PublishedRows
 from .delivery_batch import DeliveryBatch
 from .model import (
+    OVER,
     START_PROPERTY,
     Ended,
     GroupInfo,
@@ -43,6 +47,7 @@ from .sessions import Sessions
 from .shared.groups import SharedSubscriptions
 
 __all__ = [
+    "OVER",
     "START_PROPERTY",
     "Acknowledged",
     "Connect",

@@ -75,7 +75,7 @@ class Backlogs:
         self._entered = entered
 
     def bound(self, client_ids: Sequence[str], most: int | None, most_bytes: int | None) -> dict[str, Skipped]:
-        """Bound what waits for sessions; return what was skipped, by client id. See `Sessions.bound_backlogs`."""
+        """Bound the backlogs of sessions; return the skipped messages by client id. See `Sessions.bound_backlogs`."""
         found: dict[str, Skipped] = {}
         counter = LagCounter(self._registry.publisher.storage())
         for client_id in client_ids:

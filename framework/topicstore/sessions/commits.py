@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from topicstore.contract.errors import SessionTakenOverError, StateConflictError, TopicstoreError
+from topicstore.contract.errors import (
+    SessionTakenOverError,
+    ShardElsewhereError,
+    ShardMovedError,
+    StateConflictError,
+    TopicstoreError,
+)
+from topicstore.contract.log_store import StorageUnavailableError
 from topicstore.contract.state import StateWrite
 
+from .model import Ended
 from .session import PendingDelivery, Session
 from .session_store import SessionState
 
 __all__ = ["Commits"]
 
+_ENDS: tuple[tuple[type[TopicstoreError], Ended], ...] = (
+    (ShardMovedError, Ended.MOVED),
+    (ShardElsewhereError, Ended.MOVED),
+    (StorageUnavailableError, Ended.UNCERTAIN),
+)
+"""The ends of sessions by the error of a write."""
 _Errors = dict[Session, TopicstoreError]
 
 
@@ -19,12 +33,23 @@ class Commits:
     """Writes sessions. The caller holds their locks and the sessions' mutex, which is released during each write.
 
     Every write of a session is conditional on its guard, a compare-and-set of the session's record. ``overtaken`` ends
-    a session whose record has changed because it was opened elsewhere, and returns the error to raise.
+    a session whose record has changed because it was opened elsewhere, and returns the error to raise. ``over`` ends a
+    session for another reason.
+
+    If a cluster shares the database, a session also ends when a write finds that its shard has moved, or when the log
+    store doesn't answer. The change may then be stored later, so the object may differ from what is stored; the next
+    opening reads that.
     """
 
-    def __init__(self, states: SessionState, overtaken: Callable[[Session], SessionTakenOverError]) -> None:
+    def __init__(
+        self,
+        states: SessionState,
+        overtaken: Callable[[Session], SessionTakenOverError],
+        over: Callable[..., object],
+    ) -> None:
         self._states = states
         self.overtaken = overtaken
+        self._over = over
 
     def write(self, session: Session, writes: Sequence[StateWrite]) -> None:
         """Commit writes of a session, including its guard or a new session record, or raise."""
@@ -103,8 +128,16 @@ class Commits:
                 session.touched()
         return failures
 
+    def lose(self, sessions: Iterable[Session], failure: TopicstoreError) -> None:
+        """End sessions if their write has failed because their shard has moved, or without an answer of the store."""
+        for kind, why in _ENDS:
+            if isinstance(failure, kind):
+                for session in sessions:
+                    self._over(session, why, notify=True)
+
     def _left(self, sessions: list[Session], failure: TopicstoreError, errors: _Errors) -> list[Session]:
         """Add the errors of sessions whose write failed to ``errors``; return the sessions to commit once more."""
+        self.lose(sessions, failure)
         overtaken = self.taken_over(sessions) if isinstance(failure, StateConflictError) else {}
         if not overtaken:
             errors.update(dict.fromkeys(sessions, failure))

@@ -11,7 +11,14 @@ import attrs
 
 from topicstore.contract.arguments import check_count, check_length, check_within
 from topicstore.contract.batch import MessageBatch
-from topicstore.contract.errors import InvalidArgumentError, InvalidMessageError, StateConflictError, TopicstoreError
+from topicstore.contract.errors import (
+    InvalidArgumentError,
+    InvalidMessageError,
+    ShardElsewhereError,
+    StateConflictError,
+    TopicstoreError,
+)
+from topicstore.contract.log_store import StorageUnavailableError
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import check_utf8
 from topicstore.runtime.closing import do_all
@@ -126,6 +133,8 @@ class Opening:
         self, connects: Sequence[tuple[int, Connect]], on_end: OnEnd, outcome: _Outcome, *, resume: bool
     ) -> None:
         connected = self._registry.connected
+        self._timers.follow_shards()
+        connects = self._here(connects, outcome)
         older = [connected[how.client_id] for _, how in connects if how.client_id in connected]
         if older:
             self.take_over(older, Ended.TAKEN_OVER)
@@ -148,7 +157,26 @@ class Opening:
                 except TopicstoreError as error:
                     outcome[row.number] = error
         finally:  # a session that is stored as open, but isn't, would never expire
+            uncertain = [how for number, how in connects if isinstance(outcome.get(number), StorageUnavailableError)]
+            self._registry.left_open.update(how.client_id for how in uncertain)
             self._timers.recover_later(row.how.client_id for row in written if row.how.client_id not in connected)
+
+    def _here(self, connects: Sequence[tuple[int, Connect]], outcome: _Outcome) -> list[tuple[int, Connect]]:
+        """Return the rows whose shards this site owns; the outcome of the others is `ShardElsewhereError`.
+
+        The first opening of a shard notes its session clock, from which later owners continue.
+        """
+        here: list[tuple[int, Connect]] = []
+        for number, how in connects:
+            try:
+                self._registry.check_owned(how.client_id)
+            except ShardElsewhereError as elsewhere:
+                outcome[number] = elsewhere
+            else:
+                here.append((number, how))
+        shards = {self._states.shard_of(how.client_id) for _, how in here}
+        self._registry.clocks.note(shards, self._states.commit, first=True)
+        return here
 
     def _write_all(self, by_shard: Mapping[int, Sequence[_Row]], outcome: _Outcome) -> list[_Row]:
         """Commit openings; return the committed ones. The others no longer count in the number of stored sessions."""
@@ -179,7 +207,7 @@ class Opening:
         if before is None and not how.in_memory:
             self._states.counts.check(how.user)
             self._states.counts.add(how.user, 1)  # at once, for the checks of the next rows
-        now = self._registry.clock()
+        now = self._registry.clock_of(how.client_id)()
         record = SessionRecord(
             VERSION,
             guard=max(now, guard + 1),
@@ -193,7 +221,7 @@ class Opening:
         return _Row(number, how, before, after)
 
     def _resumed(self, found: StoredSession, *, clean_start: bool) -> StoredSession | None:
-        record, now = found.record, self._registry.clock()
+        record, now = found.record, self._registry.clock_of(found.client_id)()
         expired = NEVER < record.expires <= now or (record.connected and record.expiry_interval == 0)
         if clean_start or expired or record.ending:
             self._timers.remove(found)
@@ -246,11 +274,14 @@ class Opening:
     def _begin(self, row: _Row, on_end: OnEnd, *, whole: bool) -> Session:
         """Create the object of a session that is stored as open. Only a resumed session reads its state."""
         client_id, present = row.how.client_id, row.before is not None
-        new = InFlight(Keys(client_id), stored=not row.how.in_memory)
+        in_flight = InFlight(Keys(client_id), stored=not row.how.in_memory)
+        if present:
+            in_flight = self._states.in_flight(client_id)
+            self._registry.catch_up(in_flight.last_positions())
         session = Session(
             self._calls,
             row.after,
-            self._states.in_flight(client_id) if present else new,
+            in_flight,
             self._states.incoming(client_id) if present else (),
             self._registry.dispatcher,
             self._registry.filters,
@@ -261,6 +292,7 @@ class Opening:
             keep_alive=check_length("keep_alive", row.how.keep_alive),
             allow=row.how.allow,
             batch_size=row.how.batch_size,
+            epoch=self._timers.epochs[self._states.shard_of(client_id)],
         )
         if row.how.overlapping == "once":
             session.deliver_once()

@@ -344,7 +344,7 @@ class FilterCursor(SessionCursor):
         self.held = True
 
     def release(self) -> None:
-        """Read again after `hold`."""
+        """Let reads return messages again, after `hold`."""
         self.held = False
         self._ready(self)
 

@@ -44,7 +44,6 @@ class Leaving:
         expiry_interval: Length | Keep | None = KEEP,
     ) -> dict[Session, TopicstoreError]:
         """End connections with one commit for each shard; return the errors of the sessions that could not be ended."""
-        now = self._registry.clock()
         errors: dict[Session, TopicstoreError] = {}
         after: dict[Session, StoredSession] = {}
         changes: dict[Session, list[StateWrite]] = {}
@@ -54,6 +53,7 @@ class Leaving:
                 if not session.stored:
                     after[session] = session.stored_session
                     continue
+                now = self._registry.clock_of(session.client_id)()
                 record = disconnected(session.stored_session.record, now, interval, will=send_will)
                 after[session] = encode_session(session.client_id, record)
                 changes[session] = self._writes(session, after[session], send_will=send_will)
@@ -73,7 +73,7 @@ class Leaving:
         finally:
             until = self._timers.deadline()
             for shard in {self._registry.states.shard_of(session.client_id) for session in stored}:
-                self._timers.run(shard, now, until)
+                self._timers.run(shard, until)
         return errors
 
     def end_silent(self, now: int, until: float) -> None:
@@ -117,11 +117,11 @@ class Leaving:
             for failure in self.end([session], Ended.KICKED, send_will=True).values():
                 raise failure
             return True
-        there, now = self._registry.found(client_id), self._registry.clock()
+        there, now = self._registry.found(client_id), self._registry.clock_of(client_id)()
         if not there.record.connected:
             return False
         states.write_for(client_id, self._timers.lose(there, now))
-        self._timers.run(states.shard_of(client_id), now, self._timers.deadline())
+        self._timers.run(states.shard_of(client_id), self._timers.deadline())
         return True
 
     def _writes(self, session: Session, after: StoredSession, *, send_will: bool) -> list[StateWrite]:

@@ -32,9 +32,9 @@ from topicstore.pubsub.feed import Feed
 from topicstore.pubsub.hub import Hub
 from topicstore.pubsub.nonpersistent import MOST, MOST_BYTES
 from topicstore.pubsub.notifier import Notifier, TaskWaiter, ThreadWaiter
+from topicstore.runtime.clocks import SteadyClock
 from topicstore.runtime.closing import guarded
 
-from .clock import SessionClock
 from .locks import SessionMutex
 
 __all__ = ["Dispatcher", "FilterListener", "FilterListeners", "WaitingCursor"]
@@ -201,7 +201,7 @@ class FilterListeners:
         shards: int,
         shard_of: Callable[[str], int],
         clock: Callable[[], int],
-        steady: SessionClock,
+        steady: SteadyClock,
     ) -> None:
         self.hub = hub
         self.shard_of = shard_of
@@ -333,7 +333,7 @@ class Dispatcher(FilterListeners, Generic[R]):
         shards: int,
         shard_of: Callable[[str], int],
         clock: Callable[[], int],
-        steady: SessionClock,
+        steady: SteadyClock,
     ) -> None:
         super().__init__(hub, shards, shard_of, clock, steady)
         self.dirty: dict[R, None] = {}

@@ -455,6 +455,10 @@ class InFlight:
             self.adopt(batch)
             return ids
 
+    def last_positions(self) -> list[tuple[int, int]]:
+        """Return the last position of each in-flight batch that is to be sent again, after its shard."""
+        return [(batch.shard, int(batch.positions[-1])) for batch in self.resend if len(batch.positions)]
+
     def everything(self) -> list[StateWrite]:
         """Return the writes that store all messages in flight, when an in-memory session becomes a stored one."""
         with self.lock:

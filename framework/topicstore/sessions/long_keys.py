@@ -55,7 +55,7 @@ def opened(storage: Storage, released: Around) -> SessionState:
     """Return the stored sessions of a database. If the database is writable, long keys are replaced first."""
     if storage.mode is None:
         states = [storage.state(shard) for shard in range(len(storage.shards))]
-        _replace_all(states)
+        _replace_all([state for state in states if storage.shards[state.shard].writer.owned])
         return SessionState(storage, states, released)
     states = [ShardState(shard.number, shard.writer.open_engine, _write_nothing) for shard in storage.shards]
     found = SessionState(storage, states, released)

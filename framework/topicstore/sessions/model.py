@@ -12,7 +12,7 @@ import attrs
 import msgspec
 
 from topicstore.contract.arguments import Length, check_within
-from topicstore.contract.errors import InvalidArgumentError
+from topicstore.contract.errors import InvalidArgumentError, SessionEndedError, ShardMovedError, TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.places import Place
 from topicstore.contract.times import Time
@@ -20,6 +20,7 @@ from topicstore.pubsub.hub import Hub
 from topicstore.runtime.warning import warn_caller
 
 __all__ = [
+    "OVER",
     "START_PROPERTY",
     "Ended",
     "GroupInfo",
@@ -191,6 +192,12 @@ class Ended(enum.Enum):
     EXPIRED = "it was made to expire"
     KEEP_ALIVE = "its client was silent for longer than its keep-alive allows"
     CLOSED = "the database was closed"
+    MOVED = "its shard has moved to another site"
+    UNCERTAIN = "the log store has not answered, so it is unknown whether a change of it was stored"
+
+
+OVER: tuple[type[TopicstoreError], ...] = (SessionEndedError, ShardMovedError)
+"""The errors of calls of a session object that has ended."""
 
 
 @attrs.frozen(kw_only=True)

@@ -555,7 +555,7 @@ class OverlappingCursors(SessionCursor):
         return min(getting, key=_number, default=None) is cursor
 
     def forget_nonpersistent(self, cursor: FilterCursor) -> None:
-        """Don't deliver the queued messages, which are not stored, for one of the subscriptions."""
+        """Discard the queued messages of one of the subscriptions; these messages are not stored."""
         for waiting in self._nonpersistent:
             waiting.matching.pop(cursor, None)
 
@@ -585,7 +585,7 @@ class OverlappingCursors(SessionCursor):
         return merged_nonpersistent(0, rows, expiry)
 
     def try_again(self) -> None:
-        """Read again the shards that failed."""
+        """Let the next read retry the shards that failed."""
         for member in self._members:
             member.try_again()
         self._behind.update(self._failing)

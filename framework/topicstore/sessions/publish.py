@@ -13,7 +13,8 @@ import numpy as np
 
 from topicstore.contract.batch import FIELDS, MessageBatch
 from topicstore.contract.columns import to_list
-from topicstore.contract.errors import InvalidMessageError, StateConflictError, TopicstoreError
+from topicstore.contract.errors import InvalidMessageError, ShardElsewhereError, StateConflictError, TopicstoreError
+from topicstore.contract.log_store import StorageUnavailableError
 from topicstore.contract.model import Message
 from topicstore.contract.validation import check_equal_lengths
 from topicstore.pubsub.publish import PublishResult
@@ -129,8 +130,18 @@ def _publish(
             _refuse_message(bad, sessions, messages, ids, rows, refused, partial=partial)
         except StateConflictError as conflict:
             _refuse_overtaken(registry, conflict, sessions, new, refused, partial=partial)
+        except ShardElsewhereError:  # nothing was stored; without the sessions that have moved, it may be
+            known = len(refused)
+            registry.mutex.hold(registry.end_moved)
+            check_sessions(registry, sessions, refused, partial=partial)
+            if len(refused) == known:  # another shard, of a retained message
+                raise
+        except StorageUnavailableError as failure:  # the messages may still be stored, with their packet ids
+            _lose(registry, new, failure)
+            raise
         except BaseException:
             adopt_committed(registry, new)
+            registry.mutex.hold(registry.end_moved)
             raise
     for session, some in new.items():
         session.incoming.update(some)
@@ -142,6 +153,10 @@ def _publish(
         repeated=frozenset(repeated).difference(refused),
         refused=refused,
     )
+
+
+def _lose(registry: SessionRegistry, new: NewIds, failure: TopicstoreError) -> None:
+    registry.mutex.hold(lambda: registry.commits.lose(new, failure))
 
 
 def _refuse_message(
@@ -197,9 +212,11 @@ def _refuse_overtaken(
 
 
 def _matched(registry: SessionRegistry, messages: Incoming, refused: Refused) -> list[bool]:
-    """Return for each message whether a subscription matches; each topic is looked up once."""
+    """Return for each message whether a subscription matches, or may match; each topic is looked up once."""
     wants, following = registry.filters.match, registry.dispatcher.hub.matching
     topics = messages.topics
+    if registry.shared:  # subscribers may be on other sites
+        return [True] * len(topics)
     if refused:
         topics = ["" if row in refused else topic for row, topic in enumerate(topics)]
     known = {topic: bool(topic and (wants(topic) or following(topic))) for topic in set(topics)}

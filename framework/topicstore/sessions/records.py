@@ -25,7 +25,8 @@ that begins with the version, which is 1 unless stated otherwise::
     "i"  client 00 id:2       an incoming QoS 2 packet id that waits for its PUBREL: [1]
     "t"  time:8 kind:1 client a timer, by the session clock: [1]; kind "e" the session ends, "w" its will is due.
                               It counts if the session's record names the same time.
-    "c"                       in shard 0, the time by both clocks (`topicstore.sessions.clock`)
+    "c"                       in shard 0, or in each shard of a database that sites share, the time by both clocks
+                              (`topicstore.sessions.clock`)
 
 Times are microseconds by the session clock.
 

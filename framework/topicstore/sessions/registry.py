@@ -19,7 +19,7 @@ from topicstore.pubsub.publish import Publisher
 from topicstore.pubsub.retained_lookup import RetainedMessages
 from topicstore.runtime.locks import FairLock, check_not_owned
 
-from .clock import SessionClock
+from .clock import SessionClock, SessionClocks
 from .commits import Commits
 from .cursors import FilterCursor
 from .dispatcher import Dispatcher
@@ -34,6 +34,9 @@ from .shared.groups import Groups
 from .shared_filters import read_filter
 
 __all__ = ["SessionRegistry"]
+
+_LEFT = (Ended.MOVED, Ended.UNCERTAIN)
+"""The ends of sessions that are not committed, so that the sessions stay stored as open."""
 
 
 class ReplayStarts:
@@ -73,22 +76,31 @@ class SessionRegistry:
 
     def __init__(self, publisher: Publisher) -> None:
         storage = publisher.storage()
+        self._shards = storage.shards
+        self.shared = storage.site is not None
+        """Whether a cluster shares the database."""
         self.publisher = publisher
         """Raises `DatabaseClosedError` if the database was closed because nothing else referred to it."""
         self.filters = publisher.filters
         self.retained = RetainedMessages(storage)
         """The retained messages of all topics."""
-        self.clock = SessionClock(storage.steady, storage.state(0))
+        self.clocks = SessionClocks(storage)
+        """The clocks of the stored times."""
+        self.steady = storage.steady
+        """The clock of times that are not stored."""
         self.dispatcher: Dispatcher[Session] = Dispatcher(
-            publisher.hub, len(storage.shards), storage.shard_map.of, storage.clock, self.clock
+            publisher.hub, len(storage.shards), storage.shard_map.of, storage.clock, self.steady
         )
         self.mutex = self.dispatcher.mutex
         self.locks = SessionLocks(self.mutex, self.dispatcher)
         self.states = opened(storage, self.mutex.released)
         self.connected: dict[str, Session] = {}
         """The sessions whose clients are connected, among them all that are kept in memory."""
+        self.left_open: set[str] = set()
+        """The clients of sessions that have ended without a commit, or whose opening had no answer; for `Timers.tick`.
+        """
         self.keep_alive = KeepAlive()
-        self.commits = Commits(self.states, self.overtaken)
+        self.commits = Commits(self.states, self.overtaken, self.over)
         self.skipped = Skipped()
         """The messages that were skipped because too many waited for their sessions."""
         self.groups = Groups(self.states, self.dispatcher, self.filters)
@@ -99,6 +111,40 @@ class SessionRegistry:
         """Raise an error if the sessions are closed, or if the database is closed or read-only."""
         self.dispatcher.check_open()
         self.publisher.storage().check_may_write()
+
+    # --- shards ---
+
+    def epochs(self) -> tuple[int | None, ...]:
+        """Return, by shard, the period in which this site owns it; None for shards of other sites."""
+        return tuple(shard.writer.epoch for shard in self._shards)
+
+    def check_owned(self, client_id: str) -> None:
+        """Raise `ShardElsewhereError` if another site owns the shard of a client id, or of a shared subscription."""
+        self._shards[self.states.shard_of(client_id)].writer.check_owned()
+
+    def end_moved(self) -> None:
+        """End the sessions that are to be opened again since a shard has moved, also one of a shared subscription."""
+        epochs, shard_of = self.epochs(), self.states.shard_of
+        for session in list(self.connected.values()) if self.shared else ():
+            moved = session.epoch != epochs[shard_of(session.client_id)]
+            shared = (one for one in session.cursors.values() if not isinstance(one, FilterCursor))
+            gone = any(one.group.epoch != epochs[shard_of(one.topic_filter.text)] for one in shared)
+            come = any(epochs[shard] is not None for shard in session.unserved)
+            if moved or gone or come:
+                self.over(session, Ended.MOVED, notify=True)
+
+    def catch_up(self, positions: Iterable[tuple[int, int]]) -> None:
+        """Return when these positions, with their shards, can be read here, unless their messages were lost.
+
+        A session may have got messages that this site has not applied yet. Raises `StorageUnavailableError`.
+        """
+        site = self.publisher.storage().site
+        if site is not None and any(position > self._shards[shard].writer.watermark for shard, position in positions):
+            self.mutex.released(site.refresh)
+
+    def clock_of(self, client_id: str) -> SessionClock:
+        """Return the clock of a client's session."""
+        return self.clocks.of(self.states.shard_of(client_id))
 
     # --- finding ---
 
@@ -150,7 +196,7 @@ class SessionRegistry:
 
     def info(self, found: StoredSession) -> SessionInfo:
         """Return the information about a session."""
-        info, session = self.states.info(found, self.clock.wall), self._in_memory(found.client_id)
+        info, session = self.states.info(found, self.clock_of(found.client_id).wall), self._in_memory(found.client_id)
         if session is None:
             return info
         cursors = list(session.cursors.values())
@@ -170,8 +216,11 @@ class SessionRegistry:
                 yield from (cursor.record() for cursor in session.cursors.values() if isinstance(cursor, FilterCursor))
 
     def load_filters(self) -> None:
-        """Load the filters of all durable subscriptions, unless they are loaded. Takes the lock of all sessions."""
-        if not self.filters.loaded:
+        """Load the filters of all durable subscriptions, unless they are loaded. Takes the lock of all sessions.
+
+        Does nothing on a site of a cluster, where all messages are stored.
+        """
+        if not (self.filters.loaded or self.shared):
             self.locks.hold_all(self._load_filters_locked)
 
     def _load_filters_locked(self) -> None:
@@ -201,6 +250,8 @@ class SessionRegistry:
         if known:
             del self.connected[session.client_id]
         if session.ended is None:
+            if why in _LEFT and session.stored:
+                self.left_open.add(session.client_id)
             session.end(why)
             self.keep_alive.forget(session)
             if notify and known and session.on_end is not None:

@@ -15,7 +15,13 @@ from typing import Protocol, cast
 import attrs
 
 from topicstore.contract.arguments import KEEP, Keep, Length
-from topicstore.contract.errors import InvalidArgumentError, SessionEndedError, SessionTakenOverError, TopicstoreError
+from topicstore.contract.errors import (
+    InvalidArgumentError,
+    SessionEndedError,
+    SessionTakenOverError,
+    ShardMovedError,
+    TopicstoreError,
+)
 from topicstore.contract.model import Message
 from topicstore.contract.state import StateWrite
 from topicstore.pubsub.durable_filters import DurableFilters
@@ -78,6 +84,13 @@ _PUBLIC = frozenset(
     )
 )
 """The attributes and methods of `Session` for programs."""
+
+
+_OVER: dict[Ended | None, type[TopicstoreError]] = {
+    Ended.TAKEN_OVER: SessionTakenOverError,
+    Ended.MOVED: ShardMovedError,
+}
+"""The errors of objects that have ended, where it isn't `SessionEndedError`."""
 
 
 class SessionCalls(Protocol):
@@ -147,7 +160,10 @@ class Session:
     and may block.
 
     After its client has connected again, or the session was kicked, or the database was closed, every method raises
-    `SessionEndedError` (in the first case its subclass `SessionTakenOverError`), and ``on_end`` has been called.
+    `SessionEndedError` (in the first case its subclass `SessionTakenOverError`), and ``on_end`` has been called. On a
+    site of a cluster, a session ends when its shard moves to another site: then every method raises `ShardMovedError`,
+    and the client continues there. It also ends, with `Ended.UNCERTAIN`, when the log store doesn't answer a commit,
+    which may still be stored.
     Acknowledgements of unknown packet ids are ignored, and not counted: a client may send some after a resumption.
 
     The attributes and methods that `dir` leaves out are for `topicstore.sessions` alone. Their caller holds the
@@ -174,6 +190,7 @@ class Session:
         "dispatcher",
         "effort",
         "ended",
+        "epoch",
         "failure",
         "guard",
         "in_flight",
@@ -192,6 +209,7 @@ class Session:
         "seen",
         "stored_session",
         "stuck_since",
+        "unserved",
     )
 
     def __init__(
@@ -210,8 +228,13 @@ class Session:
         keep_alive: float,
         allow: Allow | None = None,
         batch_size: int | None = None,
+        epoch: int | None = 0,
     ) -> None:
         self.client_id = found.client_id
+        self.epoch = epoch
+        """The period of this site as the owner of the session's shard in which the session was opened."""
+        self.unserved: frozenset[int] = frozenset()
+        """The shards of its shared subscriptions that another site serves."""
         self.present = present
         """Whether the session existed before: the Session Present flag of CONNACK (MQTT 5, section 3.2.2.1.1)."""
         self.on_end = on_end
@@ -313,7 +336,8 @@ class Session:
         ``start`` applies only if the session is the first to join. Options hold from now on. Retained messages are not
         sent, and ``no_local`` is refused [MQTT-3.8.3-4].
 
-        Raises `InvalidFilterError`, `InvalidArgumentError`.
+        Raises `InvalidFilterError`, `InvalidArgumentError`, and `ShardElsewhereError` on a site of a cluster that does
+        not keep all shards.
         """
         options = SubscribeOptions(qos, no_local, retain_as_published, retain_handling, subscription_identifier)
         (result,) = self._calls.subscribe([(self, topic_filter, options)], start=start)
@@ -929,13 +953,16 @@ class Session:
         self._outbox.packets.clear()
 
     def check(self) -> None:
-        """Raise `SessionEndedError`, or `SessionTakenOverError`, if the object has ended. Needs no lock."""
+        """Raise the error of `over` if the object has ended. Needs no lock."""
         if (over := self.over()) is not None:
             raise over
 
-    def over(self) -> SessionEndedError | None:
-        """Return the error that `check` raises; None if the object has not ended. Needs no lock."""
-        kind = SessionTakenOverError if self.ended is Ended.TAKEN_OVER else SessionEndedError
+    def over(self) -> TopicstoreError | None:
+        """Return the error that `check` raises; None if the object has not ended. Needs no lock.
+
+        `SessionEndedError`, `SessionTakenOverError`, or `ShardMovedError` if the session's shard has left this site.
+        """
+        kind = _OVER.get(self.ended, SessionEndedError)
         return None if self.ended is None else kind(f"session {self.client_id!r} is over: {self.ended.value}")
 
 

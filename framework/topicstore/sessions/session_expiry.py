@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
 import attrs
 
-from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
+from topicstore.contract.errors import InvalidArgumentError, ShardElsewhereError, ShardMovedError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.runtime.closing import do_all, raise_all
 
@@ -53,6 +54,8 @@ class Pace:
     for the next call."""
 
 
+_COUNT_EVERY = 60_000_000
+"""Microseconds after which a site of a cluster counts the stored sessions again."""
 _CHUNK = 1_000
 """The most sessions that one tick recovers in each shard after a crash, and the most timers that it fires there."""
 AGAIN = 1_000_000
@@ -79,29 +82,63 @@ class Timers:
         self._states = registry.states
         self._wills = wills
         shards = range(len(registry.states.states))
-        self._left_open: list[_LeftOpen | None] = [_LeftOpen(registry.states.left_open(shard)) for shard in shards]
-        """The sessions left open, by shard; None: all were recovered."""
-        self._next_timer: list[int | None] = [0 for _ in shards]
-        """By shard, the earliest time at which a stored timer may be due; None: there is no timer."""
+        self._left_open: list[_LeftOpen | None] = [None for _ in shards]
+        """The sessions left open, by shard; None: all were recovered, or another site owns the shard."""
+        self._next_timer: list[int | None] = [None for _ in shards]
+        """By shard, the earliest time, by its session clock, at which a stored timer may be due; None: there is no
+        timer, or another site owns the shard."""
+        self.epochs: tuple[int | None, ...] = tuple(None for _ in shards)
+        """By shard, the period of this site as its owner, as of the last `follow_shards`."""
         self._passed: list[Timer | None] = [None for _ in shards]
         """By shard, the timer after which the next call of `run` begins; None: with the earliest."""
         self._checkpoint_due: int | None = None
         self._closing = False
         """Whether cursors of ended sessions are left to close."""
+        self._count_due = 0
+        """The time from which stored sessions are counted again, since other sites store and end sessions, too."""
+        self.follow_shards()
 
-    def tick(self, now: int, end_silent: Callable[[int, float], object]) -> float:
-        """Do all work that is due at ``now``; return the number of seconds after which to call again.
+    def follow_shards(self) -> None:
+        """End the sessions of shards that have left this site, and begin with those of shards that have come.
+
+        The caller holds the lock of all sessions.
+        """
+        epochs = self._registry.epochs()
+        if epochs == self.epochs:
+            return
+        before, self.epochs = self.epochs, epochs
+        self._registry.end_moved()
+        self._registry.groups.forget_moved(epochs)
+        self._states.counts.forget()
+        for shard, (known, epoch) in enumerate(zip(before, epochs, strict=True)):
+            if epoch != known:
+                mine = epoch is not None
+                self._left_open[shard] = _LeftOpen(self._states.left_open(shard)) if mine else None
+                self._next_timer[shard] = 0 if mine else None
+                self._passed[shard] = None
+
+    def owned(self) -> list[int]:
+        """Return the shards that this process owned at the last `follow_shards`."""
+        return [shard for shard, epoch in enumerate(self.epochs) if epoch is not None]
+
+    def tick(self, end_silent: Callable[[int, float], object]) -> float:
+        """Do all work that is due; return the number of seconds after which to call again.
 
         ``end_silent`` ends the connections of silent clients, until a time of `time.monotonic`.
         Errors are raised after all work was tried, as by `topicstore.runtime.closing.do_all`.
         """
-        until = self.deadline()
+        until, now = self.deadline(), self._registry.steady()
+        if self._registry.shared and now >= self._count_due:
+            self._count_due = now + _COUNT_EVERY
+            self._states.counts.forget()
+        if self._registry.left_open:
+            self._recover_uncertain()
         self._dispatcher.hear_locked()
         failed = list(self._dispatcher.failed)
         self._dispatcher.failed.clear()
         steps: list[Callable[[], object]] = [session.try_again for session in failed]
         for shard in range(len(self._next_timer)):
-            steps += [partial(self._recover, shard, now), partial(self._run_all, shard, now, until)]
+            steps += [partial(_unless_moved, partial(self._recover, shard)), partial(self._run_all, shard, until)]
         steps += [
             partial(end_silent, now, until),
             partial(self._registry.groups.tick, now, self._registry.stuck_since),
@@ -113,11 +150,14 @@ class Timers:
 
     def _pause(self, now: int) -> float:
         longest = round(self._pace.longest_pause * 1e6)
-        times = (*self._next_timer, self._checkpoint_due, self._registry.keep_alive.next_time())
-        waiting = [due for due in times if due is not None]
-        waiting += [now] if self._closing else []
-        waiting += [left.due for left in self._left_open if left is not None]
-        return min(max(min(waiting, default=now + longest) - now, 0), longest) / 1e6
+        clocks = self._registry.clocks
+        times = (self._checkpoint_due, self._registry.keep_alive.next_time())
+        waiting = [due - now for due in times if due is not None]
+        waiting += [0] if self._closing else []
+        stored = enumerate(zip(self._next_timer, self._left_open, strict=True))
+        for clock, (due, left) in ((clocks.of(shard), one) for shard, one in stored):
+            waiting += [time - clock() for time in (due, None if left is None else left.due) if time is not None]
+        return min(max(min(waiting, default=longest), 0), longest) / 1e6
 
     def _close_piece(self) -> None:
         self._closing = self._dispatcher.close_piece_locked()
@@ -140,21 +180,34 @@ class Timers:
     def recover_later(self, client_ids: Iterable[str]) -> None:
         """At a later tick, end the connections of sessions that are stored as open but are not connected.
 
-        All sessions that are stored as open in the shards of these client ids are checked.
+        All sessions that are stored as open in the shards of these client ids are checked. Shards of other sites are
+        left to these.
         """
-        for shard in set(map(self._states.shard_of, client_ids)):
+        for shard in set(map(self._states.shard_of, client_ids)).intersection(self.owned()):
             left = self._left_open[shard]
             if left is None:
                 self._left_open[shard] = _LeftOpen(self._states.left_open(shard))
             else:  # its scan may be past these sessions
                 left.failed = True
 
-    def _recover(self, shard: int, now: int) -> None:
+    def _recover_uncertain(self) -> None:
+        """End as lost, at a later step, the sessions that have ended without a commit, and openings without an answer.
+
+        A commit comes first, which the log orders after theirs: if that has no answer, the next tick tries again.
+        """
+        clients = list(self._registry.left_open)
+        shards = set(map(self._states.shard_of, clients)).intersection(self.owned())
+        failures = self._states.commit(dict.fromkeys(shards, ()))
+        known = [client_id for client_id in clients if self._states.shard_of(client_id) not in failures]
+        self.recover_later(known)
+        self._registry.left_open.difference_update(known)
+
+    def _recover(self, shard: int) -> None:
         """End the connections of sessions that were left open, as lost now.
 
         An error in one session doesn't hold up the others; the session is tried again later.
         """
-        left = self._left_open[shard]
+        left, now = self._left_open[shard], self._registry.clocks.of(shard)()
         if left is None or left.due > now:
             return
         ended = True  # even if reading fails; then all sessions are checked again
@@ -204,15 +257,15 @@ class Timers:
         following = self._next_timer[shard]
         self._next_timer[shard] = due if following is None else min(following, due)
 
-    def _run_all(self, shard: int, now: int, until: float) -> None:
-        raise_all(self.run(shard, now, until), "failed")
+    def _run_all(self, shard: int, until: float) -> None:
+        raise_all(self.run(shard, until), "failed")
 
-    def run(self, shard: int, now: int, until: float) -> list[TopicstoreError]:
+    def run(self, shard: int, until: float) -> list[TopicstoreError]:
         """Fire the due timers of a shard, at least one but none after time ``until``, and schedule the next.
 
         Returns the errors of timers, which `tick` raises and retries. Raises the errors of reading timers.
         """
-        following = self._next_timer[shard]
+        following, now = self._next_timer[shard], self._registry.clocks.of(shard)()
         if following is None or following > now:
             return []
         self._next_timer[shard] = None
@@ -240,6 +293,8 @@ class Timers:
             last = timer
             try:
                 self._fire(shard, timer)
+            except (ShardElsewhereError, ShardMovedError):  # the shard's timers are left to its new owner
+                return failures
             except TopicstoreError as failure:  # other timers are not affected
                 failures.append(failure)
         if failures or passed is not None:
@@ -267,3 +322,9 @@ class Timers:
             for record in records:
                 if is_durable(record):
                     self._registry.filters.remove(read_filter(record.topic_filter))
+
+
+def _unless_moved(work: Callable[[], object]) -> None:
+    """Call ``work`` for a shard, which is left to the shard's new owner if the shard moves meanwhile."""
+    with suppress(ShardElsewhereError, ShardMovedError):
+        work()

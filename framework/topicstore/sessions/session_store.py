@@ -128,6 +128,10 @@ class StoredCounts:
             whose = f"user {user!r}" if user else "clients without a user"
             raise QuotaExceededError(f"{self._counts[user]:,} sessions of {whose} are stored, of {bounds.each_user:,}")
 
+    def forget(self) -> None:
+        """Count again at the next check, because other sites of a cluster have stored or ended sessions."""
+        self._counts = None
+
     def add(self, user: str, change: int) -> None:
         """Add ``change``, 1 or -1, to the number of a user's sessions."""
         if self._counts is not None:
@@ -150,6 +154,14 @@ class SessionState:
         self.counts = StoredCounts(self._users)
         self.old: frozenset[str] = frozenset()
         """The client ids whose sessions were stored by releases without digests in keys. Set once, when opening."""
+
+    def epoch(self, shard: int) -> int | None:
+        """Return the period in which this process owns a shard; None while another site of the cluster does."""
+        return self._shards[shard].writer.epoch
+
+    def owned(self, shard: int) -> bool:
+        """Return whether this process owns a shard."""
+        return self.epoch(shard) is not None
 
     # --- reading ---
 

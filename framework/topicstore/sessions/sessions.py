@@ -155,7 +155,8 @@ class Sessions:
 
         Section numbers are those of MQTT 5. An older `Session` object of the client is taken over and can't be used any
         more [MQTT-3.1.4-3]. Raises `InvalidArgumentError`, `QuotaExceededError` if `bounds` permits no more stored
-        sessions, and the errors of reading and writing state.
+        sessions, on a site of a cluster `ShardElsewhereError` if another site owns the client id's shard, and the
+        errors of reading and writing state.
         """
         how = Connect(
             client_id=client_id, clean_start=clean_start, expiry_interval=expiry_interval, will=will, allow=allow,
@@ -220,9 +221,12 @@ class Sessions:
         self._registry.filters.store_qos0 = bool(stored)
 
     def wants(self, topic: str, qos: int = 1) -> bool:
-        """Return whether a message of this topic and QoS is stored for a durable subscription, connected or not."""
+        """Return whether a message of this topic and QoS is stored for a durable subscription, connected or not.
+
+        On a site of a cluster, every message is.
+        """
         self.load_filters()
-        return self._registry.filters.match(topic, qos)
+        return self._registry.shared or self._registry.filters.match(topic, qos)
 
     def load_filters(self) -> None:
         """Load the filters of all durable subscriptions, unless they are loaded. `Database.publish` needs them."""
@@ -341,7 +345,7 @@ class Sessions:
     def close(self) -> None:
         """Commit all changes and end all connections as if they were lost. `Database.close` calls this."""
         self._delivered.stop()
-        self._locks.hold_all(lambda: close_all((self._note_clock_locked, self._close_locked, self._dispatcher.close)))
+        self._locks.hold_all(lambda: close_all((self._note_clocks_locked, self._close_locked, self._dispatcher.close)))
 
     def _close_locked(self) -> None:
         sessions = list(self._registry.connected.values())
@@ -607,8 +611,9 @@ class Sessions:
         """
 
         def tick() -> float:
-            self._note_clock_locked()
-            return self._timers.tick(self._registry.clock(), self._leaving.end_silent)
+            self._timers.follow_shards()
+            self._note_clocks_locked()
+            return self._timers.tick(self._leaving.end_silent)
 
         self._delivered.look()
         return self._writing(tick)
@@ -629,9 +634,9 @@ class Sessions:
         """The error of the last removal of delivered messages in the background; None if it succeeded."""
         return self._delivered.failure
 
-    def _note_clock_locked(self) -> None:
+    def _note_clocks_locked(self) -> None:
         with contextlib.suppress(TopicstoreError):  # the next tick tries again, and the shard itself reports why
-            self._registry.clock.note()
+            self._registry.clocks.note(self._timers.owned(), self._registry.states.commit)
 
     def _check_open(self) -> None:
         self._dispatcher.check_open()

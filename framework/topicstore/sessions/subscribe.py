@@ -6,13 +6,14 @@ member ends, also because the process dies, the messages that it received but di
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 
 import attrs
 
-from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError, TopicstoreError
+from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError, ShardElsewhereError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.contract.topics import TopicFilter
 from topicstore.runtime.closing import do_all
@@ -88,6 +89,12 @@ def subscribe_rows(
     partial: bool,
 ) -> list[SubscribeResult | TopicstoreError]:
     """Check all rows, then subscribe; see `Sessions.subscribe`. Takes the lock."""
+    try:
+        registry.publisher.storage().check_whole()  # a session would miss the messages of the other shards
+    except ShardElsewhereError as elsewhere:
+        if not partial:
+            raise
+        return [elsewhere] * len(sessions)
     refused: Refused = {}
     asked: dict[int, _Asked] = {}
     for row, (session, (text, options)) in enumerate(zip(sessions, wanted, strict=True)):
@@ -368,6 +375,7 @@ def _share(registry: SessionRegistry, session: Session, text: str, options: Subs
     """Join a shared subscription, or change this member's options."""
     if options.no_local:
         raise InvalidArgumentError("a shared subscription can't have no_local [MQTT-3.8.3-4]")
+    registry.check_owned(text)  # the site that owns its shard serves a shared subscription
     known = session.cursors.get(text)
     if isinstance(known, SharedCursor):
         before = known.options
@@ -506,13 +514,18 @@ def _load(
     marks, ends:  by shard, the watermark and the last position when loading began.
     """
     text, options = record.topic_filter, record.periods[-1].options
-    if is_shared(text):
+    if is_shared(text) and registry.epochs()[registry.states.shard_of(text)] is None:
+        session.unserved |= {registry.states.shard_of(text)}
+    elif is_shared(text):
         shared = registry.groups.join(session.keys, number, text, options, marks, session.wake)
         session.cursors[text] = shared
         shared.group.attach(shared)
     else:
         cursor = _cursor(registry, session, number, topic_filter, record.periods)
         begun = marks if place is None or not cursor.needs_packet_id else place
+        if any(map(operator.gt, begun, ends)):
+            registry.catch_up(enumerate(begun))
+            ends = registry.dispatcher.hub.last_positions()
         cursor.start(reached(begun, ends))
         cursor.committed()
         session.cursors[text] = cursor

@@ -150,11 +150,14 @@ class Generations:
     def slab(self, generation: int) -> Slab:
         """Return a live generation's slab.
 
-        Raises `GenerationDroppedError`, or `InvalidCursorError` if no generation ever had that number.
+        Raises `GenerationDroppedError`, `InvalidCursorError` if no generation ever had that number, and
+        `ShardElsewhereError` on a site that keeps no copy of the shard.
         """
         slab = self.slabs.get(generation)
         if slab is None:
             self._writer.check_open()  # a close empties the dictionary; in a fork the engine refuses
+            if self._writer.elsewhere is not None:
+                raise self._writer.elsewhere_error()
             if 0 < generation <= self.current:
                 raise GenerationDroppedError(f"generation {generation} of shard {self._writer.number} was dropped")
             raise InvalidCursorError(f"shard {self._writer.number} has no generation {generation}")

@@ -198,7 +198,7 @@ def _summed(parts: list[_Sums]) -> _Sums:
     topic, client_id, first, last, messages, size = (np.concatenate(column) for column in zip(*parts, strict=True))
     width = int(client_id.max()) + 1
     keys, pairs = topic * width + client_id, (int(topic.max()) + 1) * width
-    ordered = bool((keys[1:] >= keys[:-1]).all())  # as a merge has them if each topic has one publisher
+    ordered = bool((keys[1:] >= keys[:-1]).all())  # true after a merge if each topic has one publisher
     if not ordered and pairs <= _DENSE * len(keys):
         counts = np.bincount(keys, messages, pairs)
         lowest, highest = np.full(pairs, np.iinfo(np.uint64).max, np.uint64), np.zeros(pairs, np.uint64)

@@ -10,18 +10,43 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from topicstore.contract.engine import STATE, Key, Keyspace, Reader, WriteBatch
 from topicstore.contract.errors import InvalidArgumentError, StateConflictError
 from topicstore.contract.state import ANY, AnyValue, StateWrite
 
-__all__ = ["OWN", "RESERVED", "FrameworkWrite", "ProposedState", "ShardState", "StateReader", "stage"]
+__all__ = [
+    "HEAD",
+    "OWN",
+    "RESERVED",
+    "Applied",
+    "FrameworkWrite",
+    "ProposedState",
+    "ShardState",
+    "StateReader",
+    "stage",
+]
 
 RESERVED = b"\0"
 """The prefix of the shard's own keys."""
 OWN = b"\1"
 """The prefix of the keys of `FrameworkWrite`."""
+HEAD = 3
+"""The number of bytes at the beginning of a key by which `Applied` distinguishes keys."""
+
+
+class Applied(NamedTuple):
+    """The last write of a replicated log that this process has applied, among those that changed certain keys.
+
+    A cache of the values of these keys is outdated when this differs. Without a log, and before such a write, it is the
+    opening of the shard. If the shard was reopened or copied since, it is that.
+    """
+
+    number: int
+    """The number of the write in the shard."""
+    time: int
+    """The time of applying it, in microseconds of the database's monotonic clock."""
 
 
 class FrameworkWrite(StateWrite, frozen=True, gc=False):
@@ -119,11 +144,18 @@ class ShardState:
     """The state of one shard, as `Database.state` returns it."""
 
     def __init__(
-        self, shard: int, reader: Callable[[], Reader], write: Callable[[Sequence[StateWrite]], object]
+        self,
+        shard: int,
+        reader: Callable[[], Reader],
+        write: Callable[[Sequence[StateWrite]], object],
+        last_applied: Callable[[bytes], Applied] | None = None,
     ) -> None:
         self.shard = shard
         self._reader = reader
         self._write = write
+        self.last_applied = last_applied
+        """Returns the last applied write of a log that changed keys which begin with these `HEAD` bytes, or fewer. It
+        needs no lock, and reads nothing. None without a log."""
 
     def __repr__(self) -> str:
         return f"<ShardState of shard {self.shard}>"

@@ -23,6 +23,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Protocol
 
 import attrs
@@ -39,6 +40,7 @@ from topicstore.contract.errors import (
     LateMessageError,
     ReadOnlyDatabaseError,
     RecoverableError,
+    ShardElsewhereError,
     ShardReadOnlyError,
     TimestampAheadError,
 )
@@ -61,7 +63,7 @@ from topicstore.runtime.warning import warn_caller
 from .damaged_slab import DamagedSlab
 from .record_codec import RecordCodec
 from .records import PROGRESS, Tail, load_tail, put_tail
-from .state import ProposedState, stage
+from .state import HEAD, OWN, Applied, ProposedState, stage
 from .zones import Zone, fill, put_zone
 
 __all__ = [
@@ -214,6 +216,8 @@ class WritePolicy:
     """Whether the engine fsyncs every write, whatever the durability."""
     clock: Callable[[], int]
     """A function that returns the current time in microseconds since the epoch."""
+    monotonic: Callable[[], int]
+    """A function that returns the microseconds since an arbitrary moment, and never jumps."""
 
     def now(self) -> int:
         """Return the current time in microseconds, clamped to the range of positions, from 1970 to 2255."""
@@ -248,6 +252,9 @@ class CommitListener(Protocol):
 
     def forget(self) -> None:
         """Discard cached messages; called after messages were deleted or archived, without a shard's lock."""
+
+    def replaced(self, shard: int) -> None:
+        """React to new contents of a shard, none of which was announced; called without a shard's lock."""
 
 
 class AddGeneration(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -295,6 +302,13 @@ class ChangeLog(Protocol):
     @property
     def owned(self) -> bool:
         """Whether this site may propose writes."""
+
+    @property
+    def epoch(self) -> int:
+        """The number of the last period in which this site owns, or was to own, the shard; later ones are higher."""
+
+    def check_owned(self) -> None:
+        """Raise the error that `encode_locked` raises while another site owns the shard."""
 
     def encode_locked(self, pending: PendingWrite) -> None:
         """Give a prepared write the form in which it is proposed, and check that the log accepts it.
@@ -420,11 +434,21 @@ class ShardWriter:
         """The shard's tail. Guarded by `lock`; replaced as a whole, so it can be read without the lock."""
         self.log: ChangeLog | None = None
         """The log that orders the writes, or None if writes are committed at once. Guarded by `lock`."""
+        self.elsewhere: tuple[str, str] | None = None
+        """The name and address of the site that owns the shard, if this site keeps no copy; None if it keeps one. Both
+        are empty if they are unknown, as in a copy that is opened for reading.
+        Replaced as a whole, so it can be read without the lock."""
         self.proposed: deque[PendingWrite] = deque()
         """The writes that were proposed to the log and are not applied to the engine, oldest first. Guarded by `lock`.
         """
         self._proposed_state = ProposedState(engine)
         """The state including all proposed writes. Guarded by `lock`."""
+        self._opened = Applied(0, policy.monotonic())
+        """The opening, reopening or copying of the shard. Guarded by `lock`, as is the next; both are read without it.
+        """
+        self._applied: dict[bytes, Applied] = {}
+        """By the first `HEAD` bytes of keys, the last applied write of the log that changed the framework's state
+        under such keys."""
         self.displacement = load_displacement(engine)
         """The maximum, in microseconds, by which a position's time is later than its message's own time; 0 while
         positions follow the time of storing. Guarded by `lock`; reading it needs no lock."""
@@ -475,6 +499,23 @@ class ShardWriter:
     def owned(self) -> bool:
         """Whether this process decides what is written: always, unless another site of a cluster owns the shard."""
         return self.log is None or self.log.owned
+
+    @property
+    def epoch(self) -> int | None:
+        """The number of the period in which this site of a cluster owns the shard; None while another site does.
+
+        0 for a database of this process alone.
+        """
+        log = self.log
+        if log is None:
+            return 0
+        epoch = log.epoch  # before `owned`, since a site begins an epoch before it owns the shard
+        return epoch if log.owned else None
+
+    def check_owned(self) -> None:
+        """Raise `ShardElsewhereError` if another site of a cluster owns the shard."""
+        if self.log is not None:
+            self.log.check_owned()
 
     # --- writing ---
 
@@ -537,7 +578,7 @@ class ShardWriter:
         slab = self.slab
         if rows and type(slab) is DamagedSlab:  # `isinstance` of an abstract class takes a call of Python
             raise slab.error
-        if rows and slab is None:
+        if rows and slab is None and self.owned:  # a log refuses the write where another site owns the shard
             raise GenerationError(f"shard {self.number} has no generation yet")
         if pending.state:
             stage(pending.state, self._proposed_state if self.proposed else self.engine, pending.write)
@@ -675,14 +716,23 @@ class ShardWriter:
         """
         self.check_writable()
         joined = writes[0] if len(writes) == 1 else self._joined(writes)
+        heads = _heads(joined.write)
         joined.write.put(STATE, PROGRESS, progress)
         self.encode_locked(joined)
         self.commit_locked(joined)
+        if heads:
+            self._applied.update(dict.fromkeys(heads, Applied(joined.number, self.policy.monotonic())))
         for one in writes:
             if self.proposed and self.proposed[0] is one:
                 self.proposed.popleft()
                 self._proposed_state.applied()
         return joined
+
+    def last_applied(self, head: bytes) -> Applied:
+        """Return the last applied write of the log that changed keys of the state with this head; needs no lock."""
+        opened = self._opened
+        applied = self._applied.get(head[:HEAD], opened)
+        return max(applied, opened)
 
     def abandon_locked(self) -> None:
         """Forget all proposed writes, because the log will not apply them."""
@@ -768,6 +818,8 @@ class ShardWriter:
             self.displacement = load_displacement(self.engine)
             self.tail = msgspec.structs.replace(stored, last_position=position, last_time=last_time)
             self.abandon_locked()
+            self._applied.clear()
+            self._opened = Applied(stored.writes, self.policy.monotonic())
             self._end = (stored.writes, position)
             self._fsynced = stored.writes - 1
             self._failure = None
@@ -890,6 +942,12 @@ class ShardWriter:
         if self._refusal is not None:
             raise DatabaseClosedError(self._refusal)
 
+    def elsewhere_error(self) -> ShardElsewhereError:
+        """Return the error for a read of a shard of which this site keeps no copy."""
+        site, address = self.elsewhere or ("", "")
+        owner = f"; site {site}" + f" ({address})" * bool(address) + " writes it" if site else ""
+        return ShardElsewhereError(f"shard {self.number} is not kept on this site{owner}", self.number, site, address)
+
     def leave_to_parent(self) -> None:
         """Refuse all calls in a forked process."""
         self._inherited = True
@@ -942,6 +1000,12 @@ class ShardWriter:
             self.closed = isinstance(failed, Exception)  # then all is released; else Ctrl-C interrupted the close
             raise
         self.closed = True
+
+
+def _heads(write: WriteBatch) -> set[bytes]:
+    """Return the first `HEAD` bytes of the keys of the framework's state that a write changes: at most 65,536."""
+    changed = chain.from_iterable(keys for keyspace, keys, _ in write.runs if keyspace is STATE)
+    return {bytes(key[:HEAD]) for key in changed if key[:1] == OWN}
 
 
 def _fill(timestamps: Any, now: int) -> Any:

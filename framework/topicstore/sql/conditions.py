@@ -25,7 +25,7 @@ from topicstore.contract.topics import MAX_TOPIC_BYTES, TopicFilter, check_topic
 __all__ = ["Selection", "fields_of", "selection_of"]
 
 _MOST_TOPICS = 64
-"""The maximum number of topics that are read separately. More are read by what they begin with."""
+"""The maximum number of topics that are read separately. More are read by the text with which all of them begin."""
 _PART = re.compile(r"^(\w+): '(\w*)'$", re.MULTILINE)
 """A part of a serialized expression. The parts have names of functions and columns, and no values of the caller."""
 

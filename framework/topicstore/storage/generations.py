@@ -47,9 +47,13 @@ class GenerationInfo:
 
 
 def live_records(shards: Sequence[Shard]) -> dict[int, list[GenerationRecord]]:
-    """Return the generations that exist in all shards, oldest first, each with its record in every shard."""
-    by_shard = [{record.number: record for record in shard.generations.listed()} for shard in shards]
-    everywhere = sorted(set.intersection(*map(set, by_shard)))
+    """Return the generations that exist in all shards, oldest first, each with its record in every shard.
+
+    Shards that this site of a cluster doesn't keep are left out.
+    """
+    kept = [shard for shard in shards if shard.writer.elsewhere is None]
+    by_shard = [{record.number: record for record in shard.generations.listed()} for shard in kept]
+    everywhere = sorted(set.intersection(*map(set, by_shard))) if by_shard else []
     return {number: [records[number] for records in by_shard] for number in everywhere}
 
 
@@ -97,6 +101,7 @@ def complete_generations(shards: Sequence[Shard], layout: str, options: Mapping[
 def add_generation(storage: Storage, layout: str | None = None, options: Mapping[str, Any] | None = None) -> int:
     """Seal the current generation of every shard and add a new one; see `Database.add_generation`."""
     storage.check_may_write()
+    storage.check_whole(storage.shards[:1])
     before = storage.shards[0].generations.listed()
     name = layout or before[-1].layout
     if options is None:

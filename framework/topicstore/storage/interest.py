@@ -40,9 +40,9 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     """A range of positions of a shard; see the module."""
 
     after: int
-    """The position after which it begins."""
+    """The position after which the span begins."""
     last: int | None
-    """Its last position; None while the span is open."""
+    """The last position of the span; None while the span is open."""
     spare: tuple[str, ...]
     """The filters of messages that are stored whether or not a session waits for them."""
 
@@ -62,21 +62,21 @@ class InterestSpans:
 
     _shards: Sequence[Shard]
     _possible: bool
-    """Whether spans may begin. They don't where a cluster shares the database: there, every message is stored."""
+    """Whether spans may begin: not if a cluster shares the database, because every message is stored there."""
     _lock: FairLock = attrs.field(factory=FairLock, init=False)
     """Guards the changes of the attributes below, except `storing`. It is acquired before the locks of shards."""
     _spans: dict[int, dict[int, Span]] = attrs.field(factory=dict, init=False)
-    """By shard, its spans by their beginning, the oldest first; without the shards that were not read yet."""
+    """By shard, its spans by their `Span.after`, the oldest first. Shards that were not read yet are absent."""
     storing: set[object] = attrs.field(factory=set, init=False)
-    """The writes under way that no span may cover. A write is added before it reads `goes_on`, and is removed at its
-    end; no lock is needed. So `begin`, which sets `goes_on` before it reads this, begins no span under such a write."""
+    """The running writes that no span may cover. A write is added before it reads `goes_on`, and is removed at its
+    end; no lock is needed. So `begin`, which sets `goes_on` before it reads this, begins no span during it."""
     goes_on: bool = attrs.field(default=True, init=False)
     """Whether a span may be open in some shard, so that a write of `storing` must call `end`."""
     tracks: bool = attrs.field(default=False, init=False)
     """Whether `begin` begins spans."""
     current: tuple[str, ...] | None = attrs.field(default=None, init=False)
-    """The filters of the spans that go on in all shards; None if none do. A span that ends after this was read doesn't
-    cover the reader's messages, which then stay."""
+    """The filters of the spans that are open in all shards; None if none is. A span that ends after a writer has read
+    this doesn't cover the writer's messages, which then stay."""
 
     def track(self, *, on: bool) -> None:
         """Have `begin` begin spans or not."""
@@ -109,7 +109,7 @@ class InterestSpans:
             return True
 
     def end(self) -> frozenset[int]:
-        """End the spans; return the shards that take no writes, in which a span may go on."""
+        """End the spans; return the shards that take no writes, in which a span may still be open."""
         check_not_owned(self._lock)
         with self._lock:
             return self._end_locked()
@@ -144,7 +144,7 @@ class InterestSpans:
         return self._shards[shard].writer.tail.last_position
 
     def _end_locked(self) -> frozenset[int]:
-        """End the spans; return the shards that take no writes, in which a span may go on."""
+        """End the spans; return the shards that take no writes, in which a span may still be open."""
         if not self.goes_on:
             return frozenset()
         self.current = None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import attrs
 
 from topicstore.contract.descriptors import take_closed_streams
-from topicstore.contract.engine import KEYSPACES, Backend, Engine
+from topicstore.contract.engine import KEYSPACES, STATE, Backend, Engine
 from topicstore.contract.errors import (
     CorruptionError,
     DatabaseLockedError,
@@ -37,7 +37,7 @@ from topicstore.runtime.closing import Closer, close_all
 from topicstore.runtime.warning import warn_caller
 from topicstore.shard.generations import MakeLayout, OpenArchive
 from topicstore.shard.lasting_engine import LastingEngine
-from topicstore.shard.records import Tail, check_identity, load_tail
+from topicstore.shard.records import PROGRESS, Tail, check_identity, load_tail
 from topicstore.shard.shard import Shard
 from topicstore.shard.writer import WritePolicy
 
@@ -133,7 +133,8 @@ class ShardOpener:
 
     def open(self, number: int, *, create: bool) -> Shard:
         """Open a shard for writing. Raises `DataLossError` if writes that were on disk are missing."""
-        reached = self.recovery_points.read(number) if self.recovery_points else None
+        # A copy of a shared shard may end anywhere, because the rest is read from the log again.
+        reached = self.recovery_points.read(number) if self.recovery_points and not self.settings.site else None
         engine, salvaged = self._open_engine(number, reached, create=create)
         with Closer() as closer:
             closer.add(engine.close)
@@ -181,7 +182,7 @@ class ShardOpener:
 
         def open_engine() -> Engine:
             nonlocal salvaged
-            reached = self.recovery_points.read(number) if self.recovery_points else None
+            reached = self.recovery_points.read(number) if self.recovery_points and not self.settings.site else None
             opened, salvaged = self._open_engine(number, reached, create=False)
             with Closer() as closer:
                 closer.add(opened.close)
@@ -241,10 +242,14 @@ class ShardOpener:
         engine = open_engine()
         with Closer() as closer:
             closer.add(engine.close)
-            check_recovered(self.path, number, reached, _tail(number, engine))
+            if self.manifest.cluster is None:  # a copy of a shared shard may end anywhere
+                check_recovered(self.path, number, reached, _tail(number, engine))
             if self.manifest.durability == "sync":
                 engine.flush_log()  # readers must not see messages that a power failure could undo
-            return self._make(number, engine, read_only=True)
+            shard = self._make(number, engine, read_only=True)
+            if self.manifest.cluster is not None and engine.get(STATE, PROGRESS) is None:
+                shard.writer.elsewhere = ("", "")
+            return shard
 
     def _open_engine(
         self, number: int, reached: RecoveryPoint | None, *, create: bool
@@ -308,6 +313,7 @@ class ShardOpener:
             max_skew=manifest.max_skew,
             synced_at_once="sync" not in self.capabilities,
             clock=self.settings.clocks.wall,
+            monotonic=self.settings.clocks.monotonic,
         )
         record = self.recovery_points.record if self.recovery_points else lambda *_: True
         return Shard(number, engine, policy, self.make_layout, self.open_archive, record, read_only=read_only)

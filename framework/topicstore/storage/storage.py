@@ -22,6 +22,7 @@ from topicstore.contract.errors import (
     DatabaseClosedError,
     InvalidArgumentError,
     InvalidCursorError,
+    PlaceAheadError,
     ReadOnlyDatabaseError,
     WrongDatabaseError,
 )
@@ -223,7 +224,9 @@ class Storage:
         """Return the key-value state of a shard."""
         self.check_shard(shard)
         found = self.shards[shard]
-        return ShardState(shard, found.writer.open_engine, found.writer.write_state)
+        writer = found.writer
+        applied = None if self.site is None else writer.last_applied
+        return ShardState(shard, writer.open_engine, writer.write_state, applied)
 
     def shard_of(self, client_id: str) -> int:
         """Return the number of the shard that stores a publisher's messages."""
@@ -260,7 +263,7 @@ class Storage:
 
     def streams(self, topic_filter: TopicFilter, start: int) -> list[Stream]:
         """Return the streams that may hold matching messages at or after a time."""
-        self.check_open()
+        self.check_whole()
         first = first_position(start)
         return [
             Stream(
@@ -318,18 +321,28 @@ class Storage:
         """Raise `PlaceAheadError` for a cursor after all stored messages, if its layout can detect that.
 
         A read-only database next to a writing process accepts every cursor, because it may not see all messages yet.
+        On a site of a cluster, which may be behind the one that made the cursor, the call reads the logs to their ends
+        first if need be. It then raises the errors of `Site.refresh`, too.
         """
         self._check_own(cursor)
         if self.mode == "read-only":
             return
-        shard = self.shards[cursor.shard]
-        try:
-            slab = shard.generations.slab(cursor.generation)
-            reached = slab.reached(cursor.stream, cursor.place)
-        except (KeyError, ValueError, InvalidCursorError):
-            return  # not a place in a stream, but maybe one among keyed messages: `read` checks that
-        if reached is not None:
-            shard.reader.check_reached(reached, slab.epoch)
+        shard, site = self.shards[cursor.shard], self.site
+        while True:
+            try:
+                slab = shard.generations.slab(cursor.generation)
+                reached = slab.reached(cursor.stream, cursor.place)
+                if reached is not None:
+                    shard.reader.check_reached(reached, slab.epoch)
+                return
+            except PlaceAheadError:
+                if site is None:
+                    raise
+            except (KeyError, ValueError, InvalidCursorError):
+                if site is None:
+                    return  # not a place in a stream, but maybe one among keyed messages: `read` checks that
+            site.refresh()
+            site = None
 
     def _check_own(self, cursor: Cursor) -> None:
         """Raise an error unless ``cursor`` is a cursor of this database."""
@@ -487,6 +500,13 @@ class Storage:
         """Raise `ShardReadOnlyError` if a shard takes no writes."""
         for shard in self.shards:
             shard.writer.check_writable()
+
+    def check_whole(self, shards: Sequence[Shard] | None = None) -> None:
+        """Raise `ShardElsewhereError` if this site of a cluster keeps no copy of one of the shards; None for all."""
+        self.check_open()
+        for shard in self.shards if self.manifest.cluster is not None and shards is None else shards or ():
+            if shard.writer.elsewhere is not None:
+                raise shard.writer.elsewhere_error()
 
     def check_times(self, batch: MessageBatch) -> None:
         """Raise `InvalidMessageError` for a time probably not in microseconds, unless ``allow_ancient`` is set."""

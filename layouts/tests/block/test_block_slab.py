@@ -134,8 +134,8 @@ def test_large_batches_are_cut_by_bytes(stored: Stored) -> None:
     stored.check()
 
 
-def test_each_part_of_a_cut_batch_is_split_by_itself(stored: Stored) -> None:
-    """Each part of a cut batch is split by its own streams."""
+def test_each_part_of_a_large_batch_has_blocks_of_its_own(stored: Stored) -> None:
+    """Each part of a divided batch has a block for each of its streams, or a mixed block if these would be small."""
     stored.put([*numbered(["a", "b"], 8_192), *numbered(["c", "d", "e"], 700)])
     assert [(1, 4_096), (2, 4_096), (MIXED, 700)] == shapes(stored)
     for limit in (1_000, 5_000, 20_000):

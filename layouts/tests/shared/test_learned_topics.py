@@ -271,7 +271,7 @@ def test_more_topics_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> Non
     assert streams == trie.learn_all(first)
     assert 3 * 21 + 99 + 1 == len(trie)
     assert grown < 10e6
-    for _ in range(3):  # topics that come again and fill both halves
+    for _ in range(3):  # topics that recur and fill both halves of the cache
         trie.learn_all(first[:20_000])
         trie.learn_all(first[20_000:40_000])
     assert trie._memo.memory <= 8 << 20
@@ -435,7 +435,7 @@ def test_a_topic_never_changes_its_stream(sequence: list[Step], limits: tuple[in
             known.setdefault(topic, trie.learn(topic))
         if step in ("learn and save", "save and learn"):
             trie.saved()
-        if step == "lose":  # the write fails, and the process goes on
+        if step == "lose":  # the write fails, and the process continues
             trie.save(write)
         assert known == {topic: trie.learn(topic) for topic in known}
     again = LearnedTopics.load(engine, GENERATION, limits, capacity)
@@ -443,7 +443,7 @@ def test_a_topic_never_changes_its_stream(sequence: list[Step], limits: tuple[in
 
 
 @given(st.lists(topics(), max_size=15), st.lists(topics(), max_size=15), thresholds, capacities)
-def test_a_loaded_trie_goes_on_as_the_saved_one(
+def test_a_loaded_trie_learns_like_the_saved_one(
     first: list[str], then: list[str], limits: tuple[int, ...], capacity: int
 ) -> None:
     """A loaded trie learns the same streams and writes the same entries as the trie that was saved."""

@@ -196,7 +196,7 @@ def test_a_name_never_changes_its_number(steps: list[tuple[str, list[str]]]) -> 
                 committed = dict(known)
             if step == "save":
                 names.saved()
-            if step == "lose":  # the write fails, and the process goes on
+            if step == "lose":  # the write fails, and the process continues
                 names.save(write)
             if step == "reopen":
                 names, known, as_text = table(engine), dict(committed), set()
@@ -346,7 +346,7 @@ def test_columns_outlive_what_is_learned_after_them(engine: MemoryEngine) -> Non
 
 
 @pytest.mark.parametrize("stored", [0, 1, 15, 16, 17, 40])
-def test_growth_goes_on_after_reopening(engine: MemoryEngine, stored: int) -> None:
+def test_numbers_continue_after_reopening(engine: MemoryEngine, stored: int) -> None:
     """A loaded dictionary assigns the next free numbers, however many names it holds."""
     filled(engine, [f"n{number}" for number in range(stored)])
     names = table(engine)

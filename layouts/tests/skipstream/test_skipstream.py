@@ -149,7 +149,7 @@ def test_dense_matches_are_read_in_passing() -> None:
     assert found.visited > 11_000  # the number of visited entries includes index entries
 
 
-def test_levels_behind_the_last_learned() -> None:
+def test_levels_below_the_last_learned() -> None:
     """Below a `#`, the first eight levels have index entries; topics that differ only in later levels are compared."""
     stored = made(capacity=0)
     deep = "/".join("abcdefgh")

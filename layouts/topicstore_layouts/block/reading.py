@@ -169,7 +169,8 @@ class Reading:
         if at > self.segments.reach:
             behind = self._batch_pieces(self.engine, _Ask(stream, topic_filter, at, bound, columns), limits, joined)
             first = next(behind, None)  # this opens the scan
-            if at > self.segments.reach:  # checked again: nothing from here on was merged before the scan was opened
+            # checked again, because a compaction may have merged blocks after `at` before the scan was opened
+            if at > self.segments.reach:
                 if first is not None:
                     yield first
                     yield from behind

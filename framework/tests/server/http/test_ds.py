@@ -30,7 +30,7 @@ def test_a_site_has_a_node_and_its_shards(http: httpx.Client, db: ts.Database, s
 def test_a_storage_has_shards_with_replicas(http: httpx.Client, db: ts.Database, site: str) -> None:
     assert http.get("/ds/storages").json() == ["messages"]
     replicas = [{"site": site, "status": "up"}]
-    shards = [{"id": str(number), "replicas": replicas} for number in range(db.manifest.shards)]
+    shards = [{"id": str(number), "replicas": replicas, "transitions": []} for number in range(db.manifest.shards)]
     assert http.get("/ds/storages/messages").json() == {"name": "messages", "shards": shards}
     assert http.get("/ds/storages/messages/replicas").json() == [site]
 
@@ -46,8 +46,8 @@ def test_replicas_may_be_set_to_what_they_are(http: httpx.Client, site: str) -> 
     ("method", "path", "body", "status", "says"),
     [
         ("PUT", "/ds/storages/messages/replicas", [], 400, "at least one site"),
-        ("PUT", "/ds/storages/messages/replicas", ["{site}", "0011223344556677"], 400, "nothing is replicated yet"),
-        ("PUT", "/ds/storages/messages/replicas/0011223344556677", None, 400, "nothing is replicated yet"),
+        ("PUT", "/ds/storages/messages/replicas", ["{site}", "0011223344556677"], 400, "no cluster shares the storage"),
+        ("PUT", "/ds/storages/messages/replicas/0011223344556677", None, 400, "no cluster shares the storage"),
         ("DELETE", "/ds/storages/messages/replicas/{site}", None, 400, "the only replica"),
         ("DELETE", "/ds/storages/messages/replicas/0011223344556677", None, 404, "no site '0011223344556677'"),
         ("PUT", "/ds/sites/{site}/forget", None, 400, "is up"),

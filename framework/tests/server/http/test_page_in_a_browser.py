@@ -359,7 +359,7 @@ def test_an_axis_begins_with_the_messages(opened: Opened) -> None:
     page.keyboard.press("Enter")
 
     expect(page.locator("#nothing")).to_be_visible()
-    assert 0 == page.locator("#view-replay .plot:visible").count()
+    expect(page.locator("#view-replay .plot:visible")).to_have_count(0)
 
 
 _TICKS = """async () => {

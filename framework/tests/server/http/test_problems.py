@@ -9,8 +9,8 @@ from topicstore.server.http.problems import status_of
 
 EXPECTED = {
     400: "ImportSource InvalidArgument InvalidCursor InvalidFilter InvalidMessage InvalidOption InvalidTopic "
-    "LateMessage PlaceAhead TimestampAhead UnknownPlugin WrongDatabase",
-    404: "DatabaseNotFound SessionNotFound",
+    "LateMessage PlaceAhead ReplicasRefused TimestampAhead UnknownPlugin WrongDatabase",
+    404: "DatabaseNotFound SessionNotFound UnknownSite",
     409: "Generation Incompatible ManifestMismatch NewerFormat NotADatabase ReadOnlyDatabase SessionEnded "
     "SessionTakenOver StateConflict SubscriptionClosed Unsupported",
     410: "GenerationArchived GenerationDropped",

@@ -95,8 +95,9 @@ def _asks_a_server(command: Callable[..., None]) -> Callable[..., None]:
 def ds() -> None:
     """Show and change which sites keep the shards of a durable storage.
 
-    A site is a server that keeps replicas of shards; its id is 16 hexadecimal digits. DS is the name of a storage,
-    such as messages. The server is found by the directory of its database, or by --url.
+    A site is a server that keeps replicas of shards. Its id is its name in the cluster, or 16 hexadecimal digits if
+    there is no cluster. DS is the name of a storage, such as messages. The server is found by the directory of its
+    database, or by --url.
     """
 
 
@@ -146,7 +147,7 @@ ds.add_command(_as_emqx_spells_it, "set_replicas")
 @click.argument("site", metavar="SITE")
 @_asks_a_server
 def join(connection: Connection, storage: str, site: str) -> None:
-    """Add SITE to the sites that keep shards of DS."""
+    """Let SITE keep shards of DS again, after it has left."""
     connection.change("PUT", f"/ds/storages/{part(storage)}/replicas/{part(site)}")
 
 
@@ -155,7 +156,7 @@ def join(connection: Connection, storage: str, site: str) -> None:
 @click.argument("site", metavar="SITE")
 @_asks_a_server
 def leave(connection: Connection, storage: str, site: str) -> None:
-    """Remove SITE from the sites that keep shards of DS."""
+    """Let SITE pass its shards of DS on to other sites; `ds info` shows when it has none."""
     connection.change("DELETE", f"/ds/storages/{part(storage)}/replicas/{part(site)}")
 
 

@@ -60,7 +60,7 @@ def retention() -> None:
 @answers("r")
 def show(db: AnyDatabase) -> Answer:
     """Show the limits of PATH, the size of its contents, and the messages that will be removed, with the times."""
-    settings, generations, coming = db.retention.settings, db.generations(), db.retention.outlook()
+    settings, generations, coming = db.retention.settings, db.generations(), db.retention.outlook(count=True)
     held = sum(generation.live_bytes for generation in generations)
     document = {**attrs.asdict(settings), "live_bytes": held, "generations": len(generations)}
     yield {**document, "outlook": [attrs.asdict(one) for one in coming]}
@@ -158,17 +158,21 @@ def set_(path: Path, *, filters: tuple[tuple[str, float | str], ...], yes: bool,
                 name: None if length in _ENDLESS else length for name, length in lengths.items() if length != _NONE
             }
         if not yes:
-            _confirm([one for one in db.retention.outlook(limits=changed) if one.due])
+            _confirm([one for one in db.retention.outlook(limits=changed, count=True) if one.due])
         settings = db.retention.set(**changed)
     yield settings
     yield fields(limits(settings))
+
+
+def _named(one: Departure) -> str:
+    return one.what + ("" if one.messages is None else f" ({count_of(one.messages, 'message')})")
 
 
 def _confirm(going: list[Departure]) -> None:
     """Ask whether messages may be removed, which are shown; refuse to go on where nobody can be asked."""
     if not going:
         return
-    named = [one.what + ("" if one.messages is None else f" ({count_of(one.messages, 'message')})") for one in going]
+    named = list(map(_named, going))
     if not sys.stdin.isatty():
         raise click.UsageError(
             f"nothing was changed: with these limits the next run, or store, may remove {', '.join(named)}; "
@@ -182,8 +186,16 @@ def _confirm(going: list[Departure]) -> None:
 
 @retention.command()
 @answers("r+", auto_compact=False)
-def run(db: AnyDatabase) -> Answer:
+@click.option("--dry-run", is_flag=True, help="Say what a run would remove now, and change nothing.")
+def run(db: AnyDatabase, *, dry_run: bool) -> Answer:
     """Begin a new generation in PATH if one is due, remove messages beyond the limits, and say why others stay."""
+    if dry_run:
+        due = [one for one in db.retention.outlook(count=True) if one.due]
+        yield {"outlook": [attrs.asdict(one) for one in due]}
+        yield from (f"a run removes {_named(one)}: {one.why}" for one in due)
+        if not due:
+            yield "a run removes nothing"
+        return
     report = db.retention.run()
     yield report
     held, took = count_of(report.messages, "message"), size(report.live_bytes)

@@ -40,10 +40,12 @@ def topics(db: AnyDatabase, topic_filter: str, sort: str) -> Answer:
 
 
 def tallied(what: str, key: str, found: Sequence[T], topic_filter: str, sort: str) -> Answer:
-    """Yield the `Answer` for counts, which are given sorted by name and are sorted as ``sort`` says.
+    """Yield the `Answer` for counts, sorted by ``sort``.
 
-    what: the noun for the counted names.
-    key:  the key of the counts in the JSON document.
+    what:  the noun for the counted names.
+    key:   the key of the counts in the JSON document.
+    found: the counts, in ascending order of names.
+    sort:  "name", or the attribute of the counts by which they are sorted in descending order.
     """
     if sort != "name":
         found = sorted(found, key=lambda one: int(getattr(one, sort)), reverse=True)

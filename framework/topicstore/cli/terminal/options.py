@@ -54,7 +54,7 @@ class _Time(click.ParamType[int]):
         if isinstance(value, int):
             return value
         try:
-            return max(parse_when(value, time.time_ns() // 1_000), 0)  # no message is of an earlier time
+            return max(parse_when(value, time.time_ns() // 1_000), 0)  # no message is older than 1970
         except ValueError as bad:
             self.fail(f"{bad}; write {TIME_HELP}", param, ctx)
 
@@ -71,7 +71,7 @@ class Duration(click.ParamType[float | str]):
         self._words = words
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float | str:
-        """Return the duration in seconds, or the word."""
+        """Return the duration in seconds, or one of the accepted words unchanged."""
         if not isinstance(value, str) or value in self._words:
             return value  # type: ignore[no-any-return]
         try:

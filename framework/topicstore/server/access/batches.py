@@ -14,7 +14,7 @@ A = TypeVar("A")
 
 
 class TooManyWaitingError(Exception):
-    """The queue of waiting questions is full."""
+    """The questions exceed the number that may wait in a `Batches`; none of them was queued."""
 
 
 class Batches(Generic[Q, A]):

@@ -9,6 +9,8 @@ Source: MQTT Version 5.0 (OASIS Standard), sections 1.5.5 and 2.1.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from .reason import PacketError, ReasonCode
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "FrameReader",
     "FramingError",
     "check_bounds",
+    "joined",
 ]
 
 LARGEST_CONNECT = 1 << 20
@@ -72,6 +75,19 @@ def _length(body: bytes) -> tuple[int, int]:
 
 Frame = tuple[int, bytes]
 """The first byte of a packet (its type and flags) and its body: everything after the remaining length."""
+
+
+def joined(frames: Iterable[Frame]) -> bytes:
+    """Return the bytes of frames, with the shortest form of their lengths."""
+    parts: list[bytes] = []
+    for first, body in frames:
+        head, left = bytearray((first,)), len(body)
+        while left > 127:
+            head.append(left & 127 | 128)
+            left >>= 7
+        head.append(left)
+        parts += (bytes(head), body)
+    return b"".join(parts)
 
 
 class FramingError(PacketError):
@@ -158,6 +174,12 @@ class FrameReader:
         self.held = len(rest)
         self.begun += 1
         self._needed = max(self._needed, 2)
+
+    def take(self) -> bytes:
+        """Return the received bytes of an incomplete packet, and discard them."""
+        rest = bytes(self._rest)
+        self.drop()
+        return rest
 
     def drop(self) -> None:
         """Discard an incomplete packet."""

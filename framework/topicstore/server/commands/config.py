@@ -41,22 +41,23 @@ def config() -> None:
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @json_option
 def check(file: Path | None, path: Path | None, *, as_json: bool) -> None:
-    """Read the settings, and print "ok" and what starting a server with them would change in the database PATH.
+    """Read the settings, and print "ok", what a start would change in the database PATH, and who may connect.
 
     Files that they name, of users and of TLS, and plugins are looked for too; addresses are not tried. Exits with 2 if
     they can't be used, and says where and why. PATH is by default the one that the settings name.
     """
     from topicstore.server.databases import places
     from topicstore.server.reload import check_files
+    from topicstore.server.running import access
 
     settings = _read(file).settings
     check_files(settings)
     storages = places(settings, path or settings.messages.data_dir or _DIRECTORY)
     coming = [line for name, one, directory in storages for line in _coming(settings, name, one, directory)]
     if as_json:
-        print_json({"ok": True, "changes": coming})
+        print_json({"ok": True, "changes": coming, "access": access(settings)})
     else:
-        click.echo("\n".join(["ok", *coming]))
+        click.echo("\n".join(["ok", *coming, access(settings)]))
 
 
 def _coming(settings: ServerSettings, name: str, storage: StorageSettings, path: Path) -> Iterator[str]:

@@ -77,6 +77,13 @@ reads the settings and certificates again, once it serves.
     help="Keep stored messages for 12h, 30d or infinity; with FILTER=, store the messages published to FILTER, and "
     "keep them for that time. Without --store, a TIME alone stores all messages.",
 )
+@click.option(
+    "--cluster",
+    metavar="URL",
+    help="Share the messages with other servers through the log store at URL, such as s3://bucket/prefix or "
+    "file:///directory; with --site.",
+)
+@click.option("--site", metavar="NAME", help="The name of this server in the cluster.")
 @click.option("--print-ready", is_flag=True, help="Print one line of JSON once it serves, and nothing else.")
 def serve(
     path: Path | None,
@@ -85,6 +92,8 @@ def serve(
     http: tuple[str, ...],
     store: tuple[str, ...],
     keep: tuple[str, ...],
+    cluster: str | None,
+    site: str | None,
     *,
     print_ready: bool,
 ) -> None:
@@ -99,6 +108,7 @@ def serve(
       topicstore serve data --keep 30d --keep 'debug/#=1h' --keep 'alarms/#=infinity'
       topicstore serve data --store 'sensors/#' --keep 1w
       topicstore serve --config server.toml
+      topicstore serve data --cluster s3://bucket/plant --site hall-1
     """  # noqa: D301 - click wants the character
     from topicstore.server.signals import Signals
 
@@ -109,7 +119,7 @@ def serve(
 
         def read(*, empty_ok: bool = False) -> ServerSettings:
             found = _with_arguments(read_settings(config, empty_ok=empty_ok), listen, http)
-            return _with_rules(found, store, keep)
+            return _with_rules(_with_cluster(found, cluster, site), store, keep)
 
         settings = read(empty_ok=True)
 
@@ -146,6 +156,23 @@ def _with_arguments(settings: ServerSettings, listen: tuple[str, ...], http: tup
         section = msgspec.structs.replace(section, listen=Addresses.read([_address(one, "--http") for one in http]))
         settings = msgspec.structs.replace(settings, http=section)
     return settings
+
+
+def _with_cluster(settings: ServerSettings, url: str | None, site: str | None) -> ServerSettings:
+    """Return settings with the log store and the name of ``--cluster`` and ``--site``."""
+    from topicstore.server.config.model import ClusterSettings
+
+    there = settings.cluster
+    if url is None and site is None:
+        return settings
+    if there is None and (url is None or site is None):
+        raise click.UsageError("--cluster and --site are given together, unless the settings have a section [cluster]")
+    with _naming("--cluster"):
+        if there is None:
+            section = ClusterSettings(url=url or "", site=site or "")
+        else:
+            section = msgspec.structs.replace(there, url=url or there.url, site=site or there.site)
+        return msgspec.structs.replace(settings, cluster=section)
 
 
 def _with_rules(settings: ServerSettings, store: tuple[str, ...], keep: tuple[str, ...]) -> ServerSettings:
@@ -246,7 +273,12 @@ def _run(
             check_files(settings)  # before a database is created for a server that can't start
         if signals.ended:
             return
-        storages = entered.enter_context(opened(settings, path))
+        cluster = None
+        if settings.cluster is not None:
+            from topicstore.server.cluster import cluster_of
+
+            cluster = cluster_of(settings, reserved)
+        storages = entered.enter_context(opened(settings, path, cluster))
         db = storages[MESSAGES]
 
         def ready(server: Server) -> None:
@@ -263,6 +295,7 @@ def _run(
                     durability=manifest.durability,
                     kept=db.info().kept,
                     stores=bool(db.persistence),
+                    cluster=None if settings.cluster is None else (settings.cluster.site, settings.cluster.url),
                     stored_by=f"backend {manifest.backend}, layout {manifest.layout}, durability {manifest.durability}",
                     urls=[url for one in server.listeners for url in one.urls] + server.urls_of_http,
                     mqtt=[address for scheme, addresses in found if scheme == "mqtt" for address in addresses],

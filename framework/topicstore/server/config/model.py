@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
@@ -14,10 +15,14 @@ from topicstore.storage.directory.manifest import MAX_SHARDS
 
 from .units import Address, Addresses, Duration, Period, Quota, Size
 
+if TYPE_CHECKING:
+    from topicstore.replication.settings import Cluster
+
 __all__ = [
     "MESSAGES",
     "AuthenticationSettings",
     "AuthorizationSettings",
+    "ClusterSettings",
     "DurableSessionsSettings",
     "FlappingSettings",
     "HttpSettings",
@@ -146,10 +151,12 @@ class DurableSessionsSettings(Section, frozen=True):
     message_retention_period: Period | None = None
     """The shortest time that messages are kept, because whole generations of messages are dropped; ``"infinity"`` for
     ever. Without it the database's retention applies, which ``topicstore retention`` and HTTP change."""
-    delivered_retention_period: Period = Period(600)
+    delivered_retention_period: Period | None = None
     """The age from which messages are removed that are stored only because sessions wait for them, once no session
     needs them; ``"infinity"`` to keep them as long as all else. A session that is away holds them back until it has
-    come, or has expired. Messages that a rule of ``persistence`` names stay."""
+    come, or has expired. Messages that a rule of ``persistence`` names stay. Without it the database's retention
+    applies, which ``topicstore retention`` and HTTP change; in a database whose retention was never set it becomes ten
+    minutes."""
     persistence: tuple[PersistenceSettings, ...] = ()
     """Messages that are stored even if no session subscribes to them, so that later clients can replay them."""
 
@@ -196,9 +203,9 @@ class StorageSettings(Section, frozen=True):
     n_shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)] | None = None
     """The number of the database's shards, by default 1; fixed when the database is created."""
     n_sites: Annotated[int, msgspec.Meta(ge=1)] = 1
-    """The number of servers that must exist before shards are assigned to them. There is no replication yet: 1."""
-    replication_factor: Annotated[int, msgspec.Meta(ge=1)] = 1
-    """The number of servers that keep each shard. There is no replication yet: 1."""
+    """The number of sites of ``[cluster]`` that must have joined before anything is stored."""
+    replication_factor: Annotated[int, msgspec.Meta(ge=1)] = 3
+    """The number of sites of ``[cluster]`` that keep each shard. With up to three sites, all keep every shard."""
     local_write_buffer: LocalWriteBuffer = LocalWriteBuffer()
     layout: dict[str, Any] = msgspec.field(default_factory=dict)
     """The storage layout of messages: ``type``, by default ``"block"``, and the layout's own options. If it differs
@@ -218,12 +225,6 @@ class StorageSettings(Section, frozen=True):
     """Options of the backend and of plugins, by their names."""
 
     def __post_init__(self) -> None:
-        for name in ("n_sites", "replication_factor"):
-            if (wanted := getattr(self, name)) != 1:
-                raise ValueError(
-                    f"{name} can't be {wanted}, only 1: there is no replication yet; back up with "
-                    "'topicstore checkpoint'"
-                )
         if not isinstance(self.layout.get("type", ""), str):
             raise ValueError("layout.type is the name of a layout")
 
@@ -386,6 +387,9 @@ class ListenerSettings(Section, frozen=True):
     2, such as ``["10.0.0.7", "10.1.0.0/16"]``. Then the address that the header names is the client's: in rules,
     limits, bans and logs. Connections from elsewhere, or without a valid header within ``connect_timeout``, are closed.
     No client counts as loopback. Empty: there is no header."""
+    redirect: bool = False
+    """Whether clients of MQTT 5 whose session another site of ``[cluster]`` owns are refused with 0x9C, use another
+    server, and that site's address. By default, and for clients of MQTT 3.1.1, the connection is passed on to it."""
     tls: TlsSettings | None = None
 
     def __post_init__(self) -> None:
@@ -524,6 +528,68 @@ class HttpSettings(Section, frozen=True):
             raise ValueError("request_timeout must be longer than nothing")
 
 
+class ClusterSettings(Section, frozen=True):
+    """Section ``[cluster]``: the sites that share the storage of messages. Without the section there is one site.
+
+    ``n_sites`` and ``replication_factor`` are settings of ``[durable_storage.messages]``. Further storages are this
+    site's own.
+    """
+
+    url: str
+    """The log store through which the sites share the messages: ``"s3://bucket/prefix"``, or ``"file:///path"``. What
+    is stored is as durable as the log store, so that ``durability`` of ``[durable_storage.messages]`` is not set."""
+    site: str
+    """The name of this site. A later process of the same name replaces an earlier one."""
+    address: Address | None = None
+    """The address at which clients and the other sites reach this site's MQTT listener, ``"HOST:PORT"``. The default is
+    that of the first listener for MQTT over TCP without TLS, with the machine's name in place of a wildcard address."""
+    http_address: str | None = None
+    """The URL at which the other sites reach this site's HTTP interface, ``"http://HOST:PORT"``. The default is that of
+    ``[http]``, with the machine's name in place of a wildcard address."""
+    forward: bool = True
+    """Whether messages that are published over HTTP for a shard of another site are forwarded to it. If not, the client
+    is redirected there with 307."""
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Options of the log store. Credentials rather stand in the environment, or in ``options_file``."""
+    options_file: Path | None = None
+    """A TOML file with further options of the log store, such as credentials; its values take precedence."""
+    beat_interval: Duration = Duration(0.5)
+    """The time between two heartbeats of this site."""
+    takeover_after: Duration = Duration(2)
+    """The silence of a site after which another one takes over its shards; at least three times ``beat_interval``."""
+    poll_interval: Duration = Duration(1)
+    """The time between two requests for the next entry of a shard that another site owns."""
+    flush_interval: Duration = Duration(0)
+    """The time that a change waits for others, which are written to the log store with it, in one request."""
+    store_timeout: Duration = Duration(30)
+    """The time that a request waits for the log store; more than ``flush_interval``."""
+    log_retention: Duration = Duration(3_600)
+    """The time for which the log is kept for a silent site. One that comes back later is copied from a snapshot."""
+
+    def __post_init__(self) -> None:
+        from topicstore.replication.settings import check_site
+
+        try:
+            check_site(self.site)
+            self.cluster(self.options)
+        except InvalidArgumentError as bad:
+            raise ValueError(str(bad)) from bad
+
+    def cluster(self, options: Mapping[str, Any], **more: Any) -> Cluster:
+        """Return the settings for `topicstore.open`, with the log store's ``options`` and ``more`` fields.
+
+        Raises `InvalidArgumentError`.
+        """
+        from topicstore.replication.settings import Cluster
+
+        intervals = (
+            *("beat_interval", "takeover_after", "poll_interval"),
+            *("flush_interval", "store_timeout", "log_retention"),
+        )
+        found: dict[str, Any] = {name: float(getattr(self, name)) for name in intervals}
+        return Cluster(self.url, options=options, **found, **more)
+
+
 class ProtocolSettings(Section, frozen=True):
     """Section ``[protocol]``: the server's limits for values that clients request, and protocol options."""
 
@@ -566,6 +632,8 @@ class ServerSettings(Section, frozen=True):
     """The storages by name: ``messages``, which MQTT clients use, and others, which are open while the server runs."""
     zones: dict[str, ZoneSettings] = msgspec.field(default_factory=dict)
     """Groups of listeners with separate settings for the sessions of their clients."""
+    cluster: ClusterSettings | None = None
+    """The sites that share the messages; None if the server is alone."""
     listeners: Annotated[dict[str, ListenerSettings], msgspec.Meta(min_length=1)] = msgspec.field(
         default_factory=lambda: {"mqtt": ListenerSettings(listen=Address("127.0.0.1:1883"))}
     )
@@ -588,6 +656,11 @@ class ServerSettings(Section, frozen=True):
             if name != MESSAGES and storage.data_dir is None:
                 raise ValueError(
                     f"durable_storage.{name}: a storage beside {MESSAGES!r}, which MQTT clients use, needs a data_dir"
+                )
+            if storage.n_sites > 1 and (self.cluster is None or name != MESSAGES):
+                raise ValueError(
+                    f"durable_storage.{name}.n_sites: {storage.n_sites} sites need a section [cluster], which shares "
+                    f"the storage {MESSAGES!r}"
                 )
 
     @property

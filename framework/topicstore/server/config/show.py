@@ -223,13 +223,16 @@ _OWN_EXAMPLES: dict[str, Any] = {
     "backend": "rocksdb",
     "batch_size": 500,
     "client_id": "ID",
+    "http_address": "http://127.0.0.1:18083",
     "idle_poll_interval": "1s",
     "max_queued": 100_000,
     "proxies": ["10.1.0.0/16"],
     "publish_rate": 1_000,
     "renew_streams_interval": "1s",
     "response_information": "answers/%c",
+    "site": "hall-1",
     "topics": ["sensors/%u/#"],
+    "url": "s3://bucket/plant",
     "zone": "NAME",
 }
 """Example values for single settings, which take precedence."""
@@ -254,7 +257,7 @@ def default_file() -> str:
             "Kept messages: a message is stored if a rule of persistence matches its topic, or its publisher requests "
             "it. It is kept as long as 'keep' or message_retention_period say, by default for ever. Any other message "
             "is stored only if a session waits for it. It is removed once no session needs it and it is older than "
-            "delivered_retention_period."
+            "delivered_retention_period, by default ten minutes."
         ),
         *_table(ServerSettings, settings, (), active=True),
     ]
@@ -318,6 +321,8 @@ def _example(field: msgspec.structs.FieldInfo) -> Any:
             return True
         if isinstance(one, inspect.VarTupleType):
             return ["TEXT"]
+        if isinstance(one, inspect.DictType):
+            return {}
         if isinstance(one, inspect.CustomType):
             return _EXAMPLES.get(one.cls, "127.0.0.1:1883")
     return "TEXT"

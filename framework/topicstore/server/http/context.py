@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 from litestar.di import NamedDependency
 
 import topicstore as ts
+from topicstore.contract.batch import MessageBatch
 from topicstore.server.access.bans import Bans
 from topicstore.server.config.model import HttpSettings, Rule, ServerSettings
 from topicstore.server.listeners.listener import Listener
@@ -73,6 +74,13 @@ class Mqtt(Protocol):
         """Return the address and port of a session's client; None if it isn't connected to this server."""
 
 
+class Forwards(Protocol):
+    """The part of `topicstore.server.http.forwarding.Forwarder` that request handlers use, outside a cluster never."""
+
+    async def forward(self, parts: Mapping[Any, MessageBatch], path: str, query: str) -> list[Any]:
+        """Send each part of a request to its owner, and return the owners' answers."""
+
+
 @attrs.frozen(kw_only=True)
 class Context:
     """The shared objects, passed to each handler that has a parameter ``context: TheContext``."""
@@ -84,6 +92,8 @@ class Context:
     jobs: Jobs
     """The long-running jobs that requests have started."""
     sites: Sites
+    forwarder: Forwards | None
+    """The connections to other sites of the cluster; None without a cluster."""
     metrics: Metrics
     threads: FairThreads
     """The threads in which handlers call the database."""

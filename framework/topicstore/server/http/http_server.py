@@ -111,12 +111,21 @@ class HttpServer:
     def __init__(self, db: ts.Database, settings: HttpSettings, mqtt: Mqtt, descriptors: Descriptors) -> None:
         """Set up the interface; generates the site's id if there is none. Raises what `Sites.this` raises."""
         self._settings, self._descriptors = settings, descriptors
+        forwarder, token = None, None
+        if db.cluster is not None:
+            from topicstore.server.cluster import http_token  # only for a site of a cluster
+
+            from .forwarding import Forwarder
+
+            token = http_token(db.cluster)
+            forwarder = Forwarder(db.cluster, token)
         sites, memory = Sites(db, mqtt.storages), MemoryBudget(max(settings.memory, settings.body_size))
         self.context = Context(
             db=db,
             mqtt=mqtt,
             settings=settings,
-            tokens=Tokens(token_file(settings.token_file, db.path)),
+            tokens=Tokens(token_file(settings.token_file, db.path), token),
+            forwarder=forwarder,
             sites=sites,
             jobs=Jobs(),
             metrics=Metrics(db, mqtt, site=sites.this),
@@ -135,6 +144,8 @@ class HttpServer:
         self._closer = Closer()
         self._closer.add(self.context.threads.shutdown)
         self._closer.add(self.context.jobs.join)
+        if forwarder is not None:
+            self._closer.add(forwarder.stop)
         self._patience = _FAREWELL
         """Seconds that requests have to end when the server stops."""
         self._certificate: Certificate | None = None

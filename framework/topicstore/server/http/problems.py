@@ -17,7 +17,7 @@ from litestar.exceptions import HTTPException, MethodNotAllowedException, NotFou
 
 from topicstore.contract import errors
 from topicstore.runtime.cancelling import UnwantedError
-from topicstore.server.sites import UnknownSiteError, UnknownStorageError
+from topicstore.server.sites import UnknownStorageError
 
 __all__ = ["HANDLERS", "PROBLEM", "document_of", "problem", "status_of"]
 
@@ -32,7 +32,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
     # not found
     (errors.SessionNotFoundError, 404),
     (errors.DatabaseNotFoundError, 404),
-    (UnknownSiteError, 404),
+    (errors.UnknownSiteError, 404),
     (UnknownStorageError, 404),
     (errors.GenerationDroppedError, 410),
     # an invalid request
@@ -66,6 +66,8 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
 
 _TROUBLES = errors.StorageFullError, errors.TooManyOpenFilesError, errors.ShardReadOnlyError
 """Errors that an operator has to resolve."""
+_WITHOUT_OWNER = errors.ClusterNotReadyError, errors.ShardElsewhereError, errors.ShardMovedError
+"""Errors of a cluster's shard that has another owner, or none. The next request may find the owner."""
 
 
 def status_of(error: errors.TopicstoreError) -> int:
@@ -134,7 +136,8 @@ def _of_topicstore(request: Request[Any, Any, Any], error: errors.TopicstoreErro
     where = None
     if isinstance(error, errors.InvalidMessageError) and error.index is not None:
         where = {"index": error.index, "reason": error.reason}
-    return problem(status, str(error), name=type(error).__name__, more=where)
+    headers = {"Retry-After": "1"} if isinstance(error, _WITHOUT_OWNER) else None
+    return problem(status, str(error), name=type(error).__name__, headers=headers, more=where)
 
 
 def _log_once(logged: dict[str, str], error: errors.TopicstoreError) -> None:

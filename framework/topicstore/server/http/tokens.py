@@ -54,8 +54,10 @@ def token_file(named: Path | None, directory: Path) -> Path:
 class Tokens:
     """The tokens of a file, which is read again when it was replaced. Thread-safe."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, cluster: str | None = None) -> None:
+        """``cluster`` is the token of the other sites of a cluster, which forward publishes; None without a cluster."""
         self.path = path
+        self._cluster = None if cluster is None else _digest(cluster)
         self.own = secrets.token_urlsafe(_BYTES)
         """An admin token that is not in the file; commands on this machine read it by
         `topicstore.server.http.discovery`."""
@@ -121,6 +123,8 @@ class Tokens:
         if self.is_own(text):
             return "admin"
         digest = _digest(text)
+        if self._cluster is not None and hmac.compare_digest(self._cluster, digest):
+            return "write"
         scope: Scope | None = None
         for token in self._watched.now():  # compares all tokens, so that the time reveals nothing
             if hmac.compare_digest(token.digest, digest):

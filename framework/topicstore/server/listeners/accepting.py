@@ -20,6 +20,7 @@ from topicstore.server.config.units import site_of, written_address
 from topicstore.server.logs import RateLimitedLog
 
 if TYPE_CHECKING:
+    from .peer import Via
     from .proxy_header import Network, Source
 
 __all__ = ["Acceptor"]
@@ -40,26 +41,30 @@ class Acceptor:
     """Accepts connections of a listening socket in the running event loop, until `close`.
 
     name:    the listener's name, for the log.
-    make:    returns the protocol for a new connection; its argument is the client that a proxy has named, or None.
+    make:    returns the protocol for a new connection; its argument is the client that a proxy has named, the
+             properties that another site of the cluster has named, or None.
     below:   connections whose descriptor has this number or a higher one are closed.
     patience: the time limit in seconds for a proxy's header, and for the handshake of TLS.
     context: the TLS context; None without TLS.
     proxies: the networks of the proxies that begin each connection with a header; if there are any, connections from
              elsewhere are closed.
+    key:     the key with which other sites of the cluster sign the headers of connections that they pass on; None if
+             they pass none on to this listener.
     """
 
     def __init__(
         self,
         name: str,
         listening: socket.socket,
-        make: Callable[[Source | None], asyncio.Protocol],
+        make: Callable[[Source | Via | None], asyncio.Protocol],
         below: int,
         patience: float,
         context: ssl.SSLContext | None = None,
         proxies: Sequence[Network] = (),
+        key: bytes | None = None,
     ) -> None:
         self._name, self._listening, self._make, self._below = name, listening, make, below
-        self._patience, self._context, self._proxies = patience, context, proxies
+        self._patience, self._context, self._proxies, self._key = patience, context, proxies, key
         self._without_header = RateLimitedLog("a connection without a proxy's header was refused", _connections)
         self._failed = RateLimitedLog("TLS handshake failed", _connections)
         self._loop = asyncio.get_running_loop()
@@ -111,8 +116,8 @@ class Acceptor:
 
     async def _begin(self, accepted: socket.socket, peer: Any) -> None:
         """Create the protocol of a connection, after a proxy's header and the TLS handshake."""
-        source: Source | None = None
-        if self._proxies:
+        source: Source | Via | None = None
+        if self._proxies or self._key is not None:
             from .proxy_header import ProxyHeaderError  # few listeners are behind a proxy
 
             try:
@@ -131,14 +136,23 @@ class Acceptor:
         except (OSError, EOFError) as bad:  # such as a failed handshake: `ssl.SSLError` is an OSError
             accepted.close()
             if self._context is not None:
-                self._note(self._failed, source or peer, str(bad) or "the client closed the connection")
+                self._note(
+                    self._failed,
+                    source if isinstance(source, tuple) else peer,
+                    str(bad) or "the client closed the connection",
+                )
         except BaseException:
             accepted.close()
             raise
 
-    async def _read_header(self, accepted: socket.socket, host: str) -> Source | None:
+    async def _read_header(self, accepted: socket.socket, host: str) -> Source | Via | None:
         from .proxy_header import ProxyHeaderError, is_proxy, read_header
 
+        if not self._proxies and self._key is not None:
+            from .site_header import begins_with_header, read_site_header
+
+            async with asyncio.timeout(self._patience):
+                return await read_site_header(accepted, self._key) if await begins_with_header(accepted) else None
         if not is_proxy(host, self._proxies):
             raise ProxyHeaderError("it is not from one of the listener's proxies")
         async with asyncio.timeout(self._patience):

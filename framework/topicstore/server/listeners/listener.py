@@ -43,9 +43,16 @@ class Listener:
     """The sockets that accept connections for one listener. Created by `listen`; used in the event loop only."""
 
     def __init__(
-        self, name: str, settings: ListenerSettings, limits: Limits, connect: ConnectionFactory, below: int
+        self,
+        name: str,
+        settings: ListenerSettings,
+        limits: Limits,
+        connect: ConnectionFactory,
+        below: int,
+        key: bytes | None = None,
     ) -> None:
         self._settings, self._limits = settings, limits
+        self._key = key if settings.protocol == "mqtt" and settings.tls is None and not settings.proxies else None
         self._connect, self._below = connect, below
         self.via = _via(name, settings)
         self._factory = self._factory_for(connect)
@@ -56,7 +63,7 @@ class Listener:
         self._stopped = False
         self._reloading = asyncio.Lock()
 
-    def _factory_for(self, connect: ConnectionFactory) -> Callable[[Source | None], asyncio.Protocol]:
+    def _factory_for(self, connect: ConnectionFactory) -> Callable[[Source | Via | None], asyncio.Protocol]:
         settings, limits = self._settings, self._limits
         if settings.protocol == "websocket":
             from .websocket import WebSocketEdge
@@ -66,7 +73,9 @@ class Listener:
             )
         return lambda source: connect(self._via_of(source))
 
-    def _via_of(self, source: Source | None) -> Via:
+    def _via_of(self, source: Source | Via | None) -> Via:
+        if isinstance(source, Via):
+            return source
         return self.via if source is None else msgspec.structs.replace(self.via, source=source)
 
     def same(self, settings: ListenerSettings, limits: Limits) -> bool:
@@ -101,7 +110,9 @@ class Listener:
         try:
             for one in sockets:
                 one.listen(_BACKLOG)
-                now.append(Acceptor(self.via.name, one, self._factory, self._below, handshake, context, proxies))
+                now.append(
+                    Acceptor(self.via.name, one, self._factory, self._below, handshake, context, proxies, self._key)
+                )
         except BaseException as bad:  # closes all sockets if one fails
             _close(now)
             for one in sockets:
@@ -185,6 +196,7 @@ def _via(name: str, settings: ListenerSettings) -> Via:
         behind_proxy=settings.behind_proxy or bool(settings.proxies),
         anonymous=settings.anonymous,
         sources=settings.sources,
+        redirect=settings.redirect,
     )
 
 
@@ -195,13 +207,14 @@ async def listen(
     connect: ConnectionFactory,
     below: int,
     bound: Sequence[socket.socket] | None = None,
+    key: bytes | None = None,
 ) -> Listener:
-    """Open a listener; ``connect`` is called for each connection, and ``below`` is the argument of `Acceptor`.
+    """Open a listener; ``connect`` is called for each connection, ``below`` and ``key`` are arguments of `Acceptor`.
 
     ``bound`` are bound sockets, which the listener then owns; by default the address of the settings is bound. Raises
     `ListenError`.
     """
-    listener = Listener(name, settings, limits, connect, below)
+    listener = Listener(name, settings, limits, connect, below, key)
     try:
         context = listener.read_files()
     except BaseException:

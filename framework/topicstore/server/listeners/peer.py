@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
 from topicstore.server.config.model import Anonymous
 from topicstore.server.config.units import is_loopback, site_of, written_address
 
-if TYPE_CHECKING:
-    from .proxy_header import Source
-
-__all__ = ["FROM_ELSEWHERE", "ConnectionFactory", "Peer", "Scheme", "Via", "peer_of"]
+__all__ = ["FROM_ELSEWHERE", "ConnectionFactory", "Peer", "Relayed", "Scheme", "Via", "peer_of"]
 
 FROM_ELSEWHERE = "topicstore_from_elsewhere"
 """The key of a transport's extra information that marks a client from another machine behind a local socket."""
 
 
 Scheme = Literal["mqtt", "mqtts", "ws", "wss"]
+
+
+class Relayed(msgspec.Struct, frozen=True, kw_only=True):
+    """The properties of a client's connection to another site of the cluster, which that site reports."""
+
+    site: str
+    """The name of the site that has accepted the client, and passes its bytes on."""
+    loopback: bool
+    """`Peer.loopback`, as seen from that site."""
+    certificate_name: str | None
+    """`Peer.certificate_name`."""
 
 
 class Via(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,8 +48,13 @@ class Via(msgspec.Struct, frozen=True, kw_only=True):
     """The clients of this listener that may connect without a user name; None: those of `[authentication]`."""
     sources: tuple[str, ...] = ("plugins", "passwords")
     """The sources that authenticate the clients of this listener: plugins, the password file, both, or neither."""
-    source: Source | None = None
+    source: tuple[str, int] | None = None
     """The client's address that the proxy of this connection has named; None if there is no such proxy."""
+    redirect: bool = False
+    """Whether clients of MQTT 5 are referred to the site that owns their session, instead of being passed on to it."""
+    relayed: Relayed | None = None
+    """The connection of the client to another site, which passes it on; None if the client has connected here. If
+    there is one, the other fields are those of the other site's listener."""
 
 
 ConnectionFactory = Callable[[Via], asyncio.Protocol]
@@ -74,10 +87,14 @@ def peer_of(transport: asyncio.BaseTransport, via: Via) -> Peer:
     """Return the peer of a connection. Must be called when the connection is made, before the peer may disconnect."""
     address = via.source or transport.get_extra_info("peername")
     host = address[0] if isinstance(address, (tuple, list)) else ""
+    written = "unknown" if address is None else written_address(address)
+    if via.relayed is not None:
+        loopback, name = via.relayed.loopback, via.relayed.certificate_name
+        return Peer(via=via, address=written, loopback=loopback, certificate_name=name)
     elsewhere = via.behind_proxy or transport.get_extra_info(FROM_ELSEWHERE, False)
     return Peer(
         via=via,
-        address="unknown" if address is None else written_address(address),
+        address=written,
         loopback=is_loopback(host.partition("%")[0]) and not elsewhere,
         certificate_name=_common_name(transport) if via.certificate_users else None,
     )

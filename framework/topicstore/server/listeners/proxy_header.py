@@ -18,12 +18,14 @@ import socket
 from collections.abc import Sequence
 
 __all__ = [
+    "SIGNATURE",
     "Network",
     "ProxyHeaderError",
     "Source",
     "is_proxy",
     "parse_binary",
     "parse_line",
+    "read_binary",
     "read_header",
 ]
 
@@ -31,7 +33,8 @@ Source = tuple[str, int]
 """The address and the port of a client."""
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-_SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
+SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
+"""The first bytes of a header of version 2."""
 _LONGEST_LINE = 107
 """Most bytes of a header of version 1, with its line end."""
 _LONGEST_REST = 4_096
@@ -108,14 +111,27 @@ async def read_header(accepted: socket.socket) -> Source | None:
     Reads no byte after the header, and at most 4,112 bytes. The caller limits the time. Raises `ProxyHeaderError`, and
     OSError.
     """
-    data = await _exactly(accepted, len(_SIGNATURE))
-    if data != _SIGNATURE:
+    data = await _exactly(accepted, len(SIGNATURE))
+    if data != SIGNATURE:
         return parse_line(await _line(accepted, data))
-    head = data + await _exactly(accepted, 4)
+    return (await _binary(accepted, data))[2]
+
+
+async def read_binary(accepted: socket.socket) -> tuple[bytes, bytes, Source | None]:
+    """Read a header of version 2; return its first 16 bytes, the bytes after them, and the client, as `read_header`."""
+    data = await _exactly(accepted, len(SIGNATURE))
+    if data != SIGNATURE:
+        raise ProxyHeaderError("there is no header")
+    return await _binary(accepted, data)
+
+
+async def _binary(accepted: socket.socket, signature: bytes) -> tuple[bytes, bytes, Source | None]:
+    head = signature + await _exactly(accepted, 4)
     size = int.from_bytes(head[14:16])
     if size > _LONGEST_REST:
         raise ProxyHeaderError(f"the header has {size:,} bytes, more than {_LONGEST_REST:,}")
-    return parse_binary(head, await _exactly(accepted, size))
+    rest = await _exactly(accepted, size)
+    return head, rest, parse_binary(head, rest)
 
 
 async def _exactly(accepted: socket.socket, size: int) -> bytes:

@@ -37,17 +37,19 @@ class Replacement:
         self._sockets: dict[str, list[socket.socket]] = {}
         """The bound sockets of new listeners before they accept, by name."""
 
-    async def open(self, settings: ServerSettings, connect: ConnectionFactory, below: int) -> None:
+    async def open(
+        self, settings: ServerSettings, connect: ConnectionFactory, below: int, key: bytes | None = None
+    ) -> None:
         """Open the listeners of new settings; certificate files are read again. Raises `ListenError`: then call `undo`.
 
-        ``below`` is the argument of `Acceptor`.
+        ``below`` and ``key`` are the arguments of `Acceptor`.
         """
         running = {listener.via.name: listener for listener in self._running}
         new: dict[str, tuple[Listener, ssl.SSLContext | None]] = {}
         for name, one in settings.listeners.items():
             listener = running.get(name)
             if listener is None or not listener.same(one, settings.limits):
-                listener = Listener(name, one, settings.limits, connect, below)
+                listener = Listener(name, one, settings.limits, connect, below, key)
                 new[name] = listener, listener.read_files()
             self.listeners.append(listener)
         wanted = {one.via.name: await asyncio.to_thread(places_of, one.address) for one in self.listeners}

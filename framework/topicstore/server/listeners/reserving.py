@@ -137,6 +137,10 @@ class Reserved:
                 for address, places in each:
                     self._sockets[name] += bind(address, places, _what(name))
 
+    def places(self, name: str | None) -> list[Place]:
+        """Return the bound addresses of a listener, or of HTTP (None); none once its sockets were taken."""
+        return [Place.of(one) for one in self._sockets.get(name, ())]
+
     def take(self, name: str | None) -> list[socket.socket]:
         """Return the sockets of a listener, or of HTTP (None), which the caller then owns."""
         return self._sockets.pop(name)

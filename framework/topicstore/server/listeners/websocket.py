@@ -101,6 +101,10 @@ class WebSocketEdge(asyncio.Protocol):
         elif not events:
             self._inner.data_received(b"")  # reports progress within an incomplete frame
 
+    def serve_by(self, inner: asyncio.Protocol) -> None:
+        """Let another protocol be the server's connection."""
+        self._inner = inner
+
     @property
     def unfinished(self) -> int:
         """Number of received bytes of an incomplete frame."""
@@ -265,6 +269,10 @@ class WebSocketTransport(asyncio.Transport):
         if name == FROM_ELSEWHERE:
             return super().get_extra_info(name, default)
         return self._socket.get_extra_info(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        """Pass the data of frames on to another protocol."""
+        self._edge.serve_by(cast("asyncio.Protocol", protocol))
 
     @property
     def unfinished(self) -> int:

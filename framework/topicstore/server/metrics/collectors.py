@@ -438,7 +438,7 @@ class StoreCollector(Collector):
         """Return the sizes that the engines report; expensive, because engines inspect all files."""
         try:
             return [shard.writer.open_engine().info() for shard in self._db.storage.shards]
-        except EngineError:  # `/health/ready` reports it
+        except EngineError:  # `/health/ready` reports the error
             return []
 
     def disk_free(self) -> int | None:
@@ -447,7 +447,7 @@ class StoreCollector(Collector):
             return None
         try:
             return shutil.disk_usage(self._db.path).free
-        except OSError:  # `/health/ready` reports it
+        except OSError:  # `/health/ready` reports the error
             return None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import prometheus_client
 from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics import exposition
@@ -26,6 +28,13 @@ _OPENMETRICS = "application/openmetrics-text"
 _PLAIN = prometheus_client.CONTENT_TYPE_PLAIN_0_0_4.removesuffix("; charset=utf-8")  # the response adds the charset
 
 
+class _Renewed(Protocol):
+    """A value that is computed about once a second, or less often."""
+
+    def renew(self) -> None:
+        """Compute the value again if that is due."""
+
+
 class Metrics:
     """All metrics of one server. Thread-safe."""
 
@@ -38,10 +47,17 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=False)
         for collector in (FieldNamesCollector(db, site, averages), store, sessions, MqttCollector(server), process):
             self.registry.register(collector)
+        paced: list[_Renewed] = [store.engines, sessions, process]
+        if db.cluster is not None:
+            from .cluster import ClusterCollector  # only for a site of a cluster
+
+            cluster = ClusterCollector(db.cluster)
+            self.registry.register(cluster)
+            paced.append(cluster)
 
         def renew() -> None:
             averages.sample()
-            for one in (store.engines, sessions, process):
+            for one in paced:
                 one.renew()
 
         self.recent = Recent(db, server, store=store, sessions=sessions, lag=lag, renew=renew)

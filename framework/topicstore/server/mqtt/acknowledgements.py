@@ -11,12 +11,11 @@ from collections.abc import Sequence
 
 import attrs
 
-from topicstore.contract.errors import SessionEndedError
 from topicstore.server.codec.encode import pubacks
-from topicstore.server.codec.error_codes import reason_of_message
+from topicstore.server.codec.error_codes import is_passing, reason_of, reason_of_message
 from topicstore.server.codec.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, AckPacket
 from topicstore.server.codec.reason import ReasonCode
-from topicstore.sessions import Publish, Session
+from topicstore.sessions import OVER, Publish, Session
 
 from .channel import Channel, Counted
 from .publish import Pending
@@ -70,7 +69,7 @@ class ReceivedAcks:
     def pass_on(self, client: Client, session: Session, requests: RequestBatch) -> bool:
         """Pass the acknowledgements to the session and the next batch; return whether the batch has an answer for them.
 
-        Raises `SessionEndedError`.
+        Raises an error of `OVER`.
         """
         for kind, ids in self._ids.items():
             if kind == PUBACK:
@@ -85,7 +84,7 @@ class ReceivedAcks:
 
 
 def complete(session: Session, packets: Sequence[Publish]) -> None:
-    """Acknowledge messages that are not sent to the client, in its place. Raises `SessionEndedError`."""
+    """Acknowledge messages that are not sent to the client, in its place. Raises an error of `OVER`."""
     for packet in packets:
         if packet.qos == 1:
             session.puback(packet.packet_id)
@@ -111,7 +110,10 @@ class PublishAnswer:
     refused: int = 0
     """Number of refused publishes."""
     end: str | None = None
-    """Why the connection must end, if the protocol version cannot report that a publish failed; else None."""
+    """Why the connection must end, if the protocol version cannot report that a publish failed, or if the client must
+    send the publish again; else None."""
+    reason: ReasonCode = ReasonCode.QUOTA_EXCEEDED
+    """The reason code of that end."""
 
 
 def answer_publishes(version: int, part: PublishedPart) -> PublishAnswer:
@@ -136,8 +138,11 @@ def _each(version: int, part: PublishedPart, pending: Pending) -> PublishAnswer:
         elif version == 5 and not part.matched[number]:
             reasons.setdefault((message.qos, packet_id), ReasonCode.NO_MATCHING_SUBSCRIBERS)
     refused = sum(reason >= 0x80 for reason in reasons.values())
-    if any(isinstance(error, SessionEndedError) for error in part.refused.values()):
+    if any(isinstance(error, OVER) for error in part.refused.values()):
         return PublishAnswer(b"", refused=refused)  # the connection ends, and the client resends what is unacknowledged
+    passing = next((error for error in part.refused.values() if is_passing(error)), None)
+    if passing is not None:
+        return PublishAnswer(b"", refused=refused, end=str(passing), reason=reason_of(passing))
     if version == 4 and any(reason >= 0x80 and reason not in _DROPPED for reason in reasons.values()):
         return PublishAnswer(b"", refused=refused, end=text)
     acks = [(one, reasons.get((1, one), 0)) for one in pending.ids1]

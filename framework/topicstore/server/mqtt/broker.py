@@ -56,6 +56,10 @@ class Broker:
             loop, settings, access, bans, clients, version=ts.__version__, counts=self._sessions.counts
         )
         self.serving.schedule = self._schedule
+        if db.cluster is not None:
+            from .upstream import Relays  # only for a site of a cluster
+
+            self.serving.relays = Relays(db, db.cluster)
         self._store = StoreThread(db, self._on_end)
         self._thread = ThreadPoolExecutor(1, "topicstore-server")
         self._scheduled = False
@@ -87,6 +91,11 @@ class Broker:
         stopped."""
         self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # marks it as retrieved
         self._schedule()
+
+    @property
+    def key(self) -> bytes | None:
+        """The key of connections that other sites of the cluster pass on; None without a cluster."""
+        return None if self.serving.relays is None else self.serving.relays.key
 
     def connection(self, via: Via) -> MqttConnection:
         """Return the protocol object for a new connection of a listener."""

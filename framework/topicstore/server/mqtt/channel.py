@@ -107,6 +107,15 @@ class Channel:
             sent[PUBLISH] += published
             sent[PUBREL] += pubrels
 
+    def write_raw(self, data: bytes) -> None:
+        """Send bytes whose packets another site has counted, unless the connection is over."""
+        self._put(data)
+
+    def hand_over(self, protocol: asyncio.Protocol) -> None:
+        """Let another protocol receive what the client sends, from now on."""
+        self._transport.set_protocol(protocol)
+        self.hold(False)
+
     def ends(self, reason: str, code: int) -> None:
         """Set the reason and the reason code that the connection's line in the log reports."""
         self.record.reason, self.record.code = reason, int(code)

@@ -15,15 +15,17 @@ import enum
 import logging
 import time
 from collections.abc import Sequence
-from typing import NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, cast
+
+import attrs
 
 from topicstore.contract.arguments import KEEP
-from topicstore.contract.errors import SessionEndedError, TopicstoreError
+from topicstore.contract.errors import TopicstoreError
 from topicstore.server.access.bans import BanIndex
 from topicstore.server.codec import encode as encoding
 from topicstore.server.codec.decode import decode
 from topicstore.server.codec.error_codes import reason_of, reason_of_end, sendable, text_of
-from topicstore.server.codec.frames import Frame, FrameReader, FramingError
+from topicstore.server.codec.frames import Frame, FrameReader, FramingError, joined
 from topicstore.server.codec.packets import (
     CONNACK,
     DISCONNECT,
@@ -42,7 +44,7 @@ from topicstore.server.codec.packets import (
 from topicstore.server.codec.reason import PacketError, ReasonCode
 from topicstore.server.listeners.peer import Via
 from topicstore.server.logs import log_connected
-from topicstore.sessions import DeliveryBatch, Ended, Publish, PubRel, Session, SubscribeResult
+from topicstore.sessions import OVER, DeliveryBatch, Ended, Publish, PubRel, Session, SubscribeResult
 
 from .acknowledgements import ReceivedAcks, answer_publishes, answer_pubrels, complete
 from .channel import Channel
@@ -54,6 +56,11 @@ from .requests import Departure, PublishedPart
 from .rights import Rights
 from .subscribe import Subscriptions
 from .unfinished_packet import UnfinishedPacket
+
+if TYPE_CHECKING:
+    from topicstore.replication.site import ShardOwner
+
+    from .upstream import Relays
 
 __all__ = [
     "MqttConnection",
@@ -198,7 +205,7 @@ class MqttConnection(asyncio.Protocol):
 
     def _hold_session(self) -> None:
         if self._session is not None and not self._left:
-            with contextlib.suppress(SessionEndedError):  # `session_ended` will be called
+            with contextlib.suppress(*OVER):  # `session_ended` will be called
                 if self._full:
                     self._session.pause()
                 else:
@@ -231,7 +238,7 @@ class MqttConnection(asyncio.Protocol):
         if self._session is not None:
             try:
                 self._session.alive()
-            except SessionEndedError:
+            except OVER:
                 return  # `session_ended` will be called
 
     # --- packets ---
@@ -297,7 +304,7 @@ class MqttConnection(asyncio.Protocol):
                 if acks.pass_on(self, self._session, self._serving.requests):
                     self._busy = True
                     self._serving.schedule()
-            except SessionEndedError:
+            except OVER:
                 return  # `session_ended` will be called
         if published:
             self._busy = True
@@ -374,8 +381,47 @@ class MqttConnection(asyncio.Protocol):
             self.end(ReasonCode.SERVER_UNAVAILABLE, "the server is shutting down")
         elif serving.full:
             self.end(ReasonCode.QUOTA_EXCEEDED, "as many clients are connected as may be")
-        else:
+        elif (relays := serving.relays) is None:
             serving.admit(self, self._admit(terms))
+        else:
+            self._connect_in_cluster(relays, body)
+
+    def _connect_in_cluster(self, relays: Relays, body: bytes) -> None:
+        """Serve a CONNECT, or pass it on to the site that owns the shard of the client id."""
+        if self._terms.assigned:
+            self._terms = attrs.evolve(self._terms, client_id=relays.assigned_id())
+        client_id, serving = self._terms.client_id, self._serving
+        owner = None if relays.is_here(client_id) else relays.owner(client_id)
+        if relays.is_here(client_id):
+            serving.admit(self, self._admit(self._terms))
+        elif owner is None or not owner.address:
+            self.end(ReasonCode.SERVER_UNAVAILABLE, "no site serves the client at the moment")
+        elif self._via.relayed is not None:  # the two sites have read different documents of the cluster
+            self.end(ReasonCode.SERVER_UNAVAILABLE, f"the client's session is moving to site {owner.site}")
+        elif self._via.redirect and self._terms.packet.version == 5:
+            self.end(ReasonCode.USE_ANOTHER_SERVER, f"site {owner.site} serves the client", elsewhere=owner.address)
+        else:
+            serving.admit(self, self._pass_to(relays, owner, (0x10, body)))
+
+    async def _pass_to(self, relays: Relays, owner: ShardOwner, connect: Frame) -> None:
+        """Connect to the owner of the client's shard, and pass on to it what the client has sent and sends."""
+        try:
+            upstream = await relays.connect(owner, self._channel.peer, self._serving.limits.connect_timeout)
+        except (OSError, ValueError) as bad:
+            self.end(ReasonCode.SERVER_UNAVAILABLE, f"site {owner.site} can't be reached at {owner.address}: {bad}")
+            return
+        if self._state != State.OPENING:
+            upstream.transport.abort()
+            return
+        from .relay import Relay  # it is there, if there are relays
+
+        received = joined((connect, *(self._waiting or ()))) + self._reader.take()
+        self._state, self._waiting = State.OVER, None
+        self._unfinished.drop()
+        relay = Relay(self._serving, self._channel, upstream, owner)
+        self._serving.pass_on(self, relay)
+        relay.begin(received)
+        self._channel.hand_over(relay)
 
     async def _admit(self, terms: Terms) -> None:
         """Authenticate and authorize the client, and request its session."""
@@ -487,7 +533,7 @@ class MqttConnection(asyncio.Protocol):
         answer = answer_publishes(self._terms.packet.version, part)
         self._serving.traffic.publishes_refused += answer.refused
         if answer.end is not None:
-            self.end(ReasonCode.QUOTA_EXCEEDED, answer.end)
+            self.end(answer.reason, answer.end)
             return
         self._inbound.unanswered -= len(part.what.ids1)
         for packet_id in answer.over:
@@ -506,7 +552,7 @@ class MqttConnection(asyncio.Protocol):
         """Send the session's packets; a message that is too large counts as delivered [MQTT-3.1.2-25]."""
         pieces, published, too_large = self._outbound.encode(packets, shared)
         if too_large and self._session is not None:
-            with contextlib.suppress(SessionEndedError):  # `session_ended` will be called
+            with contextlib.suppress(*OVER):  # `session_ended` will be called
                 complete(self._session, too_large)
         pubrels = sum([isinstance(packet, PubRel) for packet in packets])
         self._channel.deliver(b"".join(pieces), published, pubrels)
@@ -564,18 +610,21 @@ class MqttConnection(asyncio.Protocol):
     def departed(self, error: TopicstoreError | None) -> None:
         """End the connection after a DISCONNECT."""
         self._barrier = None
-        if error is not None and not isinstance(error, SessionEndedError):
+        if error is not None and not isinstance(error, OVER):
             _log.warning("the session of %r could not be ended: %s", self._terms.client_id, error)
         self._shut()
 
     def session_ended(self, why: Ended) -> None:
         """End the connection because its session has ended, such as by a takeover."""
         self._leave()
-        self.end(reason_of_end(why), why.value)
+        relays, owner = self._serving.relays, None
+        if why is Ended.MOVED and self._via.redirect and relays is not None:
+            owner = relays.owner(self._terms.client_id)
+        self.end(reason_of_end(why), why.value, elsewhere=None if owner is None else owner.address or None)
 
     def failed(self, error: TopicstoreError) -> None:
         """End the connection because a request failed that the protocol can't answer with an error."""
-        if not isinstance(error, SessionEndedError):
+        if not isinstance(error, OVER):
             self.end(reason_of(error), str(error), text_of(error))
 
     def _refuse(self, bad: PacketError) -> None:
@@ -593,11 +642,12 @@ class MqttConnection(asyncio.Protocol):
             )
         self._shut()
 
-    def end(self, reason: ReasonCode, text: str, shown: str | None = None) -> None:
+    def end(self, reason: ReasonCode, text: str, shown: str | None = None, *, elsewhere: str | None = None) -> None:
         """Send the client the reason, and end its connection; the session's connection counts as lost.
 
-        text:  the reason for the log.
-        shown: the reason string for the client, if it differs from ``text``.
+        text:      the reason for the log.
+        shown:     the reason string for the client, if it differs from ``text``.
+        elsewhere: the address of a server that the client is referred to.
         """
         if self._state >= State.OVER:
             return
@@ -609,11 +659,12 @@ class MqttConnection(asyncio.Protocol):
             self._channel.refused = True
             if reason == ReasonCode.SERVER_SHUTTING_DOWN:  # not a reason code of CONNACK (MQTT 5, section 3.2.2.2)
                 reason = ReasonCode.SERVER_UNAVAILABLE
-            connack = encoding.connack(self._terms.packet.version, reason, reason_string=reason_string)
+            version = self._terms.packet.version
+            connack = encoding.connack(version, reason, reason_string=reason_string, server_reference=elsewhere)
             self._channel.write(connack, CONNACK, reason)
         elif self._state != State.NEW:
             self._channel.write(
-                encoding.disconnect(self._terms.packet.version, reason, reason_string), DISCONNECT, reason
+                encoding.disconnect(self._terms.packet.version, reason, reason_string, elsewhere), DISCONNECT, reason
             )
         self._shut()
         self._lose()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from topicstore.contract.access import Action
 from topicstore.server.access.access import Access
@@ -23,6 +23,9 @@ from .publish import Inbound
 from .requests import Client, RequestBatch, Row, Wanted
 from .store_thread import LAST_ROWS, ROWS, keep_turn, put_first
 from .sys_topics import Figures, Traffic
+
+if TYPE_CHECKING:
+    from .upstream import Relays
 
 __all__ = ["Serving"]
 
@@ -70,6 +73,10 @@ class Serving:
         """Requests that must wait for the batch after the next one."""
         self.sessions: dict[Session, Client] = {}
         """The connections of all connected sessions."""
+        self.relays: Relays | None = None
+        """The way to the sites that own other clients' sessions; None without a cluster. Set by the broker."""
+        self.relayed = 0
+        """Number of connections that are passed on to other sites."""
         self.connections: dict[Client, None] = {}
         """All connections, including those without a session."""
         self.opening: dict[Client, asyncio.Task[None]] = {}
@@ -115,7 +122,7 @@ class Serving:
     @property
     def full(self) -> bool:
         """Whether no further client may connect, because the limit of connections is reached."""
-        return self.traffic.connected + len(self.opening) >= self.most
+        return self.traffic.connected + len(self.opening) + 2 * self.relayed >= self.most  # a relay has two sockets
 
     def address_of(self, session: Session) -> str | None:
         """Return the address and port of a session's client; None if it isn't connected here. Thread-safe."""
@@ -132,6 +139,14 @@ class Serving:
         self.connections.pop(connection, None)
         self._give_up(connection)
         self.held.pop(connection, None)
+
+    def pass_on(self, connection: Client, relay: Client) -> None:
+        """Register the relay that replaces a connection."""
+        self.opening.pop(connection, None)
+        self.connections.pop(connection, None)
+        self.held.pop(connection, None)
+        self.connections[relay] = None
+        self.relayed += 1
 
     def begin(self, session: Session, connection: Client) -> None:
         """Register the connection of a session, when its CONNACK is sent."""

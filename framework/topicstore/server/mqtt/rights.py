@@ -12,11 +12,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from topicstore.contract.errors import SessionEndedError
 from topicstore.contract.model import Message
 from topicstore.server.access.access import Access
 from topicstore.server.access.permissions import Permissions
-from topicstore.sessions import Publish, Session
+from topicstore.sessions import OVER, Publish, Session
 from topicstore.sessions.delivery_batch import ASKED
 
 from .connect import Admission
@@ -163,7 +162,7 @@ class Rights:
     def ask_again(self) -> None:
         """Let the session check again which waiting messages may be sent."""
         if self._session is not None:
-            with contextlib.suppress(SessionEndedError):  # the connection is notified
+            with contextlib.suppress(*OVER):  # the connection is notified
                 self._session.ask_again()
 
     def renew(self) -> bool:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import topicstore as ts
 from topicstore.contract.arguments import Keep
 from topicstore.contract.errors import TopicstoreError
-from topicstore.sessions import Ended, Session, Start, SubscribeResult
+from topicstore.sessions import OVER, Ended, Session, Start, SubscribeResult
 
 from .requests import Client, Departure, PublishedPart, RequestBatch, Responses, Row, Wanted
 
@@ -144,7 +144,7 @@ class StoreThread:
             for waiting, client_id in requests.lookups:
                 responses.found.append((waiting, self._filters(client_id)))
             for session, allow in requests.restricted:
-                with contextlib.suppress(ts.SessionEndedError):
+                with contextlib.suppress(*OVER):
                     session.restrict(allow)
             if requests.figures:
                 self._attempt("the server's own figures", lambda: self._db.publish(requests.figures))
@@ -269,7 +269,7 @@ class StoreThread:
 
         def lost() -> None:
             for error in self._sessions.lost(sessions, partial=True):
-                if error is not None and not isinstance(error, ts.SessionEndedError):
+                if error is not None and not isinstance(error, OVER):
                     raise error
 
         self._attempt("ending broken connections", lost)

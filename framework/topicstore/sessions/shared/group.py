@@ -227,9 +227,12 @@ class Group:
         listeners: FilterListeners,
         filters: DurableFilters,
         states: Sequence[ShardState],
+        owned: Callable[[int], bool],
         changed: Callable[[Group], None],
     ) -> None:
         self.filter = shared
+        self.epoch: int | None = 0
+        """The period of this site as the owner of the subscription's shard in which the group was made."""
         self.keys = GroupKeys(shared.text)
         self.feed = listeners.hub.feed(shared.topic_filter)
         self.members: dict[str, Membership] = {}
@@ -254,6 +257,8 @@ class Group:
         self._listeners = listeners
         self._filters = filters
         self._states = states
+        self._owned = owned
+        """Returns whether this process owns a shard."""
         self._home = states[listeners.shard_of(shared.text)]
         self._changed = changed
         self._listener: FilterListener | None = None
@@ -550,7 +555,7 @@ class Group:
 
         `save` was called before the messages were revoked, so their keys differ from those of other returned ones.
         """
-        for state in self._states:
+        for state in filter(self._is_owned, self._states):  # other sites' are left until their shards come here
             revoked = [(key, *messages_of(key, decode(key, v, Returned))) for key, v in state.scan(self.keys.revoked)]
             for _, shard, positions in revoked:
                 self._keep(shard, positions, self._refusals.get((shard, int(positions[0]))))
@@ -558,6 +563,9 @@ class Group:
                 state.write([FrameworkWrite(key, None) for key, _, _ in revoked])
         self._refusals.clear()
         self.revoked = False
+
+    def _is_owned(self, state: ShardState) -> bool:
+        return self._owned(state.shard)
 
     def _keep(self, shard: int, revoked: Positions, refused_by: Member | None) -> None:
         """Store revoked messages as returned, except those that an earlier call, which then failed, stored."""
@@ -606,7 +614,7 @@ class Group:
 
     def remove(self) -> None:
         """Remove all records of the group, because no session has the subscription any more."""
-        for state in self._states:
+        for state in filter(self._is_owned, self._states):
             state.write([FrameworkWrite(key, None) for key, _ in state.scan(self.keys.revoked)])
         prefixes = (self.keys.members, self.keys.returned)
         doomed = [FrameworkWrite(key, None) for prefix in prefixes for key, _ in self._home.scan(prefix)]

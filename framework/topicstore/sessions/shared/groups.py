@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -62,12 +62,30 @@ class Groups:
         group = self._loaded.get(text)
         if group is None:
             group = self._load(text)
-            if group is not None:
+            if group is not None and self._serves(text):
                 self._loaded[text] = group
         return group
 
+    def _serves(self, text: str) -> bool:
+        """Return whether this site serves a shared subscription: whether it owns the shard of the subscription."""
+        return self._states.owned(self._states.shard_of(text))
+
+    def forget_moved(self, epochs: Sequence[int | None]) -> None:
+        """Forget the groups of shards that other sites own now, by the epochs of this site's; see `SessionRegistry`.
+
+        A shard that has come back since is read anew, because another site may have changed its groups.
+        """
+        for text, group in list(self._loaded.items()):
+            if group.epoch != epochs[self._states.shard_of(text)]:
+                del self._loaded[text]
+                self._stale.pop(group, None)
+
     def _new(self, text: str) -> Group:
-        return Group(parse_shared(text), self._listeners, self._filters, self._states.states, self._changed)
+        group = Group(
+            parse_shared(text), self._listeners, self._filters, self._states.states, self._states.owned, self._changed
+        )
+        group.epoch = self._states.epoch(self._states.shard_of(text))
+        return group
 
     def _load(self, text: str) -> Group | None:
         keys = GroupKeys(text)
@@ -86,6 +104,8 @@ class Groups:
                 self._load_lease(group, client_id, number, taken)
             else:
                 group.dismiss(client_id)
+        if not self._serves(text):
+            return group if group.members else None
         ends = np.array(self._listeners.hub.last_positions(), np.uint64)
         reached(group.places.max(axis=1).tolist(), ends.tolist())
         group.places[:] = group.committed[:] = np.minimum(group.places, ends[:, None])
@@ -155,8 +175,10 @@ class Groups:
         self._changed(group)
 
     def _changed(self, group: Group) -> None:
-        """Update a group; after an error, the next tick tries again."""
+        """Update a group; after an error, the next tick tries again. One that has moved is left to its new site."""
         self._stale.pop(group, None)
+        if group.epoch != self._states.epoch(self._states.shard_of(group.filter.text)):
+            return
         try:
             if group.members:
                 group.update()
@@ -182,7 +204,7 @@ class Groups:
         if in_flight is not None:
             shared |= {batch.topic_filter for batch in in_flight.resend if is_shared(batch.topic_filter)}
         groups = {text: group for text in shared if (group := self.find(text)) is not None}
-        for group in groups.values():
+        for group in filter(self._is_served, groups.values()):
             group.save()  # the session's own records of places are about to be removed
         writes = [] if in_flight is None else _revocations(client_id, in_flight, groups)
         if not writes:
@@ -206,6 +228,9 @@ class Groups:
             group = self.find(record.topic_filter) if is_shared(record.topic_filter) else None
             if group is not None:
                 self.leave(group, client_id)
+
+    def _is_served(self, group: Group) -> bool:
+        return self._serves(group.filter.text)
 
     def _revoke(self, group: Group, client_id: str) -> None:
         """Take back the messages in flight at QoS 1 of a member that stays disconnected."""

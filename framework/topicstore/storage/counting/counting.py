@@ -177,7 +177,7 @@ def _counted(shard: Shard, generation: int) -> int:
 def _gaps(shard: Shard, *, whole: bool = False) -> list[tuple[GenerationRecord, list[Span]]]:
     """Return the generations with gaps that can be counted now, and these gaps.
 
-    Where a slab reads heads, what follows the last table of the current generation waits for a compaction, unless
+    Where a slab reads heads, messages after the last table of the current generation wait for a compaction, unless
     ``whole`` is true. Generations that can't be opened are left out; reading their messages raises the reason.
     """
     found = []

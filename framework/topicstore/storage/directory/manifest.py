@@ -49,6 +49,7 @@ __all__ = [
     "merged_options",
     "new_manifest",
     "read_manifest",
+    "shared_fields",
     "wanted_fields",
     "write_manifest",
 ]
@@ -197,6 +198,12 @@ def wanted_fields(**arguments: Any) -> dict[str, Any]:
 
 SHARED = ("layout", "timestamps", "late", "max_skew", "plugins", "created", "created_by")
 """The fields that are the same on all sites of a cluster, besides the id, the number of shards and some options."""
+
+
+def shared_fields(manifest: Manifest) -> dict[str, Any]:
+    """Return the fields of a manifest, and the options of its layout, that are the same on all sites of a cluster."""
+    options = {manifest.layout: manifest.options[manifest.layout]} if manifest.layout in manifest.options else {}
+    return {name: getattr(manifest, name) for name in SHARED} | {"options": options}
 
 
 def new_manifest(wanted: dict[str, Any], plugins: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> Manifest:

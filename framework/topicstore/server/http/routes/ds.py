@@ -19,19 +19,19 @@ _Storage = Annotated[str, PathParameter(description="The name of a storage, such
 _TAGS = ["Durable storage"]
 
 
-@get("/ds/sites", guards=[needs("read")], tags=_TAGS, sync_to_thread=False)
+@get("/ds/sites", guards=[needs("read")], tags=_TAGS, sync_to_thread=True)
 def sites(context: TheContext) -> list[str]:
     """Return the ids of the known sites."""
     return context.sites.sites()
 
 
-@get("/ds/sites/{site:str}", guards=[needs("read")], tags=_TAGS, sync_to_thread=False)
+@get("/ds/sites/{site:str}", guards=[needs("read")], tags=_TAGS, sync_to_thread=True)
 def site(context: TheContext, site: _Site) -> SiteInfo:
     """Return a site: the name of its node, whether it is up, and its shards."""
     return context.sites.site(site)
 
 
-@put("/ds/sites/{site:str}/forget", guards=[needs("admin")], tags=_TAGS, status_code=204, sync_to_thread=False)
+@put("/ds/sites/{site:str}/forget", guards=[needs("admin")], tags=_TAGS, status_code=204, sync_to_thread=True)
 def forget(context: TheContext, site: _Site) -> None:
     """Remove a site that is permanently lost."""
     context.sites.forget(site)
@@ -43,33 +43,45 @@ def storages(context: TheContext) -> list[str]:
     return context.sites.storages()
 
 
-@get("/ds/storages/{ds:str}", guards=[needs("read")], tags=_TAGS, sync_to_thread=False)
+@get("/ds/storages/{ds:str}", guards=[needs("read")], tags=_TAGS, sync_to_thread=True)
 def storage(context: TheContext, ds: _Storage) -> StorageReplicas:
     """Return a storage: its shards, and the replicas of each."""
     return context.sites.storage(ds)
 
 
-@get("/ds/storages/{ds:str}/replicas", guards=[needs("read")], tags=_TAGS, sync_to_thread=False)
+@get("/ds/storages/{ds:str}/replicas", guards=[needs("read")], tags=_TAGS, sync_to_thread=True)
 def replicas(context: TheContext, ds: _Storage) -> list[str]:
     """Return the ids of the sites that keep replicas of a storage."""
     return context.sites.replicas(ds)
 
 
-@put("/ds/storages/{ds:str}/replicas", guards=[needs("admin")], tags=_TAGS, status_code=202, sync_to_thread=False)
+@put("/ds/storages/{ds:str}/replicas", guards=[needs("admin")], tags=_TAGS, status_code=202, sync_to_thread=True)
 def set_replicas(context: TheContext, ds: _Storage, data: JSONBody[list[str]]) -> list[str]:
     """Set the sites that keep the replicas of a storage. The change is made in the background."""
     return context.sites.set_replicas(ds, data)
 
 
-@put("/ds/storages/{ds:str}/replicas/{site:str}", guards=[needs("admin")], tags=_TAGS, status_code=202)
-async def join(context: TheContext, ds: _Storage, site: _Site) -> str:
+@put(
+    "/ds/storages/{ds:str}/replicas/{site:str}",
+    guards=[needs("admin")],
+    tags=_TAGS,
+    status_code=202,
+    sync_to_thread=True,
+)
+def join(context: TheContext, ds: _Storage, site: _Site) -> str:
     """Add a site to the replicas of a storage. The change is made in the background."""
     context.sites.join(ds, site)
     return "OK"
 
 
-@delete("/ds/storages/{ds:str}/replicas/{site:str}", guards=[needs("admin")], tags=_TAGS, status_code=202)
-async def leave(context: TheContext, ds: _Storage, site: _Site) -> str:
+@delete(
+    "/ds/storages/{ds:str}/replicas/{site:str}",
+    guards=[needs("admin")],
+    tags=_TAGS,
+    status_code=202,
+    sync_to_thread=True,
+)
+def leave(context: TheContext, ds: _Storage, site: _Site) -> str:
     """Remove a site from the replicas of a storage. The change is made in the background."""
     context.sites.leave(ds, site)
     return "OK"

@@ -70,9 +70,12 @@ class Stored(msgspec.Struct):
 @get("/imports", guards=[needs("write")], tags=["imports"], sync_to_thread=True)
 def imports(context: TheContext) -> list[Marker]:
     """Return the progress of each import in each shard; keys and values are base64."""
-    db = context.db
+    shards = context.db.storage.shards
     return [
-        Marker(shard, key, value) for shard in range(db.manifest.shards) for key, value in db.state(shard).scan(_KEYS)
+        Marker(shard.number, key, value)
+        for shard in shards
+        if shard.writer.elsewhere is None
+        for key, value in context.db.state(shard.number).scan(_KEYS)
     ]
 
 

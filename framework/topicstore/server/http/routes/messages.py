@@ -11,7 +11,7 @@ import asyncio
 import base64
 import binascii
 from contextlib import closing
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 from litestar import Request, Response, delete, get, post
@@ -21,7 +21,7 @@ from litestar.params import QueryParameter
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import to_iterable
-from topicstore.contract.errors import InvalidCursorError
+from topicstore.contract.errors import InvalidCursorError, ShardElsewhereError
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.publish import PublishResult
 from topicstore.server.http.context import Context, TheContext
@@ -46,6 +46,9 @@ from topicstore.storage.counting import histogram as histograms
 from topicstore.storage.reading.explain import Explanation
 from topicstore.storage.reading.pages import ReplayPlace
 from topicstore.storage.storage import Storage
+
+if TYPE_CHECKING:
+    from topicstore.server.http.forwarding import Parts
 
 __all__ = [
     "NEXT",
@@ -105,6 +108,10 @@ class Published:
     retained: int
     """Number of messages that became their topics' retained messages."""
 
+    def plus(self, count: int, stored: int, routed: int, retained: int) -> Published:
+        """Return the sum of two results."""
+        return Published(self.count + count, self.stored + stored, self.routed + routed, self.retained + retained)
+
 
 @post("/messages", guards=[needs("write")], tags=["messages"], status_code=200, opt={"consumes": tuple(READ)})
 async def publish(
@@ -121,19 +128,56 @@ async def publish(
     As with MQTT, a message is stored if a persistence rule or a durable session requires it. With ``store`` all
     messages are stored, and retained messages don't change. Either all messages of a body are published or none; an
     error has the index of the first invalid message, from 0.
+
+    On a site of a cluster, messages of publishers whose shards other sites write are forwarded there, or the response
+    is 307 with their ``Location`` if the settings say so. Then either all messages of a site are published or none.
+    While a shard has no owner, the response is 503 with ``Retry-After``.
     """
-    body = await request.body()
+    body, threads = await request.body(), context.threads
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(
-        context.threads, _publish, context, body, request.headers.get("content-type", ""), store
-    )
+    media_type = request.headers.get("content-type", "")
+    if context.forwarder is None:
+        return await loop.run_in_executor(threads, lambda: _publish(context, _batch(context, body, media_type), store))
+    from topicstore.server.http import forwarding  # only for a site of a cluster
+
+    parts = await loop.run_in_executor(threads, _parts, context, body, media_type)
+    published = Published(0, 0, 0, 0)
+    if parts.elsewhere:
+        path, query = request.scope["path"], request.scope["query_string"].decode("latin-1")
+        if (sender := request.headers.get(forwarding.FORWARDED)) is not None:
+            shard = f"site {sender} has forwarded messages for a shard that another site writes by now"
+            raise ShardElsewhereError(shard)
+        settings = context.mqtt.settings.cluster
+        if settings is not None and not settings.forward:
+            raise forwarding.redirection(parts, path, query)
+        for answer in await context.forwarder.forward(parts.elsewhere, path, query):
+            published = published.plus(answer.count, answer.stored, answer.routed, answer.retained)
+    if len(parts.here) or not parts.elsewhere:
+        here = await loop.run_in_executor(threads, _publish, context, parts.here, store)
+        published = published.plus(here.count, here.stored, here.routed, here.retained)
+    return published
 
 
-def _publish(context: Context, body: bytes, media_type: str, store: bool) -> Published:
-    db = context.db
-    db.storage.check_may_write()
+def _batch(context: Context, body: bytes, media_type: str) -> MessageBatch:
+    """Return the checked messages of a body."""
+    context.db.storage.check_may_write()
     batch = read(body, media_type, UNPACKED * context.settings.body_size)
     check_published(to_iterable(batch.topics))
+    return batch
+
+
+def _parts(context: Context, body: bytes, media_type: str) -> Parts:
+    """Return the checked messages of a body by the sites of the cluster that store them."""
+    from topicstore.server.http.forwarding import parts_of
+
+    batch, site = _batch(context, body, media_type), context.db.cluster
+    assert site is not None  # noqa: S101 - there is a forwarder
+    shard_of = context.db.storage.shard_of
+    return parts_of(site, batch, {one: shard_of(one) for one in set(to_iterable(batch.client_ids))})
+
+
+def _publish(context: Context, batch: MessageBatch, store: bool) -> Published:
+    db = context.db
     result = db.store(batch) if store else db.publish(batch)
     if isinstance(result, PublishResult):
         return Published(result.count, result.stored, result.routed, result.retained)
@@ -169,6 +213,9 @@ def replay(
         str | None,
         QueryParameter(description="The `Topicstore-Next` of a page: go on after it. It has the filter and the times."),
     ] = None,
+    fresh: Annotated[
+        bool, QueryParameter(description="On a site of a cluster, first get what other sites have stored.")
+    ] = True,
 ) -> Response[Any]:
     """Return matching messages stored before the request, as JSON lines, CSV, Arrow or Parquet by ``Accept``.
 
@@ -176,6 +223,9 @@ def replay(
     which also ends at 16 MB of payloads. If there are more messages, its header ``Topicstore-Next`` is a token for
     ``after``, with or without ``limit``. The pages of a replay have the same messages as one response would have had.
     Messages that are stored meanwhile are not included, and messages that are deleted meanwhile are missing.
+
+    On a site of a cluster, the response has all messages that any site had stored before the request. If the log store
+    doesn't answer, it is 503; with ``fresh=false`` it has the messages that this site has received.
 
     If reading fails after the headers were sent, the connection is closed before the end of the body. Then an Arrow
     stream ends with a batch without rows, whose metadata has the problem document as ``topicstore-problem``.
@@ -187,6 +237,8 @@ def replay(
             raise ClientException("`after` says what is replayed: leave out all but `limit`")
         place = _place(after)
     else:
+        if fresh and db.cluster is not None:
+            db.cluster.refresh()
         first, end = time_asked(db, start) or 0, time_asked(db, until)
         place = ReplayPlace.beginning(db.storage, topic_filter, first, end, by=by, reverse=reverse)
     if order == "any" and (reverse or limit is not None):

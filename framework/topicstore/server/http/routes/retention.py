@@ -87,8 +87,11 @@ def set_retention(
 
 @post("/retention/outlook", guards=[needs("read")], tags=["retention"], status_code=200, sync_to_thread=True)
 def outlook(context: TheContext, data: JSONBody[RetentionChange]) -> list[Departure]:
-    """Return the removals that would be planned if the limits were changed so. Nothing is changed."""
-    return context.db.retention.outlook(limits=_given(data))
+    """Return the removals that would be planned if the limits were changed so, with counts. Nothing is changed.
+
+    The messages that filters remove are counted, which reads topics and sizes of those that are old enough.
+    """
+    return context.db.retention.outlook(limits=_given(data), count=True)
 
 
 def _given(data: RetentionChange) -> dict[str, Any]:

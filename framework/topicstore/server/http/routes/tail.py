@@ -136,7 +136,7 @@ class _Events:
 
     async def aclose(self) -> None:
         """Close the subscription. Idempotent."""
-        with suppress(ValueError):  # already removed
+        with suppress(ValueError):  # an earlier call removed it
             self._context.on_stop.remove(self._subscription.close)
         self._subscription.close()
 

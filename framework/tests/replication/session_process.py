@@ -1,0 +1,114 @@
+"""A program that is a site, and does what clients ask by lines of JSON: a broker without its network protocol."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import topicstore as ts
+from topicstore.contract.errors import TopicstoreError
+from topicstore.sessions import PubRel, Session
+
+SHARDS = 2
+TICK = 0.05
+"""Seconds between two ticks; not a wait for anything."""
+
+
+class Broker:
+    """The sessions of this site's clients, by the number of the connection."""
+
+    def __init__(self, db: ts.Database) -> None:
+        self._db = db
+        self._connections: dict[int, Session] = {}
+        self._calls: dict[str, Callable[..., object]] = {
+            "open": self._open,
+            "deliver": self._deliver,
+            "acknowledge": self._acknowledge,
+            "publish": self._publish,
+            "pubrel": self._pubrel,
+        }
+        self._saying = threading.Lock()
+
+    def answer(self, line: str) -> None:
+        """Do what a line asks, and print the result, or the error's name, with the line's number."""
+        asked: dict[str, Any] = json.loads(line)
+        number = asked.pop("number")
+        try:
+            self.say(number, "done", self._calls[asked.pop("do")](**asked))
+        except (TopicstoreError, KeyError) as error:  # the connection of another process has no session here
+            self.say(number, type(error).__name__, str(error))
+
+    def say(self, number: int, outcome: str, value: object) -> None:
+        with self._saying:
+            print(json.dumps([number, outcome, value]), flush=True)
+
+    def _open(self, connection: int, client: str, filters: dict[str, int]) -> bool:
+        session = self._db.sessions.open(client, expiry_interval=None)
+        for text, qos in filters.items():
+            session.subscribe(text, qos)
+        self._connections[connection] = session
+        return session.present
+
+    def _deliver(self, connection: int) -> list[Any]:
+        session = self._connections[connection]
+        self._db.sessions.wait(TICK)
+        return [
+            ["pubrel", packet.packet_id]
+            if isinstance(packet, PubRel)
+            else ["publish", packet.packet_id, packet.qos, packet.message.payload.decode()]
+            for packet in session.deliver(50)
+        ]
+
+    def _acknowledge(self, connection: int, puback: list[int], pubrec: list[int], pubcomp: list[int]) -> None:
+        session = self._connections[connection]
+        session.puback(*puback)
+        session.pubrec(*pubrec)
+        session.pubcomp(*pubcomp)
+
+    def _publish(self, connection: int, topic: str, payload: str, qos: int, packet_id: int) -> None:
+        session = self._connections[connection]
+        session.publish([ts.Message(topic, payload.encode(), session.client_id, qos=qos)], [packet_id])
+
+    def _pubrel(self, connection: int, packet_id: int) -> None:
+        self._connections[connection].pubrel(packet_id)
+
+
+def main(root: Path, site: str, takeover_after: float) -> None:
+    """Open the site, and answer lines until the end of the input or a signal."""
+    warnings.simplefilter("ignore")
+    cluster = ts.Cluster(
+        (root / "log").as_uri(),
+        beat_interval=takeover_after / 4,
+        takeover_after=takeover_after,
+        poll_interval=takeover_after / 4,
+        log_retention=0,
+    )
+    ended = threading.Event()
+    with (
+        ts.open(root / site, cluster=cluster, site=site, shards=SHARDS) as db,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        broker = Broker(db)
+
+        def ticks() -> None:
+            while not ended.wait(TICK):
+                try:
+                    db.sessions.tick()
+                except (TopicstoreError, ExceptionGroup):  # as while a shard moves; the next tick tries again
+                    continue
+
+        threads.submit(ticks)
+        broker.say(0, "ready", None)
+        for line in sys.stdin:
+            threads.submit(broker.answer, line)
+        ended.set()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))

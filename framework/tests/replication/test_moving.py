@@ -1,0 +1,304 @@
+"""Sites that join, leave and are forgotten, and shards that move between them while they are written."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore.replication import site
+from topicstore.replication.info import ShardInfo
+from topicstore.replication.snapshots import has_contents
+from topicstore_conformance.faults.threads import wait_until
+
+from .test_sites import NEVER, Sites, cut, messages, payloads
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Sites:
+    return Sites(tmp_path)
+
+
+def shards(db: ts.Database) -> tuple[ShardInfo, ...]:
+    assert db.cluster is not None
+    return db.cluster.info().shards
+
+
+def settled(db: ts.Database) -> bool:
+    """Return whether no shard is on its way to another site."""
+    return all(not one.joining and not one.leaving and one.owner in one.replicas for one in shards(db))
+
+
+def keeps(db: ts.Database) -> list[int]:
+    """Return the shards of which a site has a copy, as the site itself sees it."""
+    assert db.cluster is not None
+    return [replica.shard.number for replica in db.cluster.replicas if replica.kept]
+
+
+def agreed(*dbs: ts.Database) -> bool:
+    """Return whether each site has a copy of the shards that the document gives it, and of no others."""
+    return settled(dbs[0]) and all(
+        keeps(db) == [one.shard for one in shards(db) if db.cluster is not None and db.cluster.name in one.replicas]
+        for db in dbs
+    )
+
+
+@contextmanager
+def writing(dbs: Mapping[str, ts.Database]) -> Iterator[list[int]]:
+    """Store messages at whichever site owns their shard, in a thread, until the end; yield those acknowledged."""
+    stored: list[int] = []
+    failed: list[BaseException] = []
+    stopping = threading.Event()
+
+    def store(number: int) -> bool:
+        for db in [*dbs.values()]:
+            try:
+                db.store(messages(number))
+            except (ts.ShardElsewhereError, ts.DatabaseClosedError):
+                continue
+            except ts.ShardMovedError as moved:
+                if moved.stored is not False:
+                    raise
+                continue
+            stored.append(number)
+            return True
+        return False
+
+    def work() -> None:
+        number = 0
+        try:
+            while not stopping.is_set():
+                if store(number):
+                    number += 1
+        except ts.TopicstoreError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        wait_until(lambda: len(stored) > 20 or failed, "the first stores")
+        yield stored
+        before = len(stored)
+        wait_until(lambda: len(stored) > before + 20 or failed, "further stores")
+    finally:
+        stopping.set()
+        thread.join()
+    assert [] == failed
+
+
+def test_with_many_sites_each_keeps_only_its_shards(sites: Sites) -> None:
+    """With more sites than three, a site has copies of its shards alone, and names the owner of every other one."""
+    how = {"replication_factor": 1}
+    with ExitStack() as opened:
+        dbs = [opened.enter_context(sites.open("a", shards=4, address="host-a", **how))]
+        dbs[0].store(messages(*range(40)))
+        dbs += [opened.enter_context(sites.open(name, address=f"host-{name}", **how)) for name in "bcd"]
+        wait_until(lambda: agreed(*dbs), "copies at their sites")
+        found = shards(dbs[0])
+        assert [1, 1, 1] == [len(one.replicas) for one in found[1:]]
+        assert {site for one in found[1:] for site in one.replicas} <= set(found[0].replicas)  # it has the settings
+        for db in dbs:
+            assert db.cluster is not None
+            missing = [one for one in found if db.cluster.name not in one.replicas]
+            assert missing
+            engines = [db.storage.shards[one.shard].writer.open_engine() for one in missing]
+            wait_until(lambda engines=engines: not any(map(has_contents, engines)), "the removal of local data")  # type: ignore[misc]
+            for read in (
+                *(partial(one, "#") for one in (db.topics, db.streams, db.latest, db.retained, db.subscribe)),
+                partial(payloads, db),
+            ):
+                with pytest.raises(ts.ShardElsewhereError, match="is not kept on this site") as elsewhere:
+                    read()
+                error = elsewhere.value
+                assert (error.shard, error.site, error.address) in [
+                    (one.shard, one.owner, f"host-{one.owner}") for one in missing
+                ]
+            with pytest.raises(ts.ShardElsewhereError):
+                db.state(missing[0].shard)
+            with pytest.raises(ts.ShardElsewhereError) as written:
+                db.store(
+                    [ts.Message("a", b"", next(f"{n}" for n in range(99) if db.shard_of(f"{n}") == missing[0].shard))]
+                )
+            assert missing[0].owner == written.value.site
+            for shard in (replica.shard.number for replica in db.cluster.replicas if replica.owned):
+                session = db.sessions.open(next(f"{n}" for n in range(99) if db.shard_of(f"{n}") == shard))
+                with pytest.raises(ts.ShardElsewhereError):
+                    session.subscribe("#")
+            assert [1] * bool(keeps(db)) == [generation.number for generation in db.generations()]
+            assert not db.verify().damages
+            with ts.open(db.path, mode="r") as reader:
+                for read in (reader.topics, partial(payloads, reader)):
+                    with pytest.raises(ts.ShardElsewhereError, match="is not kept on this site"):
+                        read()
+        with writing(dict(zip("abcd", dbs, strict=True))) as stored:
+            dbs[0].cluster.set_replicas(None, ["a", "b"])  # type: ignore[union-attr]
+            wait_until(lambda: agreed(*dbs) and keeps(dbs[1]) == [0, 1, 2, 3], "all shards at two sites")
+        assert sorted([*range(40), *stored]) == payloads(dbs[0]) == payloads(dbs[1])
+        assert [] == keeps(dbs[2]) == keeps(dbs[3])
+        dbs[2].close()
+        with sites.open("c", **how) as c:
+            assert agreed(*dbs[:2], c)
+
+
+def test_a_site_leaves_and_joins_again_while_shards_are_written(sites: Sites) -> None:
+    """A site that leaves passes its shards on without a gap in what is stored, and is removed when it is closed."""
+    with sites.open("a", shards=2) as a, ExitStack() as opened:
+        b = opened.enter_context(sites.open("b"))
+        wait_until(lambda: agreed(a, b), "two replicas")
+        assert a.cluster is not None
+        assert b.cluster is not None
+        with writing({"a": a, "b": b}) as stored:
+            a.cluster.leave()
+            wait_until(lambda: agreed(a, b) and keeps(a) == [], "the shards at the site that stays")
+            assert ["b", "b"] == [one.owner for one in shards(b)]
+            with pytest.raises(ts.ReplicasRefusedError, match="last replica of shard 0"):
+                b.cluster.leave()
+            with pytest.raises(ts.ReplicasRefusedError, match="site a is leaving"):
+                b.cluster.set_replicas(0, ["a"])
+            with pytest.raises(ts.ShardElsewhereError):
+                payloads(a)
+            a.cluster.join()
+            wait_until(lambda: agreed(a, b) and keeps(a) == [0, 1], "the copies at the site that joins again")
+            b.cluster.leave("b")
+            wait_until(lambda: agreed(a, b) and keeps(b) == [], "the shards back at the first site")
+        assert sorted(stored) == payloads(a)
+        opened.close()
+        assert ["a"] == [site.name for site in a.cluster.info().sites]
+
+
+def test_a_site_may_leave_once_all_have_joined(sites: Sites) -> None:
+    """``n_sites`` counts the sites that have ever joined, so a site that leaves does not end what the others store."""
+    with sites.open("a", n_sites=2) as a:
+        with sites.open("b", n_sites=2) as b:
+            wait_until(lambda: agreed(a, b), "two replicas")
+            a.store(messages(0))
+            assert b.cluster is not None
+            b.cluster.leave()
+            wait_until(lambda: agreed(a, b) and keeps(b) == [], "everything at the other site")
+        assert a.cluster is not None
+        wait_until(lambda: [*a.cluster.document.sites] == ["a"], "the document without the site")  # type: ignore[union-attr]
+        a.store(messages(1))
+        assert [0, 1] == payloads(a)
+
+
+def test_replicas_that_cannot_be_are_refused(sites: Sites) -> None:
+    """Unknown sites, unknown shards and a site that beats are refused with the reason, and nothing changes."""
+    with sites.open("a", shards=2) as a, sites.open("b") as b:
+        wait_until(lambda: agreed(a, b), "two replicas")
+        assert a.cluster is not None
+        before = a.cluster.info().document
+        for call in (
+            lambda: a.cluster.set_replicas(0, ["x"]),
+            lambda: a.cluster.leave("x"),
+            lambda: a.cluster.forget("x"),
+        ):  # type: ignore[union-attr]
+            with pytest.raises(ts.UnknownSiteError, match="there is no site 'x'; there are a, b"):
+                call()
+        for shard in (2, -1, True, "0"):
+            with pytest.raises(ts.InvalidArgumentError, match="there is no shard"):
+                a.cluster.set_replicas(shard, ["a"])  # type: ignore[arg-type]
+        for wrong in ("ab", None):
+            with pytest.raises(ts.InvalidArgumentError, match="sequence of names"):
+                a.cluster.set_replicas(0, wrong)  # type: ignore[arg-type]
+        for site in ("a", "b"):
+            with pytest.raises(ts.ReplicasRefusedError, match=f"site {site} is running"):
+                a.cluster.forget(site)
+        assert before == a.cluster.info().document
+
+
+def test_a_site_that_is_gone_is_forgotten(sites: Sites) -> None:
+    """A forgotten site is no replica any more; what only it kept is copied from the log store; it may come again."""
+    with sites.open("a", shards=2, takeover_after=0.3) as a, ExitStack() as opened:
+        b = opened.enter_context(sites.open("b"))
+        wait_until(lambda: agreed(a, b), "two replicas")
+        assert a.cluster is not None
+        a.cluster.set_replicas(1, ["b"])
+        wait_until(lambda: agreed(a, b) and keeps(a) == [0], "shard 1 at site b")
+        with writing({"a": a, "b": b}) as stored:
+            pass
+        opened.close()
+        wait_until(lambda: not a.cluster.info().sites[1].beats, "silence")  # type: ignore[union-attr]
+        assert "b" == shards(a)[1].owner
+        a.cluster.forget("b")
+        assert ["a"] == [site.name for site in a.cluster.info().sites]
+        wait_until(lambda: agreed(a) and all(replica.owned for replica in a.cluster.replicas), "all shards")  # type: ignore[union-attr]
+        a.store(messages(*range(1_000, 1_010)))
+        assert sorted([*stored, *range(1_000, 1_010)]) == payloads(a)
+        with sites.open("b") as b:
+            wait_until(lambda: agreed(a, b) and keeps(b) == [0, 1], "copies at the site that came again")
+
+
+def test_a_subscription_ends_when_a_shard_leaves_its_site(sites: Sites) -> None:
+    """A subscription on a site that keeps a shard no longer raises `ShardElsewhereError`, and misses no message."""
+    with sites.open("a", shards=2) as a, sites.open("b") as b, b.subscribe("#", 0) as follower:
+        wait_until(lambda: agreed(a, b), "two replicas")
+        a.store(messages(1, 2))
+        assert a.cluster is not None
+        a.cluster.leave("b")
+        wait_until(lambda: keeps(b) == [], "no copies at site b")
+        a.store(messages(3))
+        with pytest.raises(ts.ShardElsewhereError):
+            list(follower)
+
+
+def test_a_subscription_has_what_its_site_receives_with_a_base(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subscriber on a site that is copied from a base while it runs misses no message of the base."""
+    monkeypatch.setattr(site, "_BASE_BYTES", 1)
+    with sites.open("a", log_retention=0) as a, sites.open("b") as b, b.subscribe("#", 0) as follower:
+        a.store(messages(0))
+        received = [int(message.payload) for message in follower.fetch(timeout=NEVER).messages]
+        assert [0] == received
+        assert b.cluster is not None
+        with b.cluster.replicas[0]._reading:  # the replica doesn't read
+            before = cut(sites)
+            for number in range(1, 20):
+                a.store(messages(number))
+            wait_until(lambda: cut(sites) > before + 5, "a cut of the log")
+        while len(received) < 20:
+            received += [int(message.payload) for message in follower.fetch(timeout=NEVER).messages]
+        assert [*range(20)] == received
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 30))])
+def test_whatever_moves_nothing_is_lost(sites: Sites, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """While shards move, sites leave, join, and end with their directories, each message is stored once, and stays."""
+    monkeypatch.setattr(site, "_BASE_BYTES", 2_000)
+    chance = random.Random(seed)
+    with ExitStack() as opened:
+
+        def start(name: str) -> ts.Database:
+            return opened.enter_context(sites.open(name, replication_factor=2, log_retention=0, shards=3))
+
+        running = {name: start(name) for name in "abcd"}
+        with writing(running) as stored:
+            for _ in range(8):
+                name = chance.choice(sorted(running))
+                step = chance.choice(["assign", "assign", "leave", "join", "restart", "lose"])
+                there = running[chance.choice(sorted(running))].cluster
+                assert there is not None
+                if step == "assign":
+                    shard = chance.choice([None, 0, 1, 2])
+                    with suppress(ts.ReplicasRefusedError):
+                        there.set_replicas(shard, chance.sample("abcd", chance.randrange(3)))
+                elif step == "leave":
+                    with suppress(ts.ReplicasRefusedError):
+                        there.leave(name)
+                elif step == "join":
+                    there.join(name)
+                else:
+                    running.pop(name).close()
+                    if step == "lose":
+                        shutil.rmtree(sites.root / name)
+                    running[name] = start(name)
+                wait_until(lambda: agreed(*running.values()), f"what {step} of {name} asks for")
+        for name in running:
+            there.join(name)
+        there.set_replicas(None, ["a"])
+        wait_until(lambda: agreed(*running.values()) and keeps(running["a"]) == [0, 1, 2], "everything at one site")
+        assert sorted(stored) == payloads(running["a"])
