@@ -23,7 +23,7 @@ def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
             "MOST_BLOCKS": 12,
         },
         segments: {"_ROWS_A_TOPIC": 2},
-        reading: {"_FEW_FRAMES": 1},
+        reading: {"_FEW_FRAMES": 1, "_TOGETHER": 40, "_TOGETHER_BYTES": 1_500, "_MOST_TOGETHER": 3},
         name_table: {"MOST_BYTES": 2_000, "LONGEST": 50},
     }.items():
         for name, value in values.items():

@@ -21,7 +21,7 @@ from topicstore.contract.layout import ReadLimits
 from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance import LayoutSubject
 from topicstore_conformance.layout.fixtures import GENERATION, SHARD, START, Reader, Stored, numbered, rows_of
-from topicstore_layouts.block import batch_blocks
+from topicstore_layouts.block import batch_blocks, compaction, reading
 from topicstore_layouts.block.compression import Compressor
 from topicstore_layouts.block.format import MIXED, Block, block_seed, encode_block
 from topicstore_layouts.block.layout import BlockLayout, BlockOptions
@@ -187,6 +187,39 @@ def test_readers_with_small_limits_read_a_segment_once_each(stored: Stored) -> N
         for reader in readers:
             assert 10 == len(reader.step(stored.last, limit=10).batch)
     assert 3 == stored.slab.counters.visited
+
+
+def test_few_rows_of_many_segments_are_read_in_one_call(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter that matches few rows of each segment is read in one call, from all segments and the blocks after them.
+
+    A call reads as many rows as its limits allow, and the next one continues with the rows that were found.
+    """
+    monkeypatch.setattr(compaction, "SEGMENT_ROWS", 100)
+    for _ in range(12):
+        stored.put(numbered(["a", "b", "c/1", "c/2"], 100, size=50))
+    stored.compact()
+    stored.put(numbered(["a"], 10))
+    stored.slab.counters.seeks = 0
+    assert [310] == calls(stored, "a")
+    assert 2 == stored.slab.counters.seeks  # one of the segments and one of the blocks
+    stored.slab.counters.visited = 0
+    assert [100, 100, 100, 10] == calls(stored, "a", limit=100)
+    assert 12 + 1 == stored.slab.counters.visited
+    assert [120, 120, 70] == calls(stored, "a", limit_bytes=6_000)
+    for limit in (1, 7, 99):
+        stored.check("c/1", limit=limit)
+
+
+def test_large_frames_of_many_segments_are_not_held_together(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the frames that were read are large, a call returns their rows, and the next one reads later segments."""
+    monkeypatch.setattr(compaction, "SEGMENT_ROWS", 10)
+    monkeypatch.setattr(reading, "_TOGETHER_BYTES", 250_000)
+    source = random.Random(3)
+    for _ in range(6):
+        stored.put([Message("a", source.randbytes(10_000)) for _ in range(10)])
+    stored.compact()
+    assert [30, 30] == calls(stored, "a")
+    stored.check("a", limit=7)
 
 
 def test_a_kept_block_is_not_read_after_a_delete(stored: Stored) -> None:

@@ -5,6 +5,7 @@ For rows sorted by topic, `topic_range` returns the range of texts that holds al
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_left, bisect_right
 from typing import Any
 
@@ -24,6 +25,8 @@ _LEAST_BYTES = 1 << 10
 """The least bytes that a cached filter counts as."""
 _WORTH_A_PATTERN = 32
 """The least number of texts for which a regular expression is cheaper than splitting each text."""
+_WORTH_AN_IMPORT = 8_192
+"""The number of texts of one filter for which loading Arrow's functions is cheaper than splitting each text."""
 _LONGEST_PATTERN = 1_000
 """The most characters of a filter that becomes an expression: RE2 may refuse a longer one as too large."""
 _UNKNOWN, _NO, _YES = 0, 1, 2
@@ -46,6 +49,8 @@ class Matcher:
         self._number: int | None = None
         self._pattern = _pattern(topic_filter) if len(topic_filter.text) <= _LONGEST_PATTERN else None
         self._ends = _ends(topic_filter)
+        self._split = 0
+        """The approximate number of texts that were judged, or are being judged, by splitting each."""
 
     def rows(self, topics: Column) -> Mask | bool:
         """Return True if all rows match, False if none do, else a mask of the matching rows.
@@ -77,8 +82,11 @@ class Matcher:
 
     def judge_texts(self, texts: list[str]) -> Mask:
         """Return a mask of the texts that match."""
-        if self._pattern is None or len(texts) < _WORTH_A_PATTERN:
-            return np.array([self._filter.matches(text) for text in texts], dtype=bool)
+        if self._filter.literal:
+            return np.array([text == self._filter.text for text in texts], dtype=bool)
+        if self._pattern is None or len(texts) < _WORTH_A_PATTERN or not self._worth_an_import(len(texts)):
+            matches, (first, last) = self._filter.matches, self._ends
+            return np.array([t.startswith(first) and t.endswith(last) and matches(t) for t in texts], dtype=bool)
         import pyarrow.compute as pc  # slow, so not before it is needed
 
         array, (first, last) = pa.array(texts, pa.string()), self._ends
@@ -87,6 +95,11 @@ class Matcher:
         if len(likely):
             verdicts[likely] = _as_mask(pc.match_substring_regex(array.take(pa.array(likely)), self._pattern))
         return verdicts
+
+    def _worth_an_import(self, texts: int) -> bool:
+        """Return whether Arrow's functions are loaded, or to be loaded because the filter judges many texts."""
+        self._split += texts
+        return "pyarrow.compute" in sys.modules or self._split >= _WORTH_AN_IMPORT
 
     def _judge(self, topics: npt.NDArray[Any]) -> Mask:
         self._topics.check(topics)

@@ -34,8 +34,12 @@ __all__ = ["ALL", "Piece", "Reading"]
 
 ALL = 0
 """The number of the stream that holds every message of the slab, in order of position."""
-_FEW_FRAMES = 4
+_FEW_FRAMES = 8
 """Up to this many frames are opened without first looking up which topics they hold."""
+_TOGETHER = 32_768
+"""The most rows of the frames that are read together from several segments."""
+_TOGETHER_BYTES = 8 << 20
+"""The stored bytes of frames after which no frames of another segment are read together with them."""
 _KEPT = 64
 """The number of segments whose sorted rows are cached, for readers that have read them in part."""
 _KEPT_BYTES = 96 << 20
@@ -48,7 +52,7 @@ class Piece(ABC):
     """A part of the messages that a read returns, up to a position."""
 
     most: int
-    """The most rows that the piece can have."""
+    """The most rows that the piece can have; 0 if it is to be cut where the rest of a call's limits ends."""
     bytes: int
     """The approximate bytes of the payloads, known after `read`."""
     last: int
@@ -61,6 +65,10 @@ class Piece(ABC):
         """Return the rows, in order, and the position at which to continue: after the piece unless a limit cut it."""
 
 
+_MOST_TOGETHER = 64
+"""The most segments that are read together, also if no frame of them may match."""
+_Part = tuple[Segment, Indices]
+"""A segment, and the numbers of its frames that may hold matching rows."""
 _Key = tuple[int, int, str, frozenset[str]]
 """The end of a segment, and the stream, the filter and the columns of a read."""
 
@@ -78,10 +86,12 @@ class _Ask:
 
 @attrs.frozen
 class _Kept:
-    """The matching rows of a segment, cached for the next read."""
+    """The matching rows of one or more segments, cached for the next read."""
 
     deletes: int
     """The value of `Reading.deletes` before the rows were read."""
+    end: int
+    """The last position of the last segment that was examined."""
     first: int
     """The first of the positions that were examined."""
     last: int
@@ -172,11 +182,11 @@ class Reading:
         deletes = self.deletes  # read before the view is opened, so that the view has all these deletes
         with self.engine.snapshot() as view:
             self.counters.seeks += 1
-            for segment in self.segments.between(view, at, bound):
-                ask = _Ask(stream, topic_filter, at, bound, columns)
-                find = partial(self._find, view, deletes, segment, ask)
-                yield SegmentPiece(self, ask, segment.end, segment.messages, find)
-                at = segment.end + 1
+            ask = _Ask(stream, topic_filter, at, bound, columns)
+            for parts in self._segments_together(view, ask):
+                end = parts[-1][0].end
+                yield SegmentPiece(self, ask, end, partial(self._find_some, view, deletes, parts, ask))
+                at = end + 1
                 if at > bound:
                     return
             yield from self._batch_pieces(view, _Ask(stream, topic_filter, at, bound, columns), limits, joined)
@@ -212,31 +222,71 @@ class Reading:
         if held:
             yield BatchPiece(self, held, ask)
 
+    def _segments_together(self, view: Reader, ask: _Ask) -> Iterator[list[_Part]]:
+        """Yield segments, each with the numbers of its frames that may match, those with few such frames together."""
+        held: list[_Part] = []
+        rows = 0
+        try:
+            for segment in self.segments.between(view, ask.at, ask.bound):
+                numbers = self.select(segment, ask.stream, ask.topic_filter, ask.at, ask.bound)
+                more = int(segment.rows[numbers].sum())
+                if held and (rows + more > _TOGETHER or len(held) == _MOST_TOGETHER):
+                    yield held
+                    held, rows = [], 0
+                held.append((segment, numbers))
+                rows += more
+                if rows >= _TOGETHER:  # the index of the next segment isn't needed yet
+                    yield held
+                    held, rows = [], 0
+        except (CorruptionError, NewerFormatError):
+            if held:
+                yield held  # the messages before the damage come first
+            raise
+        if held:
+            yield held
+
     def _begun_piece(self, ask: _Ask) -> SegmentPiece | None:
-        """Return the piece of a segment that a reader has read in part, or None if its rows aren't cached."""
+        """Return the piece of segments that a reader has read in part, or None if its rows aren't cached."""
         if self._deleting:
             return None
         asked = ask.stream, ask.topic_filter.text, ask.columns
         for (end, *read), kept in self._kept.items():
             same = asked == tuple(read) and kept.deletes == self.deletes
             if same and kept.first <= ask.at <= end and min(ask.bound, end) <= kept.last:
-                return SegmentPiece(self, ask, end, len(kept.batch), lambda kept=kept: kept)  # type: ignore[misc]
+                return SegmentPiece(self, ask, end, lambda kept=kept: kept)  # type: ignore[misc]
         return None
 
-    def _find(self, view: Reader, deletes: int, segment: Segment, ask: _Ask) -> _Kept:
-        """Read the matching rows of a segment, in a view that includes the deletes counted by ``deletes``."""
-        numbers = self.select(segment, ask.stream, ask.topic_filter, ask.at, ask.bound)
+    def _find_some(self, view: Reader, deletes: int, parts: Sequence[_Part], ask: _Ask) -> _Kept:
+        """Read the matching rows of one or more of these segments; of one only, if a later one is damaged."""
+        try:
+            return self._find(view, deletes, parts, ask)
+        except (CorruptionError, NewerFormatError):
+            if len(parts) == 1:
+                raise
+            return self._find(view, deletes, parts[:1], ask)  # the messages before the damage come first
+
+    def _find(self, view: Reader, deletes: int, parts: Sequence[_Part], ask: _Ask) -> _Kept:
+        """Read the matching rows of segments, in a view that includes the deletes counted by ``deletes``.
+
+        Later segments are left out once the frames that were read are large.
+        """
         found: list[tuple[Block, Rows]] = []
-        for number, block in zip(numbers.tolist(), self.segments.frames(view, segment, numbers), strict=True):
-            try:
-                rows = self.match(block, ask.stream, ask.topic_filter, ask.at, ask.bound)
-            except CorruptionError as bad:
-                raise CorruptionError(bad.reason, self.segments.place(segment.end, number)) from bad
-            if not isinstance(rows, bool):
-                found.append((block, rows))
+        end, size = ask.at, 0
+        for segment, numbers in parts:
+            if size >= _TOGETHER_BYTES:
+                break
+            for number, block in zip(numbers.tolist(), self.segments.frames(view, segment, numbers), strict=True):
+                size += block.size
+                try:
+                    rows = self.match(block, ask.stream, ask.topic_filter, ask.at, ask.bound)
+                except CorruptionError as bad:
+                    raise CorruptionError(bad.reason, self.segments.place(segment.end, number)) from bad
+                if not isinstance(rows, bool):
+                    found.append((block, rows))
+            end = segment.end
         nothing = MessageBatch.empty(), np.empty(0, dtype=np.int64)
         batch, sizes = gather(found, self.shard, ask.columns) if found else nothing
-        return _Kept(deletes, ask.at, min(segment.end, ask.bound), batch, np.cumsum(sizes))
+        return _Kept(deletes, end, ask.at, min(end, ask.bound), batch, np.cumsum(sizes))
 
     def find_in_segment(
         self,
@@ -249,9 +299,9 @@ class Reading:
         last: int,
     ) -> Positions:
         """Return the positions of the matching rows of a segment, and cache the rows for the next read."""
-        kept = self._find(
-            view, deletes, segment, _Ask(stream, topic_filter, max(first, segment.base), last, ALL_FIELDS)
-        )
+        ask = _Ask(stream, topic_filter, max(first, segment.base), last, ALL_FIELDS)
+        numbers = self.select(segment, stream, topic_filter, ask.at, last)
+        kept = self._find(view, deletes, [(segment, numbers)], ask)
         if len(kept.batch):
             self.keep((segment.end, stream, topic_filter.text, ALL_FIELDS), kept)
         return kept.batch.positions
@@ -291,9 +341,10 @@ class Reading:
         """Return the numbers of the frames that may hold matching rows."""
         wanted = self._wanted.of(topic_filter, None if stream == ALL else stream)
         numbers = segment.select(wanted, first, bound)
-        if segment.directory and len(numbers) > _FEW_FRAMES and not wanted.everything:
-            topics = self._matchers.of(topic_filter).judge_texts(segment.directory)
-            numbers = numbers[segment.holding(np.flatnonzero(topics))[numbers]]
+        if len(segment.places) and len(numbers) > _FEW_FRAMES and not wanted.everything:
+            listed, directory = segment.topics_in(numbers), self.segments.directory(segment)
+            matching = self._matchers.of(topic_filter).judge_texts([directory[topic] for topic in listed.tolist()])
+            numbers = numbers[segment.holding(listed[matching])[numbers]]
         self.counters.skipped += len(segment.rows) - len(numbers)
         return numbers
 
@@ -470,11 +521,12 @@ class BatchPiece(Piece):
 
 
 class SegmentPiece(Piece):
-    """A segment that ends at position ``last``; ``find`` returns its matching rows."""
+    """Segments up to position ``last``; ``find`` returns the matching rows of one or more of them, in order."""
 
-    def __init__(self, reading: Reading, ask: _Ask, last: int, most: int, find: Callable[[], _Kept]) -> None:
+    most = 0
+
+    def __init__(self, reading: Reading, ask: _Ask, last: int, find: Callable[[], _Kept]) -> None:
         self.last = last
-        self.most = most
         self.bytes = 0
         self._reading = reading
         self._ask = ask
@@ -483,8 +535,8 @@ class SegmentPiece(Piece):
     def read(self, limits: ReadLimits) -> tuple[MessageBatch, int]:
         """Return as many matching rows as the limits allow, and cache the rows for the next read if some remain."""
         ask = self._ask
-        key = self.last, ask.stream, ask.topic_filter.text, ask.columns
         kept = self._find()
+        key = kept.end, ask.stream, ask.topic_filter.text, ask.columns
         start, stop = kept.rows(ask.at, ask.bound)
         cut = min(stop, start + limits.rows, start + kept.rows_within(start, limits.bytes))
         self.bytes = kept.bytes(start, cut)
@@ -492,4 +544,4 @@ class SegmentPiece(Piece):
             self._reading.keep(key, kept)
             return kept.batch[start:cut], int(kept.batch.positions[cut - 1]) + 1
         self._reading.forget(key)
-        return kept.batch[start:cut], min(self.last, ask.bound) + 1
+        return kept.batch[start:cut], min(kept.end, ask.bound) + 1

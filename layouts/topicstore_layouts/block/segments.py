@@ -29,6 +29,7 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import attrs
@@ -61,8 +62,10 @@ _ROWS_A_TOPIC = 8
 """The least rows per topic, on average, for the topics to be listed: with fewer the list would be too large."""
 _DIRECTORY_CHARACTERS = 1 << 20
 """The most characters of all topics together for the topics to be listed."""
-_KEPT = 64
-"""The number of decoded indexes that are cached."""
+_KEPT_BYTES = 48 << 20
+"""The approximate bytes of memory that cached indexes may take. A single one may take more."""
+_FRAME_MEMORY, _TOPIC_MEMORY = 400, 60
+"""The approximate bytes of memory that a frame and a topic take in a decoded index, besides the topics' characters."""
 _TOTAL = b"\x30"
 
 
@@ -75,11 +78,12 @@ class _Body(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unkno
     streams: bytes
     topics: list[str]
     small: int
-    directory: list[str]
+    directory: msgspec.Raw
     places: bytes
 
 
 _BODIES = msgspec.msgpack.Decoder(_Body)
+_DIRECTORIES = msgspec.msgpack.Decoder(list[str])
 
 
 @attrs.frozen
@@ -109,10 +113,29 @@ class Segment:
     last: list[tuple[int, str]]
     small: int
     """The number of the first frame that small streams share. All later frames are shared, too."""
-    directory: list[str]
-    """The topics of the segment in the order of their rows; empty if there are too many."""
+    listed: bytes
+    """The directory, as a msgpack array."""
     places: Array
     """The first and the last frame of each topic of the directory, one row per topic."""
+
+    @cached_property
+    def directory(self) -> list[str]:
+        """The topics of the segment in the order of their rows; empty if there are too many.
+
+        Decoded at the first use, because few readers need it. Raises `CorruptionError`.
+        """
+        try:
+            topics = _DIRECTORIES.decode(self.listed)
+        except msgspec.DecodeError as bad:
+            raise CorruptionError(f"its list of topics can't be decoded: {bad}") from bad
+        if len(topics) != len(self.places):
+            raise CorruptionError("its index doesn't say of each topic where it is")
+        return topics
+
+    @property
+    def own_streams(self) -> set[int]:
+        """The streams that have frames of their own."""
+        return {stream for stream, _ in self.first[: self.small]}
 
     @property
     def messages(self) -> int:
@@ -120,15 +143,20 @@ class Segment:
         return int(self.rows.sum())
 
     def select(self, wanted: StreamRanges, first: int, bound: int) -> Indices:
-        """Return the numbers of the frames that may hold matching topics with positions from ``first`` to ``bound``."""
+        """Return the numbers of the frames that may hold matching topics with positions from ``first`` to ``bound``.
+
+        All rows of a stream are in frames of its own, or in shared ones.
+        """
         alive = (self.rows > 0) & (self.highest >= np.uint64(first)) & (self.lowest <= np.uint64(bound))
         if not wanted.everything:
             spanned = np.zeros(len(alive), dtype=bool)
             for stream, low, high in wanted.ranges:
                 behind: tuple[int] | tuple[int, str] = (stream + 1,) if high is None else (stream, high)
-                for begin, end in ((0, self.small), (self.small, len(alive))):
-                    start = bisect_left(self.last, (stream, low), begin, end)
-                    spanned[start : bisect_right(self.first, behind, start, end)] = True
+                begin, end = bisect_left(self.first, (stream,), 0, self.small), self.small
+                if begin == end or self.first[begin][0] != stream:  # without frames of its own, it is in shared ones
+                    begin, end = self.small, len(alive)
+                start = bisect_left(self.last, (stream, low), begin, end)
+                spanned[start : bisect_right(self.first, behind, start, end)] = True
             alive &= spanned
         return np.flatnonzero(alive)
 
@@ -140,10 +168,17 @@ class Segment:
         held: npt.NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
         return held
 
-    def listed(self, number: int) -> set[str]:
-        """Return the topics of the directory that are in a frame."""
-        inside = (self.places[:, 0] <= number) & (self.places[:, 1] >= number)
-        return {self.directory[topic] for topic in np.flatnonzero(inside).tolist()}
+    def topics_in(self, numbers: Indices) -> Indices:
+        """Return the numbers of the topics of the directory that are in these frames."""
+        held = np.zeros(len(self.rows) + 1, dtype=np.int64)
+        held[numbers + 1] = 1
+        before = np.cumsum(held)  # the number of these frames before each frame
+        return np.flatnonzero(before[self.places[:, 1].astype(np.int64) + 1] > before[self.places[:, 0]])
+
+    @property
+    def memory(self) -> int:
+        """The approximate bytes of memory that the index takes, with a decoded directory."""
+        return _FRAME_MEMORY * len(self.rows) + _TOPIC_MEMORY * len(self.places) + 2 * len(self.listed)
 
     def without(self, rows: dict[int, int]) -> Segment:
         """Return a copy of the index with new row counts for some frames, by frame number."""
@@ -166,7 +201,7 @@ def make_segment(base: int, end: int, rows: SortedRows, spans: Sequence[FrameSpa
         [span.first for span in spans],
         [span.last for span in spans],
         small,
-        directory,
+        msgspec.msgpack.encode(directory),
         places,
     )
 
@@ -191,6 +226,7 @@ class Segments:
         self._generation = generation
         self._slab = shard << 32 | generation
         self._kept: dict[int, tuple[bytes, Segment]] = {}
+        """Decoded indexes by their segments' ends, each with the value that it was decoded from, the newest last."""
         self.reach = self.end(engine)
         """An upper bound of the last positions of all segments, including one that is being merged."""
 
@@ -307,8 +343,26 @@ class Segments:
             segment = self._decode(end, value)
         except (CorruptionError, NewerFormatError) as bad:
             raise type(bad)(bad.reason, self.place(end)) from bad
-        self._kept = dict(list(self._kept.items())[-_KEPT + 1 :]) | {end: (value, segment)}
+        self._keep(end, value, segment)
         return segment
+
+    def _keep(self, end: int, value: bytes, segment: Segment) -> None:
+        """Cache a decoded index, and evict the oldest ones if they take too much memory."""
+        held, room = [(end, (value, segment))], _KEPT_BYTES - len(value) - segment.memory
+        for other, (stored, kept) in reversed(self._kept.items()):
+            room -= len(stored) + kept.memory
+            if room < 0:
+                break
+            if other != end:
+                held.append((other, (stored, kept)))
+        self._kept = dict(reversed(held))
+
+    def directory(self, segment: Segment) -> list[str]:
+        """Return the directory of a segment. Raises `CorruptionError` that names the segment."""
+        try:
+            return segment.directory
+        except CorruptionError as bad:
+            raise CorruptionError(bad.reason, self.place(segment.end)) from bad
 
     def place(self, end: int, number: int | None = None) -> str:
         """Return a description of the place of a segment, or of one of its frames, for error messages."""
@@ -329,7 +383,7 @@ class Segments:
             np.array([(first[0], last[0]) for first, last in pairs], dtype="<u4").tobytes(),
             [topic for first, last in pairs for topic in (first[1], last[1])],
             segment.small,
-            segment.directory,
+            msgspec.Raw(segment.listed),
             segment.places.tobytes(),
         )
         raw = msgspec.msgpack.encode(body)
@@ -360,12 +414,12 @@ class Segments:
             raise CorruptionError("its index says that more frames are of small streams than there are")
         places = self._places(body, len(rows))
         frames = rows, lowest, highest, ends[::2], ends[1::2], body.small
-        return Segment(body.base, end, body.raw_bytes, *frames, body.directory, places)
+        return Segment(body.base, end, body.raw_bytes, *frames, bytes(body.directory), places)
 
     @staticmethod
     def _places(body: _Body, frames: int) -> Array:
         """Return the first and the last frame of each topic of the directory."""
-        if len(body.places) != 8 * len(body.directory):
+        if len(body.places) % 8:
             raise CorruptionError("its index doesn't say of each topic where it is")
         places = np.frombuffer(body.places, dtype="<u4").reshape(-1, 2)
         if len(places) and int(places.max()) >= frames:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 
+import attrs
 from topicstore import MessageBatch, TopicFilter
 from topicstore.contract.engine import Engine, WriteBatch
 from topicstore.contract.errors import CorruptionError, NewerFormatError
@@ -136,7 +137,8 @@ class BlockSlab(Slab):
                     if batches and rows + piece.most > limits.rows:
                         exhausted = False  # the piece may not fit; the next call takes it whole
                         break
-                    batch, at = piece.read(limits)
+                    rest = limits if piece.most or not batches else _rest(limits, rows, size)
+                    batch, at = piece.read(rest)
                     if len(batch):
                         batches.append(batch)
                         rows += len(batch)
@@ -202,6 +204,11 @@ class BlockSlab(Slab):
     def verify(self, bound: int) -> Iterator[Damage | int]:
         """Decode every block and frame, check each against its neighbours, and check the dictionaries."""
         return self._verification.run(bound)
+
+
+def _rest(limits: ReadLimits, rows: int, size: int) -> ReadLimits:
+    """Return what remains of limits after some rows with ``size`` bytes of payloads."""
+    return attrs.evolve(limits, rows=limits.rows - rows, bytes=max(limits.bytes - size, 1))
 
 
 def _no_streams(names: list[str]) -> Sequence[int]:

@@ -79,10 +79,12 @@ class Verification:
             raise CorruptionError("its positions are not those that the segment's index says")
         if rows[0][:2] < segment.first[number] or rows[-1][:2] > segment.last[number]:
             raise CorruptionError("its topics are not those that the segment's index says")
-        if segment.directory and not segment.listed(number).issuperset(topics):
+        if segment.directory and not _listed(segment, number).issuperset(topics):
             raise CorruptionError("its topics are not all among those that the segment's index lists")
         if block.stream != MIXED and set(streams) != {block.stream}:
             raise CorruptionError(f"it holds topics that are not of its stream {block.stream}")
+        if number >= segment.small and segment.own_streams.intersection(streams):
+            raise CorruptionError("it holds topics of streams that have frames of their own")
         _check_sizes(block, columns)
 
     # --- blocks ---
@@ -131,6 +133,11 @@ def _check_index(segment: Segment, end_before: int) -> None:
         ends = [end for span in together for end in span]
         if ends != sorted(ends):
             raise CorruptionError("its frames are not in order of stream and topic")
+
+
+def _listed(segment: Segment, number: int) -> set[str]:
+    """Return the topics of the directory that are in a frame."""
+    return {segment.directory[topic] for topic in segment.topics_in(np.array([number])).tolist()}
 
 
 def _check_sizes(block: Block, columns: Columns[Column]) -> None:
