@@ -27,7 +27,8 @@ from topicstore_conformance.subjects.pairs import known
 
 CAPABILITIES = {str(pair): pair.capabilities for pair in known()}
 NEVER = 3_600.0
-alone_as = ts.open
+own_open = ts.open
+"""`topicstore.open`, which the fixtures replace."""
 
 
 class Shared(Compaction, Concurrency, Generations, Visibility, Histories):
@@ -94,7 +95,7 @@ class Replicated(Shared):
                 cluster = ts.Cluster((path.parent / f"log-of-{path.name}").as_uri(), takeover_after=NEVER)
                 own = {name: how[name] for name in ("backend", "clock") if name in how}
                 for site in ("two", "three"):
-                    other = alone_as(path.parent / f"{site}-of-{path.name}", cluster=cluster, site=site, **own)
+                    other = own_open(path.parent / f"{site}-of-{path.name}", cluster=cluster, site=site, **own)
                     others.callback(close, other)
                     others.callback(check_same, db, other)
                 beside[db] = others
