@@ -1,14 +1,17 @@
-"""The database suite on a database that is shared through a log store, by one site.
+"""The database suite on a database that is shared through a log store, by one site and by three.
 
 What concerns the files of a database is left out: damage, power loss, and processes that end. A site's are a copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import attrs
+import pyarrow as pa
 import pytest
 import topicstore as ts
 from topicstore.storage.directory.manifest import existing_manifest, write_manifest
@@ -24,6 +27,8 @@ from topicstore_conformance.subjects.pairs import known
 
 CAPABILITIES = {str(pair): pair.capabilities for pair in known()}
 NEVER = 3_600.0
+own_open = ts.open
+"""`topicstore.open`, which the fixtures replace."""
 
 
 class Shared(Compaction, Concurrency, Generations, Visibility, Histories):
@@ -62,3 +67,64 @@ class TestRocksdbSkipstream(Shared):
     def pair(self) -> Pair:
         need("rocksdb")
         return pair_of("rocksdb", "skipstream")
+
+
+class Replicated(Shared):
+    """Tests of databases whose site has two others beside it, which have the same messages whenever it is closed.
+
+    Databases of several shards are left out: the sites would share the shards, and refuse writes to those of others.
+    """
+
+    # Its writers work until the database is closed, so the sites can't be compared before.
+    test_close_while_others_work = None  # type: ignore[assignment]
+    # It opens so many databases that it takes more than a minute with three sites.
+    test_machine = None  # type: ignore[assignment]
+
+    @pytest.fixture(autouse=True)
+    def _replicated(self, _shared: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """Open two other sites after each database of one shard; before it is closed, compare and close them."""
+        alone, close = ts.open, ts.Database.close
+        beside: dict[ts.Database, ExitStack] = {}
+
+        def open_three(path: str | Path, mode: Any = "a", **how: Any) -> ts.Database:
+            if how.get("shards", 1) != 1:
+                pytest.skip("needs all shards at one site: sites of a cluster share them")
+            db = alone(path, mode, **how)
+            if db.cluster is not None:
+                path, others = Path(path), ExitStack()
+                cluster = ts.Cluster((path.parent / f"log-of-{path.name}").as_uri(), takeover_after=NEVER)
+                own = {name: how[name] for name in ("backend", "clock") if name in how}
+                for site in ("two", "three"):
+                    other = own_open(path.parent / f"{site}-of-{path.name}", cluster=cluster, site=site, **own)
+                    others.callback(close, other)
+                    others.callback(check_same, db, other)
+                beside[db] = others
+            return db
+
+        def close_three(db: ts.Database) -> None:
+            with beside.pop(db, ExitStack()):
+                pass
+            close(db)
+
+        monkeypatch.setattr(ts, "open", open_three)
+        monkeypatch.setattr(ts.Database, "close", close_three)
+        yield
+        for db in [*beside]:
+            close_three(db)
+
+
+def stored(db: ts.Database) -> pa.Table:
+    return db.replay_arrow("#", ids=True).read_all().sort_by([("shard", "ascending"), ("position", "ascending")])
+
+
+def check_same(db: ts.Database, other: ts.Database) -> None:
+    assert stored(db).equals(stored(other))
+
+
+@pytest.mark.slow
+@declaring(CAPABILITIES["rocksdb-block"])
+class TestThreeSites(Replicated):
+    @pytest.fixture
+    def pair(self) -> Pair:
+        need("rocksdb")
+        return pair_of("rocksdb", "block")

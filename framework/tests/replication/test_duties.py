@@ -109,14 +109,51 @@ def test_a_joining_site_becomes_a_replica_once_it_has_caught_up() -> None:
 
 
 def test_a_site_that_ends_names_a_living_replica_the_owner() -> None:
-    """The shards of a site that ends go to replicas that beat, with a new epoch; without one they stay."""
+    """The shards of a site that closes go to replicas that beat, with a new epoch; without one they stay."""
     first = document(place("a"), place("b"), place("a", replicas="a"))
     found = abdicated(first, 8, known("a", silent={"a": 0, "b": AFTER, "c": 0}), AFTER)
     assert found is not None
     assert [("c", 8, b"c"), ("b", 5, b"b"), ("a", 5, b"a")] == [
         (one.owner, one.epoch, one.incarnation) for one in found.shards
     ]
-    assert abdicated(first, 8, known("a", silent=dict.fromkeys("abc", AFTER)), AFTER) is None
+    alone = abdicated(first, 8, known("a", silent=dict.fromkeys("abc", AFTER)), AFTER)
+    assert alone is not None
+    assert first.shards == alone.shards
+    assert [True, False, False] == [alone.sites[site].closed for site in "abc"]
+    assert abdicated(first, 8, known("a", incarnation=b"an earlier process"), AFTER) is None
+
+
+def test_a_site_that_was_closed_gets_no_shard_until_it_enters_again() -> None:
+    """Nobody assigns a shard to a site that was closed, however young its last beat is; one that enters has its share.
+
+    The shards of a closed site that found no heir are free at once.
+    """
+    open_again = document(*[place("a", replicas="ab")] * 4, sites="ab")
+    assert {"a", "b"} == owners_after(open_again, "a")
+    closed = abdicated(document(*[place("b", replicas="ab")] * 4, sites="ab"), 8, known("b"), AFTER)
+    assert closed is not None
+    assert {"a"} == {one.owner for one in closed.shards}
+    assert next_document(closed, 9, known("a", applied=FAR), AFTER, None) is None
+    entered_again = entered(closed, 9, "b", b"new", "", None)
+    assert not entered_again.sites["b"].closed
+    assert {"a", "b"} == owners_after(entered_again, "a")
+
+    second = abdicated(closed, 9, known("a"), AFTER)
+    assert second is not None
+    assert {"a"} == {one.owner for one in second.shards}
+    following = next_document(entered(second, 10, "b", b"new", "", None), 11, known("b", incarnation=b"new"), AFTER, 3)
+    assert following is not None
+    assert {("b", 11)} == {(one.owner, one.epoch) for one in following.shards}
+
+
+FAR = {site: dict.fromkeys(range(4), 9) for site in "abc"}
+
+
+def owners_after(first: ClusterDocument, site: str) -> set[str]:
+    """Return the owners, or the heirs where a shard has one, after the next document of a site."""
+    following = next_document(first, 10, known(site, applied=FAR), AFTER, None)
+    assert following is not None
+    return {one.heir or one.owner for one in following.shards}
 
 
 def test_a_shard_is_not_handed_to_a_site_that_is_silent() -> None:
@@ -167,7 +204,9 @@ def test_a_site_that_has_left_is_removed_when_it_ends() -> None:
     assert found is not None
     assert ["b"] == [*found.sites]
     still = ClusterDocument(id=b"", database=b"", sites=sites, shards=(place("b", replicas="ba"),))
-    assert abdicated(still, 8, known("a"), AFTER) is None
+    ended = abdicated(still, 8, known("a"), AFTER)
+    assert ended is not None
+    assert ["a", "b"] == [*ended.sites]
 
 
 def test_what_is_in_order_stays() -> None:

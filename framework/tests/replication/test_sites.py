@@ -178,6 +178,25 @@ def test_a_site_that_is_closed_passes_its_shards_on(sites: Sites) -> None:
         assert [*range(30)] == payloads(a)
 
 
+def test_a_closed_site_gets_no_shard_until_it_is_opened_again(sites: Sites) -> None:
+    """The site that is left keeps all shards while the other one is closed; one that is opened again gets its share."""
+    with sites.open("a", shards=4) as a:
+        assert a.cluster is not None
+        for run in range(3):
+            with sites.open("b") as b:
+                wait_until(lambda: [3, 1] == [sum(owns(a)), sum(owns(b))], "the share of b")
+                assert [True, True] == [one.beats for one in a.cluster.info().sites]
+            assert [True, False] == [one.beats for one in a.cluster.info().sites]
+            wait_until(lambda: all(owns(a)), "all shards at the site that is left")
+            number = a.cluster.info().document
+            a.store(messages(*range(10 * run, 10 * run + 10)))
+            beats = a.cluster._beat_number
+            wait_until(lambda: a.cluster is not None and a.cluster._beat_number > beats + 5, "further rounds")  # noqa: B023
+            assert number == a.cluster.info().document
+            assert all(owns(a))
+        assert [*range(30)] == payloads(a)
+
+
 def test_a_cluster_reports_its_sites_and_shards(sites: Sites) -> None:
     """`info` has the sites with their addresses and whether they beat, and who owns and keeps each shard."""
     with sites.open("a", shards=2, address="host-a:1883", takeover_after=0.5) as a:

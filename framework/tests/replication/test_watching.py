@@ -10,13 +10,21 @@ from topicstore.replication.watching import Silences, patience
 def test_a_site_is_silent_since_its_beat_was_first_seen() -> None:
     """A site's silence counts from the time its current heartbeat number was first read, even if the number decreased.
 
-    A site without a heartbeat is forgotten.
+    A site that is no longer looked at is forgotten.
     """
+    silences, a, b = Silences(), b"process of a", b"process of b"
+    assert {"a": 0.0, "b": 0.0} == silences.look({"a": (a, 7), "b": (b, 1)}, 100.0)
+    assert {"a": 5.0, "b": 0.0} == silences.look({"a": (a, 7), "b": (b, 2)}, 105.0)
+    assert {"a": 0.0} == silences.look({"a": (a, 1)}, 110.0)
+    assert {"a": 2.0, "b": 0.0} == silences.look({"a": (a, 1), "b": (b, 2)}, 112.0)
+
+
+def test_a_new_process_is_not_silent_before_its_first_beat() -> None:
+    """A site that was silent counts at once when a new process of it has entered, although it has not beaten yet."""
     silences = Silences()
-    assert {"a": 0.0, "b": 0.0} == silences.look({"a": 7, "b": 1}, 100.0)
-    assert {"a": 5.0, "b": 0.0} == silences.look({"a": 7, "b": 2}, 105.0)
-    assert {"a": 0.0} == silences.look({"a": 1}, 110.0)
-    assert {"a": 2.0, "b": 0.0} == silences.look({"a": 1, "b": 2}, 112.0)
+    silences.look({"a": (b"first", 7)}, 100.0)
+    assert {"a": 50.0} == silences.look({"a": (b"first", 7)}, 150.0)
+    assert {"a": 0.0} == silences.look({"a": (b"second", 7)}, 160.0)
 
 
 SITES = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 9), min_size=1)

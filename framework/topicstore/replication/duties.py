@@ -115,7 +115,7 @@ def next_document(
     if changed is not document:
         return changed
     replicas = wanted_replicas(document, factor)
-    alive = {site for site in document.sites if seems_alive(site, known, takeover_after)}
+    alive = {site for site in document.sites if seems_alive(document, site, known, takeover_after)}
     able = [[site for site in some if site in alive] or list(some) for some in replicas]
     owners = choose_owners([place.owner for place in document.shards], able)
     caught_up = {shard: _caught_up(shard, place, known) & alive for shard, place in enumerate(document.shards)}
@@ -123,27 +123,27 @@ def next_document(
 
 
 def abdicated(document: ClusterDocument, number: int, known: Known, takeover_after: float) -> ClusterDocument | None:
-    """Return the document in which a site that ends has passed its shards on to other replicas that seem alive.
+    """Return the document in which a site is closed, and other replicas that seem alive own its shards.
 
-    A site that was to leave, and keeps no shard, is removed.
+    A site that was to leave, and keeps no shard, is removed. Returns None if another process is the site by now.
     """
     me = document.sites.get(known.site)
     if me is None or me.incarnation != known.incarnation:
         return None
     if me.leaving and not any(known.site in _sites_of(place) for place in document.shards):
         return _without(document, known.site)
-    changed = document
+    changed = _with_site(document, known.site, msgspec.structs.replace(me, closed=True))
     for shard, place in enumerate(document.shards):
         others = [
             site
             for site in place.replicas
-            if site != known.site and site in document.sites and known.silent.get(site, takeover_after) < takeover_after
+            if site != known.site and _silence(document, site, known, unseen=takeover_after) < takeover_after
         ]
         others = [site for site in others if not document.sites[site].leaving] or others
         if place.owner == known.site and place.incarnation == known.incarnation and others:
             (heir,) = choose_owners([place.heir], [others])
             changed = named(changed, number, shard, heir, document.sites[heir].incarnation)
-    return None if changed is document else changed
+    return changed
 
 
 def assigned(document: ClusterDocument, shards: Sequence[int], sites: Sequence[str]) -> ClusterDocument | None:
@@ -193,7 +193,7 @@ def forgotten(
     `UnknownSiteError`, and `ReplicasRefusedError` for a site that beats.
     """
     _check_known(document, site)
-    if seems_alive(site, known, takeover_after):
+    if seems_alive(document, site, known, takeover_after):
         raise ReplicasRefusedError(
             f"site {site} is running: its last heartbeat is less than {takeover_after:g} s old. Close it first, or let "
             "it leave"
@@ -254,18 +254,27 @@ def _may_take(document: ClusterDocument, shard: int, place: ShardPlace, known: K
         return False
     if known.released.get(shard, -1) >= place.epoch and place.heir in ("", me):
         return True
-    silent = known.silent.get(place.owner, float("inf") if place.owner not in document.sites else 0.0)
     applied = {
         site: known.applied.get(site, {}).get(shard, 0)
         for site in place.replicas
-        if site == me or (site != place.owner and known.silent.get(site, takeover_after) < takeover_after)
+        if site == me
+        or (site != place.owner and _silence(document, site, known, unseen=takeover_after) < takeover_after)
     }
-    return silent >= patience(takeover_after, shard, me, applied)
+    return _silence(document, place.owner, known) >= patience(takeover_after, shard, me, applied)
 
 
-def seems_alive(site: str, known: Known, takeover_after: float) -> bool:
-    """Return whether a site has sent a heartbeat within ``takeover_after`` seconds."""
-    return site == known.site or known.silent.get(site, 0.0) < takeover_after
+def seems_alive(document: ClusterDocument, site: str, known: Known, takeover_after: float) -> bool:
+    """Return whether a site has sent a heartbeat within ``takeover_after`` seconds, and was not closed since."""
+    return site == known.site or _silence(document, site, known) < takeover_after
+
+
+def _silence(document: ClusterDocument, site: str, known: Known, *, unseen: float = 0.0) -> float:
+    """Return the seconds since a site's last new beat, ``unseen`` if it was not watched yet.
+
+    The silence of a site that was closed or removed is infinite.
+    """
+    found = document.sites.get(site)
+    return float("inf") if found is None or found.closed else known.silent.get(site, unseen)
 
 
 def _caught_up(shard: int, place: ShardPlace, known: Known) -> frozenset[str]:

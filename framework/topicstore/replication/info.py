@@ -21,7 +21,10 @@ class SiteInfo:
     address: str
     """The site's `Cluster.address`; empty if it has none."""
     beats: bool
-    """Whether the site has created a heartbeat within `Cluster.takeover_after`, as seen from the site that reports."""
+    """Whether the site has created a heartbeat within `Cluster.takeover_after`, as seen from the site that reports.
+
+    False at once for a site that was closed.
+    """
     leaving: bool
     """Whether the site is to keep no shards (`Site.leave`)."""
     incarnation: str
@@ -76,7 +79,7 @@ def cluster_info(
             SiteInfo(
                 name=name,
                 address=site.address,
-                beats=duties.seems_alive(name, known, takeover_after),
+                beats=duties.seems_alive(document, name, known, takeover_after),
                 leaving=site.leaving,
                 incarnation=site.incarnation.hex(),
             )

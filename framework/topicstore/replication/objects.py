@@ -77,6 +77,8 @@ class Site(msgspec.Struct, frozen=True, array_like=True):
     """Whether the site is to keep no shards."""
     http_address: str = ""
     """The URL of the site's HTTP interface; empty if it has none."""
+    closed: bool = False
+    """Whether the site's process has ended in order; it gets no shards until another process of the site enters."""
 
 
 class ShardPlace(msgspec.Struct, frozen=True, array_like=True):

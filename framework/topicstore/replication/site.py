@@ -258,17 +258,11 @@ class Site:
             task.join()
 
     def _pass_on(self) -> None:
-        me = self._current[1].sites.get(self.name) if self._current is not None else None
-        if any(replica.released for replica in self.replicas) or (me is not None and me.leaving):
+        if self._current is not None:
+            known, takeover_after = self._known({}), self.cluster.takeover_after
             with suppress(RecoverableError):  # otherwise other sites take the shards over by themselves
-                self._documents.change(self._abdicated)
+                self._change(lambda number, document: duties.abdicated(document, number, known, takeover_after))
         self.store.close()
-
-    def _abdicated(self, number: int, document: ClusterDocument | None) -> ClusterDocument | None:
-        if document is None:
-            return None
-        following = duties.abdicated(document, number, self._known({}), self.cluster.takeover_after)
-        return None if following is None else msgspec.structs.replace(following, id=secrets.token_bytes(16))
 
     # --- the thread ---
 
@@ -343,7 +337,7 @@ class Site:
         if newer is not None:
             self._look_at(*newer)
         document = self.document
-        found = {**dict.fromkeys(document.sites, 0), **{site: max(numbers) for site, numbers in beats.items()}}
+        found = {name: (one.incarnation, max(beats.get(name, [0]))) for name, one in document.sites.items()}
         self._silent = self._silences.look(found, time.monotonic())
         me = document.sites.get(self.name)
         if me is None or me.incarnation != self._incarnation:

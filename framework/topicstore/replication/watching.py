@@ -1,6 +1,7 @@
 """Failure detection: silent sites are found by the numbers of their beats and the local monotonic clock.
 
 A site creates beats with rising numbers, so one listing shows the latest beat of every site, without reading objects.
+A new process of a site counts from the document in which it enters, before its first beat.
 The result only decides when a site tries to take over. Clocks of different sites are never compared, and a wrong
 suspicion costs time only.
 """
@@ -15,19 +16,19 @@ __all__ = ["Silences", "patience"]
 
 
 class Silences:
-    """Measures the time since each site's last new beat."""
+    """Measures the time since each site's last new beat, or since its process entered the cluster."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, float]] = {}
+        self._seen: dict[str, tuple[tuple[bytes, int], float]] = {}
 
-    def look(self, beats: Mapping[str, int], now: float) -> dict[str, float]:
-        """Record the highest beat number of each site; return the seconds since each site's number last changed.
+    def look(self, beats: Mapping[str, tuple[bytes, int]], now: float) -> dict[str, float]:
+        """Record the incarnation and the highest beat number of each site; return the seconds since either changed.
 
         ``now`` is the time of the local monotonic clock, in seconds. A site that is seen for the first time gets 0.
         """
         self._seen = {
-            site: self._seen[site] if site in self._seen and self._seen[site][0] == number else (number, now)
-            for site, number in beats.items()
+            site: self._seen[site] if site in self._seen and self._seen[site][0] == beat else (beat, now)
+            for site, beat in beats.items()
         }
         return {site: now - since for site, (_, since) in self._seen.items()}
 
