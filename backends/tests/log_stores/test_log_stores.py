@@ -6,6 +6,7 @@ import itertools
 import os
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -248,3 +249,32 @@ def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.undo()
     assert [] == list(store.names("log"))
     assert [] == list((tmp_path / ".drafts").iterdir())
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_a_directory_that_is_moved_or_replaced_is_unavailable_until_it_is_back(tmp_path: Path, another: bool) -> None:
+    """A store whose directory is gone, as without its mount, doesn't look empty, and creates nothing in another one.
+
+    Another directory has what a process makes that opens the store meanwhile.
+    """
+    root, moved = tmp_path / "log", tmp_path / "moved"
+    with closing(DirectoryLogStore(root)) as store:
+        store.create("log/1", b"1")
+        root.rename(moved)
+        if another:
+            DirectoryLogStore(root).close()
+        tries: list[Callable[[], object]] = [
+            lambda: store.create("log/2", b"2"),
+            lambda: store.get("log/1"),
+            lambda: list(store.names("log")),
+        ]
+        for attempt in tries:
+            with pytest.raises(StorageUnavailableError, match=r"No such file|another directory"):
+                attempt()
+        assert ([] if not another else [root / ".drafts"]) == sorted(root.glob("*"))
+        if another:
+            (root / ".drafts").rmdir()
+            root.rmdir()
+        moved.rename(root)
+        store.create("log/2", b"2")
+        assert [b"1", b"2"] == [store.get(name) for names in store.names("log") for name in names]

@@ -55,6 +55,7 @@ class DirectoryLogStore(LogStore):
         self._staging = root / _STAGING
         try:
             self._make(self._staging)
+            self._identity = _identity(root)
             _remove_abandoned(self._staging)
         except OSError as error:
             raise self._unavailable(root, error) from error
@@ -76,12 +77,14 @@ class DirectoryLogStore(LogStore):
     def create(self, name: str, data: bytes) -> None:
         """Create a file atomically, and fsync it. Raises `ObjectExistsError` if the name is taken."""
         path = self._root / check_name(name)
+        self._check_root()
         try:
             self._make(path.parent)
             taken = not self._link(path, data)
             sync(path.parent)
         except OSError as error:
             raise self._unavailable(path, error) from error
+        self._check_root()
         if taken:
             raise ObjectExistsError(name, self.place)
 
@@ -91,6 +94,7 @@ class DirectoryLogStore(LogStore):
         try:
             return path.read_bytes()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as absent:
+            self._check_root()
             raise ObjectNotFoundError(name, self.place) from absent
         except OSError as error:
             raise self._unavailable(path, error) from error
@@ -125,6 +129,7 @@ class DirectoryLogStore(LogStore):
             with os.scandir(path) as entries:
                 found = [(entry.name, entry.is_dir()) for entry in entries if entry.name[0] != "."]
         except (FileNotFoundError, NotADirectoryError):
+            self._check_root()
             return
         except OSError as error:
             raise self._unavailable(path, error) from error
@@ -170,9 +175,31 @@ class DirectoryLogStore(LogStore):
             if one != one.parent and one.is_relative_to(self._root):
                 sync(one.parent)  # even if another process has just made it, and not synced it yet
 
+    def _check_root(self) -> None:
+        """Raise `StorageUnavailableError` if the path leads to another directory than when the store was opened.
+
+        Without its mount, or moved away, a store would look empty: readers would miss what was acknowledged, and
+        objects would be created where the next mount hides them.
+        """
+        try:
+            same = _identity(self._root) == self._identity
+        except OSError as error:
+            raise self._unavailable(self._root, error) from error
+        if not same:
+            raise StorageUnavailableError(
+                f"{self._root} is another directory than when it was opened; look at its mount, and start again if it "
+                "is the right one"
+            )
+
     def _unavailable(self, path: Path, error: OSError) -> StorageUnavailableError:
         kind = LogStoreRefusedError if error.errno in _REFUSED else StorageUnavailableError
         return kind(f"{path}: {error.strerror or error}; look at the disk and its permissions")
+
+
+def _identity(directory: Path) -> tuple[int, int]:
+    """Return the device and the inode of a directory, which no other one has at the same time."""
+    found = directory.stat()
+    return found.st_dev, found.st_ino
 
 
 def _remove_abandoned(directory: Path) -> None:
