@@ -25,8 +25,7 @@ from .store_thread import LAST_ROWS, ROWS, keep_turn, put_first
 from .sys_topics import Figures, Traffic
 
 if TYPE_CHECKING:
-    from .relay import Relay
-    from .upstream import Relays
+    from .upstream import Downstream, Relays
 
 __all__ = ["Serving"]
 
@@ -76,7 +75,7 @@ class Serving:
         """The connections of all connected sessions."""
         self.relays: Relays | None = None
         """The way to the sites that own other clients' sessions; None without a cluster. Set by the broker."""
-        self.relayed: dict[Relay, None] = {}
+        self.relayed: dict[Downstream, None] = {}
         """The connections that are passed on to other sites."""
         self.connections: dict[Client, None] = {}
         """All connections, including those without a session."""
@@ -143,7 +142,7 @@ class Serving:
         self._give_up(connection)
         self.held.pop(connection, None)
 
-    def pass_on(self, connection: Client, relay: Relay) -> None:
+    def pass_on(self, connection: Client, relay: Downstream) -> None:
         """Register the relay that replaces a connection."""
         self.opening.pop(connection, None)
         self.connections.pop(connection, None)

@@ -29,6 +29,9 @@ class Downstream(Protocol):
     def finish(self) -> None:
         """Close the client's connection once it has read everything."""
 
+    def end_if_moved(self, relays: Relays) -> None:
+        """End the client's connection if another site has become the owner of its shard."""
+
 
 _TRIES = 4_096
 """Most random client ids that are tried until one lies in a shard of this site."""
