@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +152,7 @@ def test_an_object_that_is_missing_is_no_refusal(answering: Answering) -> None:
 def test_a_directory_that_cannot_be_used_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file in the directory's place, or missing permission, is a refusal, with the reason of the file system."""
     (tmp_path / "file").touch()
-    with pytest.raises(LogStoreRefusedError, match=r"file.*: File exists; look at"):
+    with pytest.raises(LogStoreRefusedError, match=r"file.*: Not a directory; look at"):
         opened((tmp_path / "file" / "store").as_uri(), {}).create("log/1", b"1")
     store = DirectoryLogStore(tmp_path / "store")
 
@@ -258,3 +260,32 @@ def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.undo()
     assert [["log/0"]] == list(store.names("log"))
     assert [] == list((tmp_path / ".drafts").iterdir())
+
+
+@pytest.mark.parametrize("another", [False, True])
+def test_a_directory_that_is_moved_or_replaced_is_unavailable_until_it_is_back(tmp_path: Path, another: bool) -> None:
+    """A store whose directory is gone, as without its mount, doesn't look empty, and creates nothing in another one.
+
+    Another directory has what a process makes that uses the store meanwhile.
+    """
+    root, moved = tmp_path / "log", tmp_path / "moved"
+    with closing(DirectoryLogStore(root)) as store:
+        store.create("log/1", b"1")
+        root.rename(moved)
+        if another:
+            with closing(DirectoryLogStore(root)) as other:
+                other.create("beats/1", b"")
+        tries: list[Callable[[], object]] = [
+            lambda: store.create("log/2", b"2"),
+            lambda: store.get("log/1"),
+            lambda: list(store.names("log")),
+        ]
+        for attempt in tries:
+            with pytest.raises(StorageUnavailableError, match=r"No such file|another directory"):
+                attempt()
+        assert ([] if not another else [root / ".drafts", root / "beats"]) == sorted(root.glob("*"))
+        if another:
+            shutil.rmtree(root)
+        moved.rename(root)
+        store.create("log/2", b"2")
+        assert [b"1", b"2"] == [store.get(name) for names in store.names("log") for name in names]

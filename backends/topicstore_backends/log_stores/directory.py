@@ -55,6 +55,9 @@ class DirectoryLogStore(LogStore):
         self._staging = root / _STAGING
         self._writes = False
         """Whether this object has made the directories, which the first `create` does: readers need no permission."""
+        self._identity: tuple[int, int] | None = None
+        """The `_identity` of the directory since it was first seen; None while there is none."""
+        self._check_root()
 
     @classmethod
     def open(cls, url: str, options: Mapping[str, Any]) -> DirectoryLogStore:
@@ -73,9 +76,11 @@ class DirectoryLogStore(LogStore):
     def create(self, name: str, data: bytes) -> None:
         """Create a file atomically, and fsync it. Raises `ObjectExistsError` if the name is taken."""
         path = self._root / check_name(name)
+        self._check_root()
         try:
             if not self._writes:
                 self._make(self._staging)
+                self._check_root()
                 _remove_abandoned(self._staging)
                 self._writes = True
             self._make(path.parent)
@@ -83,6 +88,7 @@ class DirectoryLogStore(LogStore):
             sync(path.parent)
         except OSError as error:
             raise self._unavailable(path, error) from error
+        self._check_root()
         if taken:
             raise ObjectExistsError(name, self.place)
 
@@ -92,6 +98,7 @@ class DirectoryLogStore(LogStore):
         try:
             return path.read_bytes()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as absent:
+            self._check_root()
             raise ObjectNotFoundError(name, self.place) from absent
         except OSError as error:
             raise self._unavailable(path, error) from error
@@ -126,6 +133,7 @@ class DirectoryLogStore(LogStore):
             with os.scandir(path) as entries:
                 found = [(entry.name, entry.is_dir()) for entry in entries if entry.name[0] != "."]
         except (FileNotFoundError, NotADirectoryError):
+            self._check_root()
             return
         except OSError as error:
             raise self._unavailable(path, error) from error
@@ -171,9 +179,37 @@ class DirectoryLogStore(LogStore):
             if one != one.parent and one.is_relative_to(self._root):
                 sync(one.parent)  # even if another process has just made it, and not synced it yet
 
+    def _check_root(self) -> None:
+        """Raise `StorageUnavailableError` if the path leads to another directory than when it was first seen.
+
+        Without its mount, or moved away, a store would look empty: readers would miss what was acknowledged, and
+        objects would be created where the next mount hides them.
+        """
+        try:
+            found = _identity(self._root)
+        except FileNotFoundError as error:
+            if self._identity is None:  # no site has made it yet
+                return
+            raise self._unavailable(self._root, error) from error
+        except OSError as error:
+            raise self._unavailable(self._root, error) from error
+        if self._identity is None:
+            self._identity = found
+        elif found != self._identity:
+            raise StorageUnavailableError(
+                f"{self._root} is another directory than when it was opened; look at its mount, and start again if it "
+                "is the right one"
+            )
+
     def _unavailable(self, path: Path, error: OSError) -> StorageUnavailableError:
         kind = LogStoreRefusedError if error.errno in _REFUSED else StorageUnavailableError
         return kind(f"{path}: {error.strerror or error}; look at the disk and its permissions")
+
+
+def _identity(directory: Path) -> tuple[int, int]:
+    """Return the device and the inode of a directory, which no other one has at the same time."""
+    found = directory.stat()
+    return found.st_dev, found.st_ino
 
 
 def _remove_abandoned(directory: Path) -> None:

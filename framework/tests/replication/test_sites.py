@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import topicstore as ts
 from topicstore.contract.log_store import LogStore, NotConditionalError, StorageUnavailableError
 from topicstore.pubsub.retained import remove_expired
 from topicstore.replication import log_stores, names, site
+from topicstore.replication.counted_store import CountedLogStore
+from topicstore.replication.documents import Documents
 from topicstore.replication.log_stores import open_log_store
 from topicstore.replication.objects import BEATS, Beat
 from topicstore_conformance.faults.clock import Clock
@@ -566,3 +568,23 @@ def test_retained_messages_of_publishers_on_several_sites_are_one_for_each_topic
                 after = page[-1].topic
             assert sorted(expected) == pages
             assert [expected["r/1"]] == [one.payload for one in db.retained("r/1")]
+
+
+def test_a_site_opens_before_an_owner_has_begun_to_write(sites: Sites) -> None:
+    """A site whose shards have no copy yet shows the planned generations, adds another one, and runs retention."""
+    with sites.open("first", shards=2, layout="block"):
+        found = Documents(sites.store, lambda _: None).newest()[1]
+    assert found is not None
+    sites = Sites(sites.root / "again")
+    with closing(CountedLogStore.open(sites.url, {})) as store:
+        owner = site.Site(ts.Cluster(sites.url), "owner", store)
+        owner.found(owner.claim(found.database), 2, found.settings, found.generations)
+        owner.enter()  # it owns both shards, and never writes
+        with sites.open("a") as a:
+            assert [(1, "block", 0, None)] == [(g.number, g.layout, g.messages, g.sealed) for g in a.generations()]
+            assert ("block", 0) == (a.info().layout, a.info().messages)
+            assert [] == payloads(a)
+            assert () == a.retention.run().dropped
+            assert [] == a.retention.outlook()
+            assert 2 == a.add_generation()
+            assert [1, 2] == [one.number for one in a.generations()]

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +342,24 @@ def test_a_header_that_no_site_has_made_is_refused(pair: Cluster) -> None:
     with socket.create_connection(("127.0.0.1", pair.sites["a"].port)) as connection:
         connection.sendall(site_header(b"guessed", "b", peer))
         assert b"" == connection.recv(1)
+
+
+def test_a_client_of_a_stopped_owner_is_let_go_when_another_process_takes_its_name(cluster: Cluster) -> None:
+    """A connection that is passed on to a stopped process ends when the shard has another owner, which serves it then.
+
+    The stopped process can't end it, and its kernel keeps the connection open.
+    """
+    cluster.start("a", "b")
+    cluster.owners("a", "b")
+    name, stopped = client_of(cluster.owned("b")), cluster.sites.pop("b")
+    with closing(stopped), cluster.sites["a"].client() as client:
+        assert 0 == client.connect(name, keep=True).reason
+        stopped.signal(signal.SIGSTOP)
+        (cluster.root / "b").rename(cluster.root / "stopped")
+        cluster.start("b")
+        assert client.ended() is None
+        with cluster.sites["a"].client() as again:
+            assert again.connect(name, keep=True).present
 
 
 def test_a_listener_may_refer_clients_to_the_owner_of_their_session(cluster: Cluster) -> None:

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 import topicstore as ts
+from topicstore.server.codec.reason import ReasonCode
+from topicstore.server.mqtt.acknowledgements import answer_publishes
+from topicstore.server.mqtt.publish import Pending
+from topicstore.server.mqtt.requests import PublishedPart
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults import namespaces
 from topicstore_conformance.mqtt import wire
@@ -117,3 +121,21 @@ def test_a_full_disk_refuses_messages_and_serves_who_listens(tmp_path: Path) -> 
         pytest.skip(reason)
     said = namespaces.run_mounted(namespaces.SMALL, tmp_path, 96 << 20, FILLED, tmp_path)
     assert said == [["PUBACK", "0x97", True], ["still there"], ["0x97"], ["0x0"], ["0x97"], [True]]
+
+
+@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_publish_that_failed_with_another_client_s_shard_ends_the_connection(
+    db: ts.Database, version: int, qos: int
+) -> None:
+    """A client whose own shard stays gets an end, not silence, if a moving shard has failed the whole batch.
+
+    Its session doesn't end by itself, and without an answer the client would wait for ever.
+    """
+    session, pending = db.sessions.open("stays"), Pending()
+    (pending.ids1 if qos == 1 else pending.ids2).append(7)
+    moved = ts.ShardMovedError("site a is releasing shard 1")
+    rows = [(session, ts.Message("t", b"", "stays", qos=qos), 7)]
+    part = PublishedPart(client=None, what=pending, rows=rows, matched=[False], refused={0: moved})  # type: ignore[arg-type]
+    answer = answer_publishes(version, part)
+    assert (b"", str(moved), ReasonCode.USE_ANOTHER_SERVER) == (answer.data, answer.end, answer.reason)

@@ -408,7 +408,8 @@ class Retention:
 
     def _sweep(self, storage: Storage, given: int | None, *, at_once: bool) -> RetentionReport:
         with self._running:
-            leads = self._led = storage.shards[0].writer.owned
+            # A site of a cluster may have no generation yet. It decides nothing before it has one.
+            leads = self._led = storage.shards[0].writer.owned and bool(live_records(storage.shards))
             settings, written = self.settings, written_bytes(self._storage().shards)
             now, held_back, passed = given, 0, storage.clocks.monotonic()
             if now is None:

@@ -90,9 +90,10 @@ def outlook(
     None: they weren't counted.
     """
     passed = now - held_back
-    due = {one.number for one in going(settings, generations, passed, newest)}
-    found = [_of_generation(settings, one, held_back) for one in generations[:-1]]
-    found.append(_of_current(settings, generations[-1], now, goes=generations[-1].number in due))
+    due, found = set[int](), [_of_generation(settings, one, held_back) for one in generations[:-1]]
+    if generations:
+        due = {one.number for one in going(settings, generations, passed, newest)}
+        found.append(_of_current(settings, generations[-1], now, goes=generations[-1].number in due))
     found = [attrs.evolve(one, due=one.generation in due) for one in found]
     first = min((one.created for one in generations if one.messages and not one.archived), default=now)
     counts = expired or {}

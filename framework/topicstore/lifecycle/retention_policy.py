@@ -259,6 +259,8 @@ def due(
     settings: RetentionSettings, generations: Sequence[GenerationAge], now: int, held_back: int, written: int
 ) -> tuple[int, int]:
     """Return the microseconds from now, and the number of bytes written, after which the next run may be due."""
+    if not generations:
+        return FOREVER, FOREVER
     waits = [FOREVER]
     current, oldest = generations[-1], generations[0]
     if settings.rotation is not None:

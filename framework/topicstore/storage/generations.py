@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -16,6 +16,9 @@ from topicstore.shard.writer import DropGeneration, PendingWrite
 
 from .storage import Storage
 from .store_path import finish_commits, submit_locked
+
+if TYPE_CHECKING:
+    from topicstore.replication.objects import GenerationPlan
 
 __all__ = [
     "GenerationInfo",
@@ -49,19 +52,24 @@ class GenerationInfo:
 def live_records(shards: Sequence[Shard]) -> dict[int, list[GenerationRecord]]:
     """Return the generations that exist in all shards, oldest first, each with its record in every shard.
 
-    Shards that this site of a cluster doesn't keep are left out.
+    Shards without a copy yet at this site of a cluster are left out, and those that it doesn't keep.
     """
-    kept = [shard for shard in shards if shard.writer.elsewhere is None]
+    kept = [shard for shard in shards if shard.writer.elsewhere is None and shard.generations.current]
     by_shard = [{record.number: record for record in shard.generations.listed()} for shard in kept]
     everywhere = sorted(set.intersection(*map(set, by_shard))) if by_shard else []
     return {number: [records[number] for records in by_shard] for number in everywhere}
 
 
 def generation_infos(storage: Storage) -> list[GenerationInfo]:
-    """Return the live generations, oldest first."""
+    """Return the live generations, oldest first.
+
+    A site of a cluster that has no copy of a shard yet, because no owner has written one, returns the planned ones.
+    """
     storage.check_open()
     # With all locks held, so that the shards list the same generations.
     live = storage.locked(lambda: live_records(storage.shards))
+    if not live and storage.site is not None:
+        return _planned(storage.site.document.generations, storage.clock())
     return [
         GenerationInfo(
             number=number,
@@ -74,6 +82,23 @@ def generation_infos(storage: Storage) -> list[GenerationInfo]:
         )
         for number, records in live.items()
         for one in records[:1]
+    ]
+
+
+def _planned(plans: Sequence[GenerationPlan], now: int) -> list[GenerationInfo]:
+    """Return the generations that every shard of a cluster is to have, as created and sealed now, and empty."""
+    return [
+        GenerationInfo(
+            number=plan.number,
+            layout=plan.layout,
+            options=options_dict(registry().full_options(plan.layout, plan.options)),
+            created=now,
+            sealed=None if plan.number == len(plans) else now,
+            messages=0,
+            live_bytes=0,
+        )
+        for plan in plans
+        if not plan.dropped
     ]
 
 
@@ -102,7 +127,9 @@ def add_generation(storage: Storage, layout: str | None = None, options: Mapping
     """Seal the current generation of every shard and add a new one; see `Database.add_generation`."""
     storage.check_may_write()
     storage.check_whole(storage.shards[:1])
-    before = storage.shards[0].generations.listed()
+    before: Sequence[GenerationRecord | GenerationPlan] = storage.shards[0].generations.listed()
+    if storage.site is not None:
+        before = storage.site.document.generations
     name = layout or before[-1].layout
     if options is None:
         options = next((record.options for record in reversed(before) if record.layout == name), {})

@@ -34,7 +34,8 @@ FORWARDED = "Topicstore-Forwarded"
 RETRY: Mapping[str, str] = {"Retry-After": "1"}
 """The header of responses to requests that may succeed as soon as a shard has an owner."""
 _THREADS = 8
-"""Most requests that are forwarded at the same time; others wait. These threads are not those of the database, which a
+"""Most requests that are forwarded to one site at the same time; others wait, and a silent site holds up only its own.
+These threads are not those of the database, which a
 forwarded request needs on the other site: two sites that forward to each other must not wait for each other."""
 _LARGEST_ANSWER = 1 << 20
 
@@ -99,16 +100,28 @@ class _Answer(msgspec.Struct):
 
 
 class Forwarder:
-    """Requests from one site to others, in threads of its own."""
+    """Requests from one site to others, in threads of its own for each of them. Used in the event loop only."""
 
     def __init__(self, site: Site, token: str) -> None:
         self._site, self._token = site, token
-        self._threads = ThreadPoolExecutor(_THREADS, "topicstore-forwarding")
+        self._threads: dict[str, ThreadPoolExecutor] = {}
+        """The threads by the site to which they forward."""
         self._patience = site.cluster.store_timeout
 
     def stop(self) -> None:
         """Wait for the requests that are being forwarded, and end the threads. Idempotent."""
-        self._threads.shutdown(cancel_futures=True)
+        for threads in self._threads.values():
+            threads.shutdown(wait=False, cancel_futures=True)
+        for threads in self._threads.values():
+            threads.shutdown()
+
+    def _threads_for(self, site: str) -> ThreadPoolExecutor:
+        """Return the threads that forward to a site; end those of sites that were removed from the cluster."""
+        if site not in self._threads:
+            for gone in self._threads.keys() - self._site.document.sites.keys():
+                self._threads.pop(gone).shutdown(wait=False)
+            self._threads[site] = ThreadPoolExecutor(_THREADS, "topicstore-forwarding")
+        return self._threads[site]
 
     async def forward(self, parts: Mapping[ShardOwner, MessageBatch], path: str, query: str) -> list[_Answer]:
         """Send each part to its owner, all at the same time, and return the owners' answers.
@@ -117,7 +130,7 @@ class Forwarder:
         """
         loop = asyncio.get_running_loop()
         calls = [
-            loop.run_in_executor(self._threads, self._send, owner, part, f"{path}?{query}")
+            loop.run_in_executor(self._threads_for(owner.site), self._send, owner, part, f"{path}?{query}")
             for owner, part in parts.items()
         ]
         found = await asyncio.gather(*calls, return_exceptions=True)

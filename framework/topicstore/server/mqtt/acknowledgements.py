@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 import attrs
 
+from topicstore.contract.errors import SessionEndedError
 from topicstore.server.codec.encode import pubacks
 from topicstore.server.codec.error_codes import is_passing, reason_of, reason_of_message
 from topicstore.server.codec.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, AckPacket
 from topicstore.server.codec.reason import ReasonCode
-from topicstore.sessions import OVER, Publish, Session
+from topicstore.sessions import Publish, Session
 
 from .channel import Channel, Counted
 from .publish import Pending
@@ -138,11 +139,11 @@ def _each(version: int, part: PublishedPart, pending: Pending) -> PublishAnswer:
         elif version == 5 and not part.matched[number]:
             reasons.setdefault((message.qos, packet_id), ReasonCode.NO_MATCHING_SUBSCRIBERS)
     refused = sum(reason >= 0x80 for reason in reasons.values())
-    if any(isinstance(error, OVER) for error in part.refused.values()):
-        return PublishAnswer(b"", refused=refused)  # the connection ends, and the client resends what is unacknowledged
     passing = next((error for error in part.refused.values() if is_passing(error)), None)
-    if passing is not None:
+    if passing is not None:  # also a shard of other clients that has moved: this client's session doesn't end by itself
         return PublishAnswer(b"", refused=refused, end=str(passing), reason=reason_of(passing))
+    if any(isinstance(error, SessionEndedError) for error in part.refused.values()):
+        return PublishAnswer(b"", refused=refused)  # the connection ends, and the client resends what is unacknowledged
     if version == 4 and any(reason >= 0x80 and reason not in _DROPPED for reason in reasons.values()):
         return PublishAnswer(b"", refused=refused, end=text)
     acks = [(one, reasons.get((1, one), 0)) for one in pending.ids1]

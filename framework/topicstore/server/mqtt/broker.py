@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import topicstore as ts
 from topicstore.server.access.access import Access
@@ -27,6 +27,9 @@ from .connections import Serving
 from .deliver import Shared
 from .requests import Client, RequestBatch, Responses
 from .store_thread import StoreThread
+
+if TYPE_CHECKING:
+    from .upstream import Relays
 
 __all__ = ["Broker"]
 
@@ -84,6 +87,11 @@ class Broker:
         """The bans of the file that apply to all connected clients."""
         self._enforcing: asyncio.Task[None] | None = None
         """The task that ends connections of banned clients."""
+        relays = self.serving.relays
+        self._known = self._followed = None if relays is None else relays.document
+        """The cluster's document at the last sweep, and the last one by whose owners relays were ended."""
+        self._following: asyncio.Task[None] | None = None
+        """The task that ends connections which are passed on to a site that is not the owner any more."""
         self._renewing: asyncio.Task[None] | None = None
         """The task that applies new rights to connected clients."""
         self.ended: asyncio.Future[None] = loop.create_future()
@@ -308,6 +316,8 @@ class Broker:
         serving.end_slow()
         if self._enforcing is None or self._enforcing.done():
             self._enforcing = self._loop.create_task(self._enforce())
+        if serving.relays is not None and (self._following is None or self._following.done()):
+            self._following = self._loop.create_task(self._follow_owners(serving.relays))
         if self._sys and self._figures_due <= now:
             self._figures_due = now + self._sys
             figures = serving.figures.changed(self._sessions.counts())
@@ -325,6 +335,20 @@ class Broker:
             if number and number % _RENEWED == 0:
                 await asyncio.sleep(0)
             self._call_client(connection, connection.end_if_banned, bans)
+
+    async def _follow_owners(self, relays: Relays) -> None:
+        """End connections that are passed on to a site that has lost their shard, `_RENEWED` in each round of the loop.
+
+        A sweep looks at the document of the sweep before, so that an owner that releases a shard can send the reason.
+        """
+        due, self._known = self._known, relays.document
+        if due is self._followed:
+            return
+        self._followed = due
+        for number, relay in enumerate(list(self.serving.relayed)):
+            if number and number % _RENEWED == 0:
+                await asyncio.sleep(0)
+            self._call_client(relay, relay.end_if_moved, relays)
 
     # --- the end ---
 
@@ -362,7 +386,7 @@ class Broker:
         if self._batch_end is not None:
             self._signal_batch_end(self._batch_end)
         self._sweeping.cancel()
-        for task in (self._renewing, self._enforcing):
+        for task in (self._renewing, self._enforcing, self._following):
             if task is not None:
                 task.cancel()
         if self._due is not None:

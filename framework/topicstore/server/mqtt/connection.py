@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn, cast
 import attrs
 
 from topicstore.contract.arguments import KEEP
-from topicstore.contract.errors import TopicstoreError
+from topicstore.contract.errors import SessionEndedError, TopicstoreError
 from topicstore.server.access.bans import BanIndex
 from topicstore.server.codec import encode as encoding
 from topicstore.server.codec.decode import decode
@@ -624,7 +624,7 @@ class MqttConnection(asyncio.Protocol):
 
     def failed(self, error: TopicstoreError) -> None:
         """End the connection because a request failed that the protocol can't answer with an error."""
-        if not isinstance(error, OVER):
+        if not isinstance(error, SessionEndedError):  # `session_ended` will be called
             self.end(reason_of(error), str(error), text_of(error))
 
     def _refuse(self, bad: PacketError) -> None:

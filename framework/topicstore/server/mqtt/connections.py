@@ -25,7 +25,7 @@ from .store_thread import LAST_ROWS, ROWS, keep_turn, put_first
 from .sys_topics import Figures, Traffic
 
 if TYPE_CHECKING:
-    from .upstream import Relays
+    from .upstream import Downstream, Relays
 
 __all__ = ["Serving"]
 
@@ -75,8 +75,8 @@ class Serving:
         """The connections of all connected sessions."""
         self.relays: Relays | None = None
         """The way to the sites that own other clients' sessions; None without a cluster. Set by the broker."""
-        self.relayed = 0
-        """Number of connections that are passed on to other sites."""
+        self.relayed: dict[Downstream, None] = {}
+        """The connections that are passed on to other sites."""
         self.connections: dict[Client, None] = {}
         """All connections, including those without a session."""
         self.opening: dict[Client, asyncio.Task[None]] = {}
@@ -122,7 +122,9 @@ class Serving:
     @property
     def full(self) -> bool:
         """Whether no further client may connect, because the limit of connections is reached."""
-        return self.traffic.connected + len(self.opening) + 2 * self.relayed >= self.most  # a relay has two sockets
+        return (
+            self.traffic.connected + len(self.opening) + 2 * len(self.relayed) >= self.most
+        )  # a relay has two sockets
 
     def address_of(self, session: Session) -> str | None:
         """Return the address and port of a session's client; None if it isn't connected here. Thread-safe."""
@@ -140,13 +142,12 @@ class Serving:
         self._give_up(connection)
         self.held.pop(connection, None)
 
-    def pass_on(self, connection: Client, relay: Client) -> None:
+    def pass_on(self, connection: Client, relay: Downstream) -> None:
         """Register the relay that replaces a connection."""
         self.opening.pop(connection, None)
         self.connections.pop(connection, None)
         self.held.pop(connection, None)
-        self.connections[relay] = None
-        self.relayed += 1
+        self.connections[relay] = self.relayed[relay] = None
 
     def begin(self, session: Session, connection: Client) -> None:
         """Register the connection of a session, when its CONNACK is sent."""

@@ -17,7 +17,7 @@ from topicstore.server.codec.reason import ReasonCode
 
 from .channel import Channel
 from .connections import Serving
-from .upstream import Upstream
+from .upstream import Relays, Upstream
 
 __all__ = ["Relay"]
 
@@ -26,11 +26,11 @@ class Relay(asyncio.Protocol):
     """The client's side of a connection that is passed on to another site. Used in the event loop only.
 
     It replaces the `MqttConnection`, and among all connections it does what applies to a client of another site: it is
-    ended when the server stops, and when the client is banned.
+    ended when the server stops, when the client is banned, and when another site has become the owner.
     """
 
     def __init__(self, serving: Serving, channel: Channel, upstream: Upstream, owner: ShardOwner) -> None:
-        self._serving, self._channel, self._upstream = serving, channel, upstream
+        self._serving, self._channel, self._upstream, self._owner = serving, channel, upstream, owner
         channel.ends(f"it was passed on to site {owner.site}", ReasonCode.SUCCESS)
 
     def begin(self, received: bytes) -> None:
@@ -66,12 +66,21 @@ class Relay(asyncio.Protocol):
         """End the connection to the owner, after it has received everything."""
         self._channel.lost(exc)
         self._serving.remove(self)
-        self._serving.relayed -= 1
+        self._serving.relayed.pop(self, None)
         self._upstream.transport.close()
 
     def finish(self) -> None:
         """Close the client's connection once it has read everything, because the owner has ended its own."""
         self._channel.shut()
+
+    def end_if_moved(self, relays: Relays) -> None:
+        """End the connection if its site doesn't own the client's shard any more, and could answer no more than that.
+
+        A site that has stopped or is cut off ends nothing by itself. Bytes that it has not read are dropped.
+        """
+        if relays.owner(self._channel.record.client_id or "") != self._owner:
+            self._upstream.transport.abort()
+            self.end(ReasonCode.USE_ANOTHER_SERVER, f"site {self._owner.site} has lost its shard")
 
     # --- what is done with all connections ---
 

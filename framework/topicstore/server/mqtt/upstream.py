@@ -7,6 +7,7 @@ import uuid
 from typing import Protocol, cast
 
 import topicstore as ts
+from topicstore.replication.objects import ClusterDocument
 from topicstore.replication.site import ShardOwner, Site
 from topicstore.server.cluster import mqtt_key
 from topicstore.server.config.units import Address
@@ -28,6 +29,9 @@ class Downstream(Protocol):
     def finish(self) -> None:
         """Close the client's connection once it has read everything."""
 
+    def end_if_moved(self, relays: Relays) -> None:
+        """End the client's connection if another site has become the owner of its shard."""
+
 
 _TRIES = 4_096
 """Most random client ids that are tried until one lies in a shard of this site."""
@@ -41,6 +45,11 @@ class Relays:
         self._shard_of = db.storage.shard_of
         self.key = mqtt_key(site)
         """The key of headers."""
+
+    @property
+    def document(self) -> ClusterDocument:
+        """The cluster's current document, which decides about owners; another object after each change."""
+        return self._site.document
 
     def is_here(self, client_id: str) -> bool:
         """Return whether this site owns the shard of a client id."""
