@@ -130,7 +130,7 @@ def test_with_many_sites_each_keeps_only_its_shards(sites: Sites) -> None:
                 session = db.sessions.open(next(f"{n}" for n in range(99) if db.shard_of(f"{n}") == shard))
                 with pytest.raises(ts.ShardElsewhereError):
                     session.subscribe("#")
-            assert [1] * bool(keeps(db)) == [generation.number for generation in db.generations()]
+            assert [1] == [generation.number for generation in db.generations()]  # also of a site that keeps nothing
             assert not db.verify().damages
             with ts.open(db.path, mode="r") as reader:
                 for read in (reader.topics, partial(payloads, reader)):
