@@ -193,7 +193,10 @@ def _beside_sync(seconds: float, rounds: int) -> Iterator[Figure]:
 class _Measured(LogStore):
     """A log store whose creations take longer, and which counts the requests for objects of shards."""
 
+    of: type[LogStore]
+    """The class of the store that is measured."""
     delay = 0.0
+    """The seconds that a creation takes in addition."""
     requests = 0
 
     def __init__(self, store: LogStore) -> None:
@@ -201,8 +204,8 @@ class _Measured(LogStore):
 
     @classmethod
     def open(cls, url: str, options: Mapping[str, Any]) -> LogStore:
-        """Not used: see `_measured`."""
-        raise NotImplementedError
+        """Open the store that is measured."""
+        return cls(cls.of.open(url, options))
 
     @property
     def place(self) -> str:
@@ -235,17 +238,13 @@ class _Measured(LogStore):
 
 @contextmanager
 def _measured() -> Iterator[type[_Measured]]:
-    """Let the log stores that are opened within the block count, and be slow once they are said to be."""
-    found: type[LogStore] = _Measured
+    """Measure the log stores that are opened within the block: yield their class, with its delay and its count."""
 
     class Found(_Measured):
-        @classmethod
-        def open(cls, url: str, options: Mapping[str, Any]) -> LogStore:
-            return cls(found.open(url, options))
+        """The stores of one block, so that each block has its own delay and count."""
 
     def load(spec: Any) -> type[LogStore]:
-        nonlocal found
-        found = load_target(spec)
+        Found.of = load_target(spec)
         return Found
 
     with mock.patch.object(log_stores, "load_target", load):

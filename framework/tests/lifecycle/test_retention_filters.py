@@ -106,7 +106,7 @@ def test_a_generation_of_which_nothing_is_left_goes(db: ts.Database, clock: Cloc
 
 
 def test_filters_that_others_overrule_are_named(db: ts.Database) -> None:
-    """What is said of a filter's messages is true where a wider filter keeps them longer."""
+    """`DatabaseInfo.kept` states the longer time for messages that a wider filter keeps longer than their own."""
     db.retention.set(filters={"#": "30d", "debug/#": "1h", "debug/+": "2h", "alarms/#": "infinity"})
     said = db.info().kept[-1]
     assert "messages that match # are kept for 30 days" in said

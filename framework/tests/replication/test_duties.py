@@ -124,7 +124,7 @@ def test_a_site_that_ends_names_a_living_replica_the_owner() -> None:
 
 
 def test_a_site_that_was_closed_gets_no_shard_until_it_enters_again() -> None:
-    """Nobody assigns a shard to a site that was closed, however young its last beat is; one that enters has its share.
+    """No shard is assigned to a closed site, however recent its last heartbeat; a site that enters gets its share.
 
     The shards of a closed site that found no heir are free at once.
     """

@@ -295,7 +295,7 @@ def test_sessions_lose_nothing_and_get_nothing_twice(tmp_path: Path, seed: int) 
 
 @pytest.fixture(autouse=True)
 def no_threads_left() -> Iterator[None]:
-    """Check that no client of a test goes on."""
+    """Check that all clients of a test have ended."""
     before = threading.active_count()
     yield
     assert threading.active_count() <= before

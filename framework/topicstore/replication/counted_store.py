@@ -19,9 +19,10 @@ RequestKind = Literal["put", "get", "list", "delete"]
 
 
 class _Counting:
-    """What is being counted: whether it is a request at all."""
+    """A call of the store while it is timed."""
 
     request = True
+    """Whether the call has sent a request, and so is counted."""
 
 
 class CountedLogStore(LogStore):

@@ -558,7 +558,7 @@ class Site:
         """Let a site, by default this one, pass all its shards on to others; it keeps none afterwards.
 
         Returns once the cluster's document says so. The copies move in the background, as in `set_replicas`; the site
-        goes on writing a shard until another site has it. When `info` shows no shard at the site, close it, which
+        writes a shard until another site has it. When `info` shows no shard at the site, close it, which
         removes it from the cluster. `join` ends the leave.
 
         Raises `UnknownSiteError`, `ReplicasRefusedError` if no other site may keep one of the shards, and
