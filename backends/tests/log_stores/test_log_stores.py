@@ -98,6 +98,23 @@ class TestS3(LogStoreSuite):
             opened(url, {"config": {"bukket": "x"}})
 
 
+def test_a_directory_is_made_while_another_thread_looks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that finds no directory, which another thread makes in that moment, raises no error about the mount."""
+    store, look = DirectoryLogStore(tmp_path / "log store"), directory._identity
+
+    def look_too_early(path: Path) -> tuple[int, int]:
+        monkeypatch.setattr(directory, "_identity", look)
+        try:
+            return look(path)
+        finally:
+            store.create("a/1", b"1")
+
+    monkeypatch.setattr(directory, "_identity", look_too_early)
+    with pytest.raises(ObjectNotFoundError):
+        store.get("a/2")
+    assert b"1" == store.get("a/1")
+
+
 def calls(server: Answering) -> list[Callable[[], object]]:
     """Return a call of each method of a store that a server answers for."""
     pytest.importorskip("obstore", reason='needs obstore: pip install "topicstore[cluster]"')

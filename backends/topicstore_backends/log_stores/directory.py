@@ -185,17 +185,18 @@ class DirectoryLogStore(LogStore):
         Without its mount, or moved away, a store would look empty: readers would miss what was acknowledged, and
         objects would be created where the next mount hides them.
         """
+        known = self._identity  # read first: another thread may make the directory meanwhile
         try:
             found = _identity(self._root)
         except FileNotFoundError as error:
-            if self._identity is None:  # no site has made it yet
+            if known is None:  # no site has made it yet
                 return
             raise self._unavailable(self._root, error) from error
         except OSError as error:
             raise self._unavailable(self._root, error) from error
-        if self._identity is None:
+        if known is None:
             self._identity = found
-        elif found != self._identity:
+        elif found != known:
             raise StorageUnavailableError(
                 f"{self._root} is another directory than when it was opened; look at its mount, and start again if it "
                 "is the right one"

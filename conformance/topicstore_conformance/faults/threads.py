@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from types import FrameType, FunctionType
 from typing import Any, Self
 
@@ -40,11 +40,16 @@ def begin(work: Callable[[], Any]) -> Future[Any]:
 def together(*works: Callable[[], Any]) -> list[Any]:
     """Run each function in a thread at the same time; return the results in order, or raise the first error.
 
-    Raises TimeoutError after twice `PATIENCE` in all, because several functions at once take longer than one alone.
+    An error is raised at once, even if other functions wait for the one that failed. Raises TimeoutError after twice
+    `PATIENCE` in all, because several functions at once take longer than one alone.
     """
-    deadline = time.monotonic() + 2 * PATIENCE
     futures = [begin(work) for work in works]
-    return [future.result(max(0.0, deadline - time.monotonic())) for future in futures]
+    ended, running = wait(futures, 2 * PATIENCE, FIRST_EXCEPTION)
+    for future in ended:
+        future.result()
+    if running:
+        raise TimeoutError(f"{len(running)} of {len(works)} functions are still running")
+    return [future.result() for future in futures]
 
 
 def running(method: FunctionType) -> list[Any]:
