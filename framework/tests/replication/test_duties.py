@@ -108,6 +108,16 @@ def test_a_joining_site_becomes_a_replica_once_it_has_caught_up() -> None:
     assert {"a", "b", "c"} == set(found.shards[0].replicas)
 
 
+def test_a_site_that_keeps_up_with_a_fast_owner_becomes_a_replica() -> None:
+    """A site is listed as a replica when it has what the owner had some seconds ago, though the owner is far ahead."""
+    first = document(place(replicas="ac", joining=("b",)))
+    applied = {"a": {0: 9_000}, "c": {0: 9_000}, "b": {0: 7_000}}
+    assert next_document(first, 8, known(applied=applied, earlier={0: 7_001}), AFTER, None) is None
+    found = next_document(first, 8, known(applied=applied, earlier={0: 7_000}), AFTER, None)
+    assert found is not None
+    assert {"a", "b", "c"} == set(found.shards[0].replicas)
+
+
 def test_a_site_that_ends_names_a_living_replica_the_owner() -> None:
     """The shards of a site that closes go to replicas that beat, with a new epoch; without one they stay."""
     first = document(place("a"), place("b"), place("a", replicas="a"))

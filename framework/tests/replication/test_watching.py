@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from topicstore.replication.watching import Silences, patience
+from topicstore.replication.watching import OwnersProgress, Silences, patience
 
 
 def test_a_site_is_silent_since_its_beat_was_first_seen() -> None:
@@ -25,6 +25,16 @@ def test_a_new_process_is_not_silent_before_its_first_beat() -> None:
     silences.look({"a": (b"first", 7)}, 100.0)
     assert {"a": 50.0} == silences.look({"a": (b"first", 7)}, 150.0)
     assert {"a": 0.0} == silences.look({"a": (b"second", 7)}, 160.0)
+
+
+def test_the_owners_progress_is_remembered_for_some_seconds() -> None:
+    """Progress of owners is returned when it is as old as asked for, and never when it is more than twice as old."""
+    progress = OwnersProgress(3.0)
+    assert {} == progress.look({0: 10}, 100.0)
+    assert {} == progress.look({0: 20}, 102.0)
+    assert {0: 10} == progress.look({0: 30}, 104.0)
+    assert {0: 20} == progress.look({0: 40, 1: 7}, 105.0)
+    assert {} == progress.look({0: 90, 1: 9}, 115.0)
 
 
 SITES = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 9), min_size=1)

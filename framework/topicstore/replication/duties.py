@@ -36,7 +36,10 @@ __all__ = [
 _FEW_SITES = 3
 """The number of sites up to which every site keeps every shard."""
 _NEAR = 64
-"""The most entries by which a replica that counts as caught up is behind the owner, as of their last beats."""
+"""The most entries by which a replica is behind the owner, as of their last beats, and counts as caught up.
+
+A replica counts as caught up too if it has what the owner had some seconds before (`Known.earlier`).
+"""
 
 
 class Duty(enum.Enum):
@@ -66,6 +69,13 @@ class Known:
     """The shards whose last entry here releases them, with the epoch that this entry ends."""
     applied: Mapping[str, Mapping[int, int]]
     """For each site, the index of the next entry by shard, as of its last beat."""
+    earlier: Mapping[int, int] = attrs.field(factory=dict)
+    """By shard, the index of the owner's next entry some seconds ago (`OwnersProgress`); empty where it is unknown."""
+
+    def ends(self, document: ClusterDocument) -> dict[int, int]:
+        """Return the index of the next entry of each shard as of its owner's last beat, where that is known."""
+        owners = ((shard, self.applied.get(place.owner, {})) for shard, place in enumerate(document.shards))
+        return {shard: applied[shard] for shard, applied in owners if shard in applied}
 
 
 def duty(document: ClusterDocument, shard: int, known: Known, epoch: int, *, owned: bool) -> Duty:
@@ -118,7 +128,7 @@ def next_document(
     alive = {site for site in document.sites if seems_alive(document, site, known, takeover_after)}
     able = [[site for site in some if site in alive] or list(some) for some in replicas]
     owners = choose_owners([place.owner for place in document.shards], able)
-    caught_up = {shard: _caught_up(shard, place, known) & alive for shard, place in enumerate(document.shards)}
+    caught_up = {shard: _caught_up(shard, end, known) & alive for shard, end in known.ends(document).items()}
     return advanced(document, replicas, owners, caught_up)
 
 
@@ -277,11 +287,9 @@ def _silence(document: ClusterDocument, site: str, known: Known, *, unseen: floa
     return float("inf") if found is None or found.closed else known.silent.get(site, unseen)
 
 
-def _caught_up(shard: int, place: ShardPlace, known: Known) -> frozenset[str]:
-    end = known.applied.get(place.owner, {}).get(shard)
-    if end is None:
-        return frozenset()
-    return frozenset(site for site, applied in known.applied.items() if applied.get(shard, -1) >= end - _NEAR)
+def _caught_up(shard: int, end: int, known: Known) -> frozenset[str]:
+    enough = min(end - _NEAR, known.earlier.get(shard, end))
+    return frozenset(site for site, applied in known.applied.items() if applied.get(shard, -1) >= enough)
 
 
 def wanted_replicas(document: ClusterDocument, factor: int | None) -> tuple[tuple[str, ...], ...]:

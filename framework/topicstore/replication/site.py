@@ -42,7 +42,7 @@ from .info import ClusterInfo, cluster_info
 from .objects import BEATS, CLAIMS, Beat, Claim, ClusterDocument, GenerationPlan, ShardPlace
 from .replica import Replica
 from .settings import Cluster, check_site
-from .watching import Silences
+from .watching import OwnersProgress, Silences
 
 __all__ = ["ReplicaLag", "ShardOwner", "Site"]
 
@@ -97,6 +97,7 @@ class Site:
         """The last document that was read, and its number. Replaced as a whole."""
         self._silences = Silences()
         self._silent: Mapping[str, float] = {}
+        self._owners_progress = OwnersProgress(cluster.takeover_after + cluster.poll_interval)
         self._beat_number = 0
         self._next_beat = self._next_poll = float("-inf")
         """The times (`time.monotonic`) of the next beat, and of the next request for entries of others."""
@@ -346,6 +347,7 @@ class Site:
         everything = dict.fromkeys(document.sites, dict.fromkeys(range(len(document.shards)), _END))
         if self._following(document, self._known(everything), 1 << 62) is not None:
             known = self._known(self._applied(beats))
+            known = attrs.evolve(known, earlier=self._owners_progress.look(known.ends(document), time.monotonic()))
             if self._following(document, known, 1 << 62) is not None:
                 self._change(lambda number, current: self._following(current, known, number))
 

@@ -8,11 +8,12 @@ suspicion costs time only.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 
 from .placement import rank
 
-__all__ = ["Silences", "patience"]
+__all__ = ["OwnersProgress", "Silences", "patience"]
 
 
 class Silences:
@@ -31,6 +32,31 @@ class Silences:
             for site, beat in beats.items()
         }
         return {site: now - since for site, (_, since) in self._seen.items()}
+
+
+class OwnersProgress:
+    """Remembers the progress that the owners of the shards have reported, until it is some seconds old.
+
+    A follower asks for new entries once in a poll interval, and a beat interval later other sites read its progress. So
+    a follower that keeps up with a fast owner is thousands of entries behind the owner's last beat, but not behind its
+    beat of some seconds ago.
+    """
+
+    def __init__(self, age: float) -> None:
+        self._age = age
+        self._reported: deque[tuple[float, Mapping[int, int]]] = deque()
+
+    def look(self, reported: Mapping[int, int], now: float) -> Mapping[int, int]:
+        """Record the index that each shard's owner has reported; return those recorded ``age`` seconds ago.
+
+        ``now`` is the time of the local monotonic clock, in seconds. Of reports that are old enough the latest is
+        returned, unless it is more than twice as old: then, and while none is, the result is empty.
+        """
+        self._reported.append((now, reported))
+        while len(self._reported) > 1 and now - self._reported[1][0] >= self._age:
+            self._reported.popleft()
+        when, earlier = self._reported[0]
+        return earlier if self._age <= now - when <= 2 * self._age else {}
 
 
 def patience(takeover_after: float, shard: int, site: str, applied: Mapping[str, int]) -> float:
