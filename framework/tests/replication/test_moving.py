@@ -5,17 +5,21 @@ from __future__ import annotations
 import random
 import shutil
 import threading
+import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import topicstore as ts
-from topicstore.replication import site
+from topicstore.replication import bases, names, replica, site
 from topicstore.replication.info import ShardInfo
 from topicstore.replication.snapshots import has_contents
-from topicstore_conformance.faults.threads import wait_until
+from topicstore.shard.generations import Generations
+from topicstore_conformance.faults.threads import begin, running, wait_until
 
 from .test_sites import NEVER, Sites, cut, messages, payloads
 
@@ -245,6 +249,56 @@ def test_a_subscription_ends_when_a_shard_leaves_its_site(sites: Sites) -> None:
         a.store(messages(3))
         with pytest.raises(ts.ShardElsewhereError):
             list(follower)
+
+
+def test_a_copy_is_read_only_once_it_is_whole(sites: Sites) -> None:
+    """A site that is to keep a shard again refuses its reads, until it has received all that is in the log."""
+    with sites.open("a", shards=2) as a, sites.open("b") as b:
+        wait_until(lambda: agreed(a, b), "two replicas")
+        a.store(messages(*range(20)))
+        assert a.cluster is not None
+        assert b.cluster is not None
+        a.cluster.leave("b")
+        engine = b.storage.shards[1].writer.open_engine()
+        wait_until(lambda: not has_contents(engine), "no copy at site b")
+        entry = sites.root / "log" / names.entry(1, 1)
+        entry.rename(sites.root / "entry")
+        entry.write_bytes(b"damaged")
+        a.cluster.join("b")
+        with warnings.catch_warnings(action="ignore"):
+            wait_until(lambda: b.cluster.replicas[1].failure, "the damaged entry")  # type: ignore[union-attr]
+        assert [0, 1] == keeps(b)
+        with pytest.raises(ts.ShardElsewhereError, match="its copy is not complete yet"):
+            payloads(b, fresh=False)
+        (sites.root / "entry").rename(entry)
+        wait_until(lambda: agreed(a, b), "two replicas")
+        assert [*range(20)] == payloads(b)
+
+
+def test_a_replay_waits_while_a_base_replaces_the_copy(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replay that begins while a base replaces all contents of a shard has the messages that the site had before."""
+    monkeypatch.setattr(site, "_BASE_BYTES", 1)
+    replays: list[Future[list[int]]] = []
+    waiting = (Generations.with_slabs, Generations.slab, Generations.listed)
+
+    def read_part(*args: Any) -> bytes:
+        replays.append(begin(lambda: payloads(b, fresh=False)))
+        wait_until(lambda: replays[-1].done() or any(map(running, waiting)), "a replay that waits, or has ended")
+        return bases.read_part(*args)
+
+    with sites.open("a", log_retention=0) as a, sites.open("b") as b:
+        a.store(messages(0))
+        assert [0] == payloads(b)
+        assert b.cluster is not None
+        monkeypatch.setattr(replica, "read_part", read_part)
+        with b.cluster.replicas[0]._reading:  # the replica doesn't read
+            before = cut(sites)
+            for number in range(1, 20):
+                a.store(messages(number))
+            wait_until(lambda: cut(sites) > before, "a cut behind the site")
+        wait_until(lambda: replays, "a base")
+        assert all(0 in one.result(NEVER) for one in replays)
+        assert [*range(20)] == payloads(b)
 
 
 def test_a_subscription_has_what_its_site_receives_with_a_base(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:

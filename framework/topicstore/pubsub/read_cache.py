@@ -183,7 +183,7 @@ class ReadCache:
         Raises `ShardElsewhereError` on a site that keeps no copy of the shard.
         """
         writer = self._shards[shard].writer
-        if writer.elsewhere is not None:
+        if writer.elsewhere:
             raise writer.elsewhere_error()
         return writer.watermark
 

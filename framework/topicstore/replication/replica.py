@@ -53,13 +53,11 @@ def _progress_of(shard: Shard) -> Progress:
 
     Raises `CorruptionError` and `NewerFormatError`.
     """
-    engine, writer, generations = shard.writer.open_engine(), shard.writer, shard.generations
+    engine = shard.writer.open_engine()
     progress = _stored(engine, f"shard {shard.number}")
     if progress is None and has_contents(engine):
-        with generations.rewrite_lock, writer.lock:
-            generations.forget()
+        with shard.generations.replacing() as engine:
             clear(engine)
-            writer.begin_again_locked(generations.open_again_locked)
     return BEGINNING if progress is None else progress
 
 
@@ -113,6 +111,8 @@ class Replica:
         """The applied prefix of the log. Set by the thread that applies entries."""
         self.owner = ("", "")
         """The name and address of the site that owns the shard, as the last document says."""
+        self.kept = True
+        """Whether this site is to keep a copy of the shard. Changed only with `_reading`."""
         self.closing = False
         """Whether the database is being closed."""
         self.missing = 0
@@ -202,24 +202,18 @@ class Replica:
         If this is interrupted, the shard counts as empty, and the next attempt begins anew. Raises `CorruptionError`,
         `StorageUnavailableError`, and `ObjectNotFoundError` if the base was deleted.
         """
-        shard, writer, generations = self.shard, self.shard.writer, self.shard.generations
-        with generations.rewrite_lock, writer.lock:
-            engine = writer.open_engine()
-            generations.forget()
+        shard, writer = self.shard, self.shard.writer
+        with shard.generations.replacing() as engine:
             self.progress = BEGINNING
-            try:
-                clear(engine, self._meanwhile)
-                for part in (*(part for shared in base.shared for part in shared.parts), *base.parts):
-                    write = WriteBatch()
-                    put_piece(read_part(self._store, part), write, f"{self._place}, part {part.name}")
-                    engine.write(write)
-                    self._meanwhile()
-                finished = WriteBatch()
-                finished.put(STATE, PROGRESS, _encoded(base.progress))
-                engine.write(finished)
-            finally:
-                writer.begin_again_locked(generations.open_again_locked)
-                writer.counters.deleted += 1  # so that counts that are kept in memory are computed again
+            clear(engine, self._meanwhile)
+            for part in (*(part for shared in base.shared for part in shared.parts), *base.parts):
+                write = WriteBatch()
+                put_piece(read_part(self._store, part), write, f"{self._place}, part {part.name}")
+                engine.write(write)
+                self._meanwhile()
+            finished = WriteBatch()
+            finished.put(STATE, PROGRESS, _encoded(base.progress))
+            engine.write(finished)
         self.progress = base.progress
         self._changed = {shared.generation: shared.changed for shared in base.shared}
         self._changed_before = base.progress.next - 1
@@ -227,49 +221,46 @@ class Replica:
         if writer.listener is not None:
             writer.listener.replaced(shard.number)
 
-    @property
-    def kept(self) -> bool:
-        """Whether this site keeps a copy of the shard, which may be read."""
-        return self.shard.writer.elsewhere is None
-
     def keep(self) -> bool:
-        """Let the shard be read: this site is to have a copy, which it receives from the log store.
+        """Let the site keep a copy. It can be read once `follow` has received it from the log store.
 
         Returns False, and does nothing, while `drop` removes an earlier copy.
         """
         if not self._reading.acquire(blocking=False):
             return False
         try:
-            self._emptied = False
-            self.shard.writer.elsewhere = None
+            self._emptied, self.kept = False, True
             return True
         finally:
             self._reading.release()
 
-    def refuse(self) -> None:
-        """Let reads raise `ShardElsewhereError`: this site is to have no copy. It does not own the shard."""
-        self.shard.writer.elsewhere = self.owner
+    def refuse(self) -> bool:
+        """Let reads raise `ShardElsewhereError`: this site is to have no copy. It does not own the shard.
+
+        Returns False, and does nothing, while the log is read, and if no copy is kept.
+        """
+        if not self.kept or not self._reading.acquire(blocking=False):
+            return False
+        try:
+            self.kept, self.shard.writer.elsewhere = False, True
+            return True
+        finally:
+            self._reading.release()
 
     def drop(self) -> None:
         """Remove this site's copy of a shard that is not kept; do nothing for other shards. This may take long.
 
         If the call is interrupted, the next call removes the rest.
         """
-        shard, writer, generations = self.shard, self.shard.writer, self.shard.generations
+        shard, writer = self.shard, self.shard.writer
         with self._reading:
             if self.kept or self._emptied:
                 return
             self._step_down()
-            with generations.rewrite_lock, writer.lock:
-                engine = writer.open_engine()
-                generations.forget()
+            with shard.generations.replacing() as engine:
                 self.progress = BEGINNING
-                try:
-                    if has_contents(engine):
-                        clear(engine)
-                finally:
-                    writer.begin_again_locked(generations.open_again_locked)
-                    writer.counters.deleted += 1  # so that counts that are kept in memory are computed again
+                if has_contents(engine):
+                    clear(engine)
             self.log.reader.begin_again()
             self._changed, self._changed_before = {}, -1
             self.grown, self.base_due, self.base = 0, False, 0
@@ -298,8 +289,8 @@ class Replica:
     def follow(self, *, certain: bool = True, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Apply the entries of the log to its end; with ``certain``, all that were acknowledged before the call.
 
-        ``meanwhile`` is called after each of the steps, of a few seconds at most. Does nothing while this site owns the
-        shard. Raises the errors of `topicstore.replication.log_reader.LogReader.read`.
+        Afterwards the copy can be read. ``meanwhile`` is called after each of the steps, of a few seconds at most. Does
+        nothing while this site owns the shard. Raises the errors of `topicstore.replication.log_reader.LogReader.read`.
         """
         with self._reading:
             self._follow_locked(certain, meanwhile)
@@ -308,9 +299,9 @@ class Replica:
         self._step_down()
         self._meanwhile = meanwhile
         while self.kept and not self.log.owned:
-            began = time.monotonic()
-            if self.log.reader.read(certain=certain) is not Step.READ:
-                self.caught_up = began
+            began, writer = time.monotonic(), self.shard.writer
+            if self.log.reader.read(certain=certain or writer.elsewhere) is not Step.READ:
+                self.caught_up, writer.elsewhere = began, False
                 return
             meanwhile()
 

@@ -201,8 +201,6 @@ class Site:
             replica.missing = missing
             owner = document.sites.get(place.owner)
             replica.owner = (place.owner, "" if owner is None else owner.address)
-            if not replica.kept:
-                replica.shard.writer.elsewhere = replica.owner
 
     def _back_off(self, tries: int) -> None:
         pause = min(1.0, 0.02 * 2 ** min(tries, 10))
@@ -407,8 +405,7 @@ class Site:
         elif what is Duty.FOLLOW and poll:
             replica.follow(certain=False, meanwhile=self._beat)
             self._removing.wake()
-        elif what is Duty.NOTHING and replica.kept:
-            replica.refuse()
+        elif what is Duty.NOTHING and replica.refuse():
             self._removing.wake()
 
     def _reach(self, replica: Replica) -> None:

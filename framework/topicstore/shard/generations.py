@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from topicstore.contract.engine import GENERATION_END, WriteBatch
+from topicstore.contract.engine import GENERATION_END, Engine, WriteBatch
 from topicstore.contract.errors import (
     CorruptionError,
     GenerationDroppedError,
@@ -17,6 +18,7 @@ from topicstore.contract.errors import (
     NewerFormatError,
     PluginError,
 )
+from topicstore.contract.forking import ProcessLock
 from topicstore.contract.layout import Layout, Slab
 from topicstore.contract.options import options_dict
 from topicstore.contract.positions import time_of
@@ -63,6 +65,8 @@ class Generations:
         """The slabs of the live generations by number. Guarded by the writer's lock; lookups need no lock."""
         self.live: list[tuple[GenerationRecord, Slab]] = []
         """The live generations, oldest first. The list is never modified but replaced, so reading it needs no lock."""
+        self._replaced = ProcessLock()
+        """Held while the shard's contents are replaced. It is acquired after the writer's lock."""
 
     def open(self) -> None:
         """Open the slab of each live generation, and resume the removal of dropped generations."""
@@ -119,6 +123,21 @@ class Generations:
         self.live = []
         self._writer.slab = None
 
+    @contextmanager
+    def replacing(self) -> Iterator[Engine]:
+        """Let the block replace all contents of the shard; yield its engine. Afterwards they are loaded anew.
+
+        The block holds the locks of rewriting and writing, and readers wait until it has ended.
+        """
+        with self.rewrite_lock, self._writer.lock, self._replaced:
+            engine = self._writer.open_engine()
+            self.forget()
+            try:
+                yield engine
+            finally:
+                self._writer.begin_again_locked(self.open_again_locked, replaced=True)
+                self._writer.counters.deleted += 1  # so that counts that are kept in memory are computed again
+
     # --- lookups ---
 
     @property
@@ -139,11 +158,15 @@ class Generations:
             ]
 
     def with_slabs(self) -> list[tuple[GenerationRecord, Slab]]:
-        """Return a snapshot of the live generations with their slabs, oldest first, without taking a lock.
+        """Return a snapshot of the live generations with their slabs, oldest first.
 
-        The current generation's record has no counts; `listed` adds them.
+        The current generation's record has no counts; `listed` adds them. Takes no lock, except that it waits while the
+        contents are replaced.
         """
         live = self.live
+        if not live:
+            with self._replaced:
+                live = self.live
         self._writer.check_open()  # after reading the list, because closing empties it
         return list(live)
 
@@ -155,8 +178,11 @@ class Generations:
         """
         slab = self.slabs.get(generation)
         if slab is None:
+            with self._replaced:
+                slab = self.slabs.get(generation)
+        if slab is None:
             self._writer.check_open()  # a close empties the dictionary; in a fork the engine refuses
-            if self._writer.elsewhere is not None:
+            if self._writer.elsewhere:
                 raise self._writer.elsewhere_error()
             if 0 < generation <= self.current:
                 raise GenerationDroppedError(f"generation {generation} of shard {self._writer.number} was dropped")

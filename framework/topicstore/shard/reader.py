@@ -97,7 +97,7 @@ class ShardReader:
     ) -> Iterator[tuple[GenerationRecord, Slab, int, int]]:
         """Yield (record, slab, first, last) of each range of positions to read, by generation and in order."""
         live = self._generations.with_slabs()
-        if self._writer.elsewhere is not None:  # after reading the list, which is emptied later
+        if self._writer.elsewhere:  # after reading the list, which is emptied later
             raise self._writer.elsewhere_error()
         if timestamps is not None:
             spans = self.spans(timestamps, first, bound)

@@ -304,6 +304,10 @@ class ChangeLog(Protocol):
         """Whether this site may propose writes."""
 
     @property
+    def owner(self) -> tuple[str, str]:
+        """The name and address of the site that owns the shard; empty if they are unknown."""
+
+    @property
     def epoch(self) -> int:
         """The number of the last period in which this site owns, or was to own, the shard; later ones are higher."""
 
@@ -434,10 +438,8 @@ class ShardWriter:
         """The shard's tail. Guarded by `lock`; replaced as a whole, so it can be read without the lock."""
         self.log: ChangeLog | None = None
         """The log that orders the writes, or None if writes are committed at once. Guarded by `lock`."""
-        self.elsewhere: tuple[str, str] | None = None
-        """The name and address of the site that owns the shard, if this site keeps no copy; None if it keeps one. Both
-        are empty if they are unknown, as in a copy that is opened for reading.
-        Replaced as a whole, so it can be read without the lock."""
+        self.elsewhere = False
+        """Whether this site of a cluster has no whole copy of the shard, so that it can't be read here."""
         self.proposed: deque[PendingWrite] = deque()
         """The writes that were proposed to the log and are not applied to the engine, oldest first. Guarded by `lock`.
         """
@@ -804,16 +806,18 @@ class ShardWriter:
                 else:
                     self.counters.failures += 1
 
-    def begin_again_locked(self, open_generations: Callable[[], object]) -> None:
-        """Take writes again after the engine was reopened: reload the in-memory state from it.
+    def begin_again_locked(self, open_generations: Callable[[], object], *, replaced: bool = False) -> None:
+        """Take writes again after the engine was reopened or its contents were replaced: reload the state from it.
 
         ``open_generations`` reloads the generations. `lock` must be held, so that nothing is written in the meantime.
-        The last position never falls below positions that readers have seen, even if those writes were lost.
+        Unless the contents were ``replaced``, the last position never falls below positions that readers have seen,
+        even if those writes were lost.
         """
         with self._fsync_lock:
             stored = load_tail(self.engine)
-            position = max(stored.last_position, self.watermark)
-            last_time = max(stored.last_time, self.tail.last_time)
+            position, last_time = stored.last_position, stored.last_time
+            if not replaced:
+                position, last_time = max(position, self.watermark), max(last_time, self.tail.last_time)
             open_generations()
             self.displacement = load_displacement(self.engine)
             self.tail = msgspec.structs.replace(stored, last_position=position, last_time=last_time)
@@ -943,10 +947,11 @@ class ShardWriter:
             raise DatabaseClosedError(self._refusal)
 
     def elsewhere_error(self) -> ShardElsewhereError:
-        """Return the error for a read of a shard of which this site keeps no copy."""
-        site, address = self.elsewhere or ("", "")
+        """Return the error for a read of a shard of which this site has no whole copy."""
+        site, address = ("", "") if self.log is None else self.log.owner
         owner = f"; site {site}" + f" ({address})" * bool(address) + " writes it" if site else ""
-        return ShardElsewhereError(f"shard {self.number} is not kept on this site{owner}", self.number, site, address)
+        reason = f"shard {self.number} is not kept on this site, or its copy is not complete yet{owner}"
+        return ShardElsewhereError(reason, self.number, site, address)
 
     def leave_to_parent(self) -> None:
         """Refuse all calls in a forked process."""

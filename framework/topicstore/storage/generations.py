@@ -54,7 +54,7 @@ def live_records(shards: Sequence[Shard]) -> dict[int, list[GenerationRecord]]:
 
     Shards without a copy yet at this site of a cluster are left out, and those that it doesn't keep.
     """
-    kept = [shard for shard in shards if shard.writer.elsewhere is None and shard.generations.current]
+    kept = [shard for shard in shards if not shard.writer.elsewhere and shard.generations.current]
     by_shard = [{record.number: record for record in shard.generations.listed()} for shard in kept]
     everywhere = sorted(set.intersection(*map(set, by_shard))) if by_shard else []
     return {number: [records[number] for records in by_shard] for number in everywhere}

@@ -505,7 +505,7 @@ class Storage:
         """Raise `ShardElsewhereError` if this site of a cluster keeps no copy of one of the shards; None for all."""
         self.check_open()
         for shard in self.shards if self.manifest.cluster is not None and shards is None else shards or ():
-            if shard.writer.elsewhere is not None:
+            if shard.writer.elsewhere:
                 raise shard.writer.elsewhere_error()
 
     def check_times(self, batch: MessageBatch) -> None:

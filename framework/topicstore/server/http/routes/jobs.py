@@ -74,7 +74,7 @@ def imports(context: TheContext) -> list[Marker]:
     return [
         Marker(shard.number, key, value)
         for shard in shards
-        if shard.writer.elsewhere is None
+        if not shard.writer.elsewhere
         for key, value in context.db.state(shard.number).scan(_KEYS)
     ]
 
