@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .command import check_installed, json_option, print_json
+from .command import check_installed, json_option, keep_option, naming, print_json, with_rules
 
 if TYPE_CHECKING:
     from topicstore.server.config.load import Configuration
     from topicstore.server.config.model import ServerSettings, StorageSettings
+    from topicstore.server.new_server import NewServer
 
 __all__ = ["config"]
 
@@ -29,7 +31,7 @@ _file = click.option(
 
 @click.group()
 def config() -> None:
-    """Check and show the settings of a server, and make a file of them.
+    """Make, check and show the settings of a server, with its users and certificates.
 
     Settings of the environment count before those of the file, as in TOPICSTORE__LIMITS__CONNECTIONS=500.
     """
@@ -138,11 +140,153 @@ def schema() -> None:
 
 
 @config.command()
-def init() -> None:
-    """Print a file of all settings with their defaults and what they mean."""
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--user", "users", multiple=True, metavar="NAME", help="Add a user, with a generated password.")
+@click.option(
+    "--tls",
+    is_flag=True,
+    help="Make a private certificate authority, and a certificate for this machine's names and address. Clients "
+    "connect with TLS on port 8883 of all IPv4 addresses; needs --user.",
+)
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="With --tls, a further name or address by which clients call the server.",
+)
+@keep_option
+@json_option
+def init(
+    file: Path | None,
+    users: tuple[str, ...],
+    hosts: tuple[str, ...],
+    keep: tuple[str, ...],
+    *,
+    tls: bool,
+    as_json: bool,
+) -> None:
+    """Print a file of all settings with their defaults, or write the FILE of a new server.
+
+    The options choose what FILE has; without any it has all settings with their defaults. Users, a token for the page
+    and certificates stand in files beside it. Each user may publish and read everything, all others nothing. Passwords
+    and the token are printed this one time. Existing files are never overwritten.
+
+    \b
+    Examples:
+      topicstore config init > server.toml
+      topicstore config init server.toml --tls --user alice --keep 30d
+      topicstore config init server.toml --tls --host broker.home --user alice
+    """  # noqa: D301 - click wants the character
     from topicstore.server.config.show import default_file
 
-    click.echo(default_file(), nl=False)
+    if file is None:
+        if users or tls or hosts or keep or as_json:
+            raise click.UsageError("these options need a FILE, which they write: topicstore config init server.toml …")
+        click.echo(default_file(), nl=False)
+        return
+    if tls and not users:
+        raise click.UsageError("--tls opens the server to other machines, which needs --user")
+    if hosts and not tls:
+        raise click.UsageError("--host names the server in its certificate, which needs --tls")
+    check_installed("cryptography")
+    from topicstore.server.certificates import host_names
+    from topicstore.server.config.model import DurableSessionsSettings
+    from topicstore.server.new_server import create_server
+
+    sessions = with_rules(DurableSessionsSettings(), (), keep)
+    names = (*_checked(hosts), *host_names()) if tls else ()
+    made = create_server(file, sessions, users, tuple(dict.fromkeys(names)))
+    if as_json:
+        print_json(
+            {
+                "files": [str(path) for path in made.files],
+                "passwords": made.passwords,
+                "token": made.token,
+                "names": names,
+                "valid_until": made.valid_until,
+            }
+        )
+        return
+    click.echo("\n".join(_made(file, made, names)))
+
+
+def _made(file: Path, made: NewServer, names: Sequence[str]) -> Iterator[str]:
+    """Yield the lines for people about a new server."""
+    from topicstore.server.config.model import HttpSettings
+    from topicstore.server.trial import trial
+
+    named = shlex.quote(str(file))
+    yield f"Made {', '.join(str(path) for path in made.files)}."
+    if made.authority is not None and made.valid_until is not None:
+        yield f"The certificate is valid until {made.valid_until:%Y-%m-%d}, for {', '.join(names)}."
+        yield f"Before that, renew it: topicstore config certificate --renew --config {named}"
+        yield f"Clients know the server by {made.authority}; ca.key signs, so nobody else may have it."
+    if made.passwords:
+        yield ""
+        yield "Shown this one time:"
+        for user, password in made.passwords.items():
+            yield f"    password of {user}: {password}"
+        yield f"    token of the page on http://{HttpSettings().listen}: {made.token}"
+        yield f"To choose another password: topicstore users add NAME --config {named}"
+    yield ""
+    yield "Start the server:"
+    yield f"    topicstore serve --config {named}"
+    yield ""
+    login = next(iter(made.passwords.items()), None)
+    yield from trial("localhost", made.address.port, login=login, authority=made.authority)
+
+
+def _checked(hosts: Sequence[str]) -> list[str]:
+    """Return host names and addresses as certificates have them."""
+    from topicstore.server.certificates import checked_name
+
+    with naming("--host"):
+        return [checked_name(host) for host in hosts]
+
+
+@config.command()
+@_file
+@click.option("--renew", is_flag=True, help="Replace them by new ones of the private authority, with the same keys.")
+@click.option(
+    "--host", "hosts", multiple=True, metavar="NAME", help="With --renew, a further name or address of the server."
+)
+@json_option
+def certificate(file: Path | None, hosts: tuple[str, ...], *, renew: bool, as_json: bool) -> None:
+    """Show for which names, and until when, the server's certificates are valid; or renew them.
+
+    --renew needs the files ca.pem and ca.key of 'config init --tls' beside the certificate. A running server uses the
+    new certificates after SIGHUP; connections stay.
+    """
+    if hosts and not renew:
+        raise click.UsageError("--host names the server in a new certificate, which needs --renew")
+    check_installed("cryptography")
+    from topicstore.server import new_server
+    from topicstore.server.certificates import names_of, read_certificate
+
+    found = _pairs(_read(file).settings)
+    if not found:
+        raise click.UsageError("the settings name no certificate")
+    names = _checked(hosts)
+    rows = {path: new_server.renew(path, key, names) if renew else read_certificate(path) for path, key in found}
+    if as_json:
+        shown = [
+            {"certificate": str(path), "names": names_of(one), "valid_until": one.not_valid_after_utc}
+            for path, one in rows.items()
+        ]
+        print_json({"certificates": shown, "renewed": renew})
+        return
+    for path, one in rows.items():
+        click.echo(f"{path}: valid until {one.not_valid_after_utc:%Y-%m-%d}, for {', '.join(names_of(one))}")
+    if renew:
+        click.echo("a server that runs uses what is new after SIGHUP: systemctl reload topicstore, or kill -HUP PID")
+
+
+def _pairs(settings: ServerSettings) -> list[tuple[Path, Path]]:
+    """Return the certificates that settings name, each with its key."""
+    found = [one.tls for one in settings.listeners.values()]
+    http = settings.http.tls if settings.http is not None else None
+    return list(dict.fromkeys((one.certificate, one.key) for one in (*found, http) if one is not None))
 
 
 def _read(file: Path | None) -> Configuration:
