@@ -77,7 +77,9 @@ def test_two_commands_make_a_server_with_users_and_tls(tmp_path: Path) -> None:
     authority, other = str(tmp_path / "ca.pem"), tmp_path / "other.pem"
     other.write_bytes(pem_of(Authority.new("another").certificate))
     assert f"mosquitto_pub -h localhost -p 8883 --cafile {authority} -u alice -P {password} " in printed
-    publish = "\n".join(line.strip() for line in printed.partition("with paho-mqtt:\n")[2].splitlines())
+    publish = "\n".join(
+        line.strip() for line in printed.partition("with paho-mqtt:\n")[2].partition("What")[0].splitlines()
+    )
 
     def client(port: int, password: str) -> PahoClient:
         def prepare(one: Any) -> None:
@@ -98,6 +100,7 @@ def test_two_commands_make_a_server_with_users_and_tls(tmp_path: Path) -> None:
             ssl.get_server_certificate(("localhost", port), ca_certs=str(other), timeout=PATIENCE)
         server.kill()
         server.start()
+        assert "topicstore replay topicstore-data 'home/#'" in printed
         lines = program("replay", "topicstore-data", "home/#", folder=tmp_path).splitlines()
         assert ["22 degrees", "23 degrees"] == [json.loads(line)["payload"] for line in lines]
         at = f"http://{server.ready['http'][0]}/api/v5/topics"
@@ -128,7 +131,7 @@ def test_the_file_has_what_was_chosen(run: Run, tmp_path: Path) -> None:
     assert [("#", None), ("debug/#", "1h")] == rules
     assert ["0.0.0.0:8883"] == [one.listen for one in found.listeners.values() if one.tls is not None]
     assert ("never", tmp_path / "users") == (found.authentication.anonymous, found.authentication.password_file)
-    assert [(("alice",), ("#",))] == [(one.users, one.topics) for one in found.authorization.rules]
+    assert [(("alice",), ("#", "$SYS/#"))] == [(one.users, one.topics) for one in found.authorization.rules]
     lines = (tmp_path / "server.toml").read_text().splitlines()
     assert [] == [line for above, line in pairwise(lines) if re.match(r"#?\w+ = ", line) and above[:2] != "# "]
     run("init", "default.toml")

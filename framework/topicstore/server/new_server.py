@@ -61,6 +61,8 @@ class NewServer:
     """An admin token for the page and HTTP; None without users, because then clients on this machine need none."""
     authority: Path | None
     """The certificate by which clients know the server; None without TLS."""
+    directory: Path
+    """The directory of the database."""
     address: Address
     """Where MQTT clients connect."""
     valid_until: datetime | None
@@ -76,7 +78,8 @@ def create_server(
     users, tokens and settings are readable by the owner only. Raises `SettingsError` if one of the files exists,
     `PasswordFileError` for a name that no user can have, and `OSError`; then no file is left.
 
-    users: users who may publish and read everything. If there are any, all others are refused, and HTTP needs a token.
+    users: users who may publish and read everything, and read the figures below ``$SYS``. If there are any, all others
+           are refused, and HTTP needs a token.
     names: host names and addresses of the server's certificate; without any, the server has no TLS.
     """
     folder = file.parent
@@ -109,6 +112,7 @@ def create_server(
         passwords=passwords,
         token=token,
         authority=folder.absolute() / _AUTHORITY if names else None,
+        directory=folder / _DATA,
         address=next(iter(settings.listeners.values())).listen,
         valid_until=None if certificate is None else certificate.not_valid_after_utc,
     )
@@ -128,7 +132,7 @@ def _settings(durable_sessions: DurableSessionsSettings, users: tuple[str, ...],
         found = replace(
             found,
             authentication=AuthenticationSettings(anonymous="never", password_file=_USERS),
-            authorization=AuthorizationSettings(rules=(Rule(permission="allow", topics=("#",), users=users),)),
+            authorization=AuthorizationSettings(rules=(Rule(permission="allow", topics=("#", "$SYS/#"), users=users),)),
         )
     if tls:
         files = TlsSettings(certificate=_CERTIFICATE, key=_KEY)

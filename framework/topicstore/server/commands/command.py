@@ -28,13 +28,6 @@ _NEEDS = (
 )
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
-keep_option = click.option(
-    "--keep",
-    multiple=True,
-    metavar="[FILTER=]TIME",
-    help="Keep stored messages for 12h, 30d or infinity; with FILTER=, store the messages published to FILTER, and "
-    "keep them for that time. Without --store, a TIME alone stores all messages.",
-)
 
 
 def check_installed(*further: str) -> None:
@@ -53,6 +46,17 @@ def print_json(document: Any) -> None:
     import msgspec
 
     click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
+
+
+def keep_option(alone: str) -> Any:
+    """Return the option ``--keep``. ``alone`` is a sentence about a time without a filter."""
+    return click.option(
+        "--keep",
+        multiple=True,
+        metavar="[FILTER=]TIME",
+        help="Keep stored messages for 12h, 30d or infinity; with FILTER=, store the messages published to FILTER, and "
+        f"keep them for that time. {alone}",
+    )
 
 
 def with_rules(sessions: DurableSessionsSettings, store: Sequence[str], keep: Sequence[str]) -> DurableSessionsSettings:

@@ -155,7 +155,7 @@ def schema() -> None:
     metavar="NAME",
     help="With --tls, a further name or address by which clients call the server.",
 )
-@keep_option
+@keep_option("A TIME alone stores all messages.")
 @json_option
 def init(
     file: Path | None,
@@ -235,6 +235,8 @@ def _made(file: Path, made: NewServer, names: Sequence[str]) -> Iterator[str]:
     yield ""
     login = next(iter(made.passwords.items()), None)
     yield from trial("localhost", made.address.port, login=login, authority=made.authority)
+    yield "What was stored:"
+    yield f"    topicstore replay {shlex.quote(str(made.directory))} 'home/#'"
 
 
 def _checked(hosts: Sequence[str]) -> list[str]:

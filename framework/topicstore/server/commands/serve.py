@@ -33,7 +33,6 @@ Exit codes:
     5  storage failed: the engine, a full disk, corruption
   130  ended at once, by a second signal
 
-\b
 SIGTERM and Ctrl-C end it in order, also while it starts: no more clients, DISCONNECT to all, commit, close. SIGHUP
 reads the settings and certificates again, once it serves.
 """
@@ -69,7 +68,7 @@ reads the settings and certificates again, once it serves.
     help="Store all messages published to FILTER, whether or not a session waits for them; '#' for all. The rule "
     "stays in the database until it is removed on the page or over HTTP.",
 )
-@keep_option
+@keep_option("Without --store, a TIME alone stores all messages.")
 @click.option(
     "--cluster",
     metavar="URL",
@@ -98,7 +97,7 @@ def serve(
     \b
     Examples:
       topicstore serve
-      topicstore serve data --keep 30d --keep 'debug/#=1h' --keep 'alarms/#=infinity'
+      topicstore serve data --keep 30d --keep 'alarms/#=infinity'
       topicstore serve data --store 'sensors/#' --keep 1w
       topicstore serve --config server.toml
       topicstore serve data --cluster s3://bucket/plant --site hall-1
