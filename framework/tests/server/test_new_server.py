@@ -243,3 +243,13 @@ def test_a_certificate_of_another_authority_is_not_renewed(run: Run, tmp_path: P
     assert before == (tmp_path / "server.pem").read_bytes()
     assert key.exists()
     assert "the settings name no certificate" in run("certificate", code=2).stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_files_that_root_makes_are_of_the_directorys_owner(run: Run, tmp_path: Path) -> None:
+    """Files that root makes in the directory of a server's user belong to that user, who can read them."""
+    nobody = 65_534
+    os.chown(tmp_path, nobody, nobody)
+    run("init", "server.toml", "--tls", "--user", "alice")
+    run("certificate", "--config", "server.toml", "--renew")
+    assert {(nobody, nobody)} == {(found.st_uid, found.st_gid) for found in map(Path.stat, tmp_path.iterdir())}
