@@ -121,15 +121,17 @@ class Authority:
     def sign(self, names: Sequence[str], key: Key) -> x509.Certificate:
         """Return a certificate for a server's key and names, which are as `checked_name` returns them.
 
-        It is valid for 825 days, but not longer than the authority.
+        It is valid for 825 days, but not longer than the authority. Raises `SettingsError` if that has expired.
         """
+        ends = self.certificate.not_valid_after_utc
+        if ends <= datetime.now(UTC):
+            raise SettingsError(f"the certificate authority has expired on {ends:%Y-%m-%d}: make a new one")
         alternatives: list[x509.GeneralName] = []
         for one in names:
             try:
                 alternatives.append(x509.IPAddress(ipaddress.ip_address(one)))
             except ValueError:
                 alternatives.append(x509.DNSName(one))
-        ends = self.certificate.not_valid_after_utc
         made = _builder(names[0], key, _SERVER_DAYS, is_authority=False, ends=ends)
         made = made.issuer_name(self.certificate.subject)
         made = made.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
