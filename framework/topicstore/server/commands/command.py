@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -27,6 +27,7 @@ _NEEDS = (
     "websockets",
 )
 
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 
 
@@ -48,7 +49,7 @@ def print_json(document: Any) -> None:
     click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2).decode())
 
 
-def keep_option(alone: str) -> Any:
+def keep_option(alone: str) -> Callable[[Decorated], Decorated]:
     """Return the option ``--keep``. ``alone`` is a sentence about a time without a filter."""
     return click.option(
         "--keep",
