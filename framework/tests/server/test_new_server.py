@@ -227,6 +227,7 @@ def test_a_certificate_is_renewed(tmp_path: Path) -> None:
     said = program("config", "certificate", "--config", "server.toml", folder=tmp_path)
     assert said.startswith("server.pem: valid until ")
     assert said.endswith("mqtt.home\n")
+    assert said in program("config", "check", "--config", "server.toml", folder=tmp_path)
 
 
 def test_a_certificate_of_another_authority_is_not_renewed(run: Run, tmp_path: Path) -> None:
@@ -247,7 +248,7 @@ def test_a_certificate_of_another_authority_is_not_renewed(run: Run, tmp_path: P
     assert "the settings name no certificate" in run("certificate", code=2).stderr
 
 
-def test_an_authority_that_has_expired_signs_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_authority_that_has_expired_signs_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A certificate is valid no longer than its authority, which signs none once it has expired."""
     monkeypatch.setattr(certificates, "_AUTHORITY_DAYS", 10)
     made = json.loads(run("init", "server.toml", "--tls", "--user", "alice", "--json").stdout)
@@ -257,6 +258,10 @@ def test_an_authority_that_has_expired_signs_nothing(run: Run, monkeypatch: pyte
     expired = Authority.new("expired")
     with pytest.raises(SettingsError, match="the certificate authority has expired on"):
         expired.sign(["localhost"], expired.key)
+    (tmp_path / "server.pem").write_bytes(pem_of(expired.certificate))
+    (tmp_path / "server.key").write_bytes(expired.key.pem)
+    for command in ("check", "certificate"):
+        assert "server.pem: INVALID since " in run(command, "--config", "server.toml").stdout
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")

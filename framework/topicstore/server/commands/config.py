@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ import click
 from .command import check_installed, json_option, keep_option, naming, print_json, with_rules
 
 if TYPE_CHECKING:
+    from cryptography import x509
+
     from topicstore.server.config.load import Configuration
     from topicstore.server.config.model import ServerSettings, StorageSettings
     from topicstore.server.new_server import NewServer
@@ -45,8 +48,9 @@ def config() -> None:
 def check(file: Path | None, path: Path | None, *, as_json: bool) -> None:
     """Read the settings, and print "ok", what a start would change in the database PATH, and who may connect.
 
-    Files that they name, of users and of TLS, and plugins are looked for too; addresses are not tried. Exits with 2 if
-    they can't be used, and says where and why. PATH is by default the one that the settings name.
+    It also prints for which names and until when certificates are valid. Files that the settings name, of users and of
+    TLS, and plugins are looked for too; addresses are not tried. Exits with 2 if they can't be used, and says where and
+    why. PATH is by default the one that the settings name.
     """
     from topicstore.server.databases import places
     from topicstore.server.reload import check_files
@@ -56,10 +60,13 @@ def check(file: Path | None, path: Path | None, *, as_json: bool) -> None:
     check_files(settings)
     storages = places(settings, path or settings.messages.data_dir or _DIRECTORY)
     coming = [line for name, one, directory in storages for line in _coming(settings, name, one, directory)]
+    certificates = _certificates(settings)
     if as_json:
-        print_json({"ok": True, "changes": coming, "access": access(settings)})
+        shown = [_shown(path, one) for path, one in certificates.items()]
+        print_json({"ok": True, "changes": coming, "access": access(settings), "certificates": shown})
     else:
-        click.echo("\n".join(["ok", *coming, access(settings)]))
+        valid = [_sentence(path, one) for path, one in certificates.items()]
+        click.echo("\n".join(["ok", *coming, *valid, access(settings)]))
 
 
 def _coming(settings: ServerSettings, name: str, storage: StorageSettings, path: Path) -> Iterator[str]:
@@ -195,8 +202,8 @@ def init(
     from topicstore.server.new_server import create_server
 
     sessions = with_rules(DurableSessionsSettings(), (), keep)
-    names = (*_checked(hosts), *host_names()) if tls else ()
-    made = create_server(file, sessions, users, tuple(dict.fromkeys(names)))
+    names = tuple(dict.fromkeys((*_checked(hosts), *host_names()))) if tls else ()
+    made = create_server(file, sessions, users, names)
     if as_json:
         print_json(
             {
@@ -262,26 +269,49 @@ def certificate(file: Path | None, hosts: tuple[str, ...], *, renew: bool, as_js
     """
     if hosts and not renew:
         raise click.UsageError("--host names the server in a new certificate, which needs --renew")
-    check_installed("cryptography")
-    from topicstore.server import new_server
-    from topicstore.server.certificates import names_of, read_certificate
+    settings = _read(file).settings
+    names = _checked(hosts)
+    if renew:
+        check_installed("cryptography")
+        from topicstore.server.new_server import renew as renewed
 
-    found = _pairs(_read(file).settings)
+        for path, key in _pairs(settings):
+            renewed(path, key, names)
+    found = _certificates(settings)
     if not found:
         raise click.UsageError("the settings name no certificate")
-    names = _checked(hosts)
-    rows = {path: new_server.renew(path, key, names) if renew else read_certificate(path) for path, key in found}
     if as_json:
-        shown = [
-            {"certificate": str(path), "names": names_of(one), "valid_until": one.not_valid_after_utc}
-            for path, one in rows.items()
-        ]
-        print_json({"certificates": shown, "renewed": renew})
+        print_json({"certificates": [_shown(path, one) for path, one in found.items()], "renewed": renew})
         return
-    for path, one in rows.items():
-        click.echo(f"{path}: valid until {one.not_valid_after_utc:%Y-%m-%d}, for {', '.join(names_of(one))}")
+    for path, one in found.items():
+        click.echo(_sentence(path, one))
     if renew:
         click.echo("a server that runs uses what is new after SIGHUP: systemctl reload topicstore, or kill -HUP PID")
+
+
+def _certificates(settings: ServerSettings) -> dict[Path, x509.Certificate]:
+    """Read the certificates that settings name."""
+    paths = [path for path, _ in _pairs(settings)]
+    if not paths:
+        return {}
+    check_installed("cryptography")
+    from topicstore.server.certificates import read_certificate
+
+    return {path: read_certificate(path) for path in paths}
+
+
+def _shown(path: Path, one: x509.Certificate) -> dict[str, Any]:
+    from topicstore.server.certificates import names_of
+
+    return {"certificate": str(path), "names": names_of(one), "valid_until": one.not_valid_after_utc}
+
+
+def _sentence(path: Path, one: x509.Certificate) -> str:
+    from topicstore.server.certificates import names_of
+
+    ends = one.not_valid_after_utc
+    until = "valid until" if ends > datetime.now(UTC) else "INVALID since"
+    return f"{path}: {until} {ends:%Y-%m-%d}, for {', '.join(names_of(one)) or 'no name'}"
 
 
 def _pairs(settings: ServerSettings) -> list[tuple[Path, Path]]:
