@@ -51,7 +51,7 @@ _LENGTH = 20
 
 @attrs.frozen(kw_only=True)
 class NewServer:
-    """What `create_server` has made."""
+    """The result of `create_server`."""
 
     files: Sequence[Path]
     """The files, of which the first is that of the settings."""
@@ -64,7 +64,7 @@ class NewServer:
     directory: Path
     """The directory of the database."""
     address: Address
-    """Where MQTT clients connect."""
+    """The address at which MQTT clients connect."""
     valid_until: datetime | None
     """The end of the server certificate's validity; None without TLS."""
 
