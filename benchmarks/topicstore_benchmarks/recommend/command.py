@@ -109,8 +109,8 @@ def recommend(
 
     \b
     Examples:
-      topicstore recommend messages.parquet --filter 'fleet/+/+/speed' --filter 'fleet/eu/bus-7/#'
-      topicstore recommend messages.jsonl.gz --filters filters.txt --limit 500000 --json
+      topicstore recommend messages.parquet --filter 'fleet/+/+/speed'
+      topicstore recommend messages.jsonl.gz --filters filters.txt --json
     """  # noqa: D301 - click wants the character
     from .choosing import compare, representative_filters
 

@@ -43,6 +43,13 @@ def test_every_help_has_an_example(path: str) -> None:
     assert re.search(rf"(?m)^ *Examples?:\n +topicstore {path.split()[0]}\b", shown), shown
 
 
+@pytest.mark.parametrize("path", ["", *PATHS])
+def test_every_help_fits_a_terminal(path: str) -> None:
+    """The help of the program and of each command has no line of more than 80 characters on a terminal of 80."""
+    shown = CliRunner().invoke(cli, [*path.split(), "--help"], env={"COLUMNS": "80"}).output
+    assert [] == [line for line in shown.splitlines() if len(line) > 80]
+
+
 @pytest.mark.parametrize("example", sorted({one for found in EXAMPLES.values() for one in found}))
 def test_examples_are_valid(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every example has the arguments and options that its command takes."""

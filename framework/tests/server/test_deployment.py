@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -108,6 +109,43 @@ def test_the_health_check_asks_the_server(tmp_path: Path) -> None:
         assert 0 == subprocess.run(command, capture_output=True).returncode
         assert 0 == server.stop()
         assert 0 != subprocess.run(command, capture_output=True).returncode
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_image_install_the_program(tmp_path: Path) -> None:
+    """The build stage's steps, run without Docker on the files that they copy, install a program that runs.
+
+    The libraries are those of this environment, so that nothing is downloaded.
+    """
+    build, _, last = DOCKERFILE.partition("\nFROM ")[2].partition("\nFROM ")
+    source, target = tmp_path / "src", tmp_path / "opt"
+    source.mkdir()
+    variables = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": sysconfig.get_path("purelib"),
+        "PIP_NO_DEPS": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",  # the library that builds is this environment's, too
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    }
+    environment = {**os.environ, **variables}
+    for kind, arguments in re.findall(r"^(COPY|RUN) (.*)$", build, re.MULTILINE):
+        if kind == "COPY":
+            *paths, place = arguments.split()
+            for path in paths:
+                copied = source / (place if len(paths) == 1 else path)
+                copied.parent.mkdir(parents=True, exist_ok=True)
+                copy = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
+                copy(ROOT / path, copied)
+        else:
+            step = arguments.replace("/opt/topicstore", str(target))
+            done = subprocess.run(step, shell=True, cwd=source, env=environment, capture_output=True, text=True)
+            assert 0 == done.returncode, done.stdout + done.stderr
+    assert "COPY --from=build /opt/topicstore /opt/topicstore" in last
+    where = "import topicstore; print(topicstore.__file__)"
+    found = subprocess.run([target / "bin" / "python", "-c", where], capture_output=True, text=True, env=environment)
+    assert Path(found.stdout.strip()).is_relative_to(target), found
+    shown = [str(target / "bin" / "topicstore"), "config", "check", "--config", DEPLOY / "container.toml"]
+    assert "there is no file of users" in subprocess.run(shown, capture_output=True, text=True, env=environment).stderr
 
 
 @pytest.mark.slow

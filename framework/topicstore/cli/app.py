@@ -63,7 +63,7 @@ _COMMANDS = {
 """The commands of this package in the order of the help, each with the first sentence of its docstring."""
 _BESIDE = {
     "bench": "Measure topicstore and other stores of messages.",
-    "config": "Check and show the settings of a server, and make a file of them.",
+    "config": "Make, check and show the settings of a server, with its users and certificates.",
     "conformance": "Test whether an installed backend or layout keeps what it promises.",
     "recommend": (
         "Measure all layouts on SAMPLE, a file of your own messages that `import` takes, and say which is best."

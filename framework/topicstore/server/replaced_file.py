@@ -20,7 +20,7 @@ from typing import Generic, Protocol, TypeVar
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.files.text import read_text
 
-__all__ = ["ReplacedFile", "Signature", "Watched"]
+__all__ = ["ReplacedFile", "Signature", "Watched", "create_file"]
 
 Signature = tuple[int, int, int, int]
 """Modification time, change time, size and inode of a file; differs after any change of the file."""
@@ -93,9 +93,7 @@ class ReplacedFile:
         try:
             before = target.stat()
         except FileNotFoundError:
-            directory = target.parent.stat()
-            if os.geteuid() == 0 and directory.st_uid != 0:
-                os.fchown(number, directory.st_uid, directory.st_gid)
+            _assign_to_owner(number, target.parent)
             return
         if (before.st_uid, before.st_gid) != (made.st_uid, made.st_gid):
             try:
@@ -127,6 +125,30 @@ class ReplacedFile:
             ) from bad
         except (OSError, UnicodeError) as bad:
             raise self._error(f"the file of {self._what} {self.path} can't be used: {bad}") from bad
+
+
+def create_file(path: Path, content: bytes, *, secret: bool) -> None:
+    """Create a file, and fsync it. Raises `FileExistsError` if there is one, and `OSError`; then nothing is left.
+
+    ``secret``: whether only the file's owner may read it; otherwise everybody may, as far as the umask allows.
+    """
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+    try:
+        with os.fdopen(number, "wb") as out:
+            out.write(content)
+            out.flush()
+            _assign_to_owner(out.fileno(), path.parent)
+            os.fsync(out.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _assign_to_owner(number: int, directory: Path) -> None:
+    """Set a new file's owner and group to those of its directory, if root has created it."""
+    found = directory.stat()
+    if os.geteuid() == 0 and found.st_uid != 0:
+        os.fchown(number, found.st_uid, found.st_gid)
 
 
 def _access_list(path: Path) -> bytes | None:

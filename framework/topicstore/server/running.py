@@ -27,6 +27,7 @@ from .listeners import Reserved
 from .logs import reopen
 from .server import Server
 from .signals import Signals
+from .trial import trial
 
 __all__ = [
     "access",
@@ -81,7 +82,10 @@ def banner(
         "",
     ]
     if mqtt:
-        lines += _trial(Address(mqtt[0]), named=settings.authentication.anonymous == "never")
+        everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - it is read, not bound
+        address = Address(mqtt[0])
+        login = ("USER", "PASSWORD") if settings.authentication.anonymous == "never" else None
+        lines += [*trial(everywhere.get(address.host, address.host), address.port, login=login), ""]
     return "\n".join([*lines, "Ctrl-C ends it in order."])
 
 
@@ -104,23 +108,6 @@ def access(settings: ServerSettings) -> str:
     else:
         rest = "those on this machine may do everything. Others may do nothing until [[authorization.rules]] allow it."
     return f"{found}; {rest}"
-
-
-def _trial(address: Address, *, named: bool) -> list[str]:
-    """Return example commands. ``named``: whether every client needs a user name and a password."""
-    everywhere = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - it is read, not bound
-    host = everywhere.get(address.host, address.host)
-    at = f"-h {host} -p {address.port}" + " -u USER -P PASSWORD" * named
-    auth = ", auth={'username': 'USER', 'password': 'PASSWORD'}" if named else ""
-    return [
-        "Try it: the first of these keeps a session for the client 'display', also while that is away.",
-        f"    mosquitto_sub {at} -i display -c -q 1 -t 'home/#' -v",
-        f"    mosquitto_pub {at} -q 1 -t home/hall -m '21 degrees'",
-        "Or from Python, with paho-mqtt:",
-        "    from paho.mqtt import publish",
-        f"    publish.single('home/hall', '22 degrees', qos=1, hostname='{host}', port={address.port}{auth})",
-        "",
-    ]
 
 
 _log = logging.getLogger("topicstore.server")

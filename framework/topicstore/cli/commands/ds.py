@@ -114,7 +114,7 @@ def info(path: Path, url: str | None, token_file: Path | None, *, as_json: bool)
     \b
     SITES                all sites; (x) down marks a site that doesn't answer
     SHARDS               the sites that hold a replica of each shard
-    REPLICA TRANSITIONS  sites that will receive (+) or release (-) a shard; shown only if there are any
+    REPLICA TRANSITIONS  sites that will receive (+) or release (-) a shard
     """  # noqa: D301 - click wants the character
     from topicstore.client.sites import placement_at_rest, placement_of
 

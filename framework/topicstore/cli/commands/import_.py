@@ -105,7 +105,7 @@ def import_(
     \b
       --map payload=data                      the column data
       --map topic='plant/{site}/{id}'         a template of columns
-      --map client_id='{topic[2]}'            a level of the topic, counted from 0; [-1] is the last
+      --map client_id='{topic[2]}'            a level, from 0; [-1] is the last
       --set topic=hall/co2                    the same for all messages
       --ignore quality                        the column is not imported
 

@@ -65,13 +65,12 @@ def replay(
     \b
     Examples:
       topicstore replay data 'fleet/+/+/speed' --start -2h
-      topicstore replay data --start 2015-03-07 --until 2015-03-08T12:00:00-06:00 --limit 10
+      topicstore replay data --until 2015-03-08T12:00:00-06:00 --limit 10
       topicstore replay data 'fleet/truck-1/#' --reverse --limit 1
       topicstore replay data --output messages.parquet
       topicstore replay data 'fleet/#' --start now --follow
-      topicstore replay data 'fleet/#' --by timestamp --start 2015-03-07 --until 2015-03-08
-      topicstore replay data 'fleet/#' --format arrow | python -c 'import sys, pyarrow.ipc as ipc;
-        print(ipc.open_stream(sys.stdin.buffer).read_all().group_by("topic").aggregate([("qos", "count")]))'
+      topicstore replay data 'fleet/#' --by timestamp --start 2015-03-07
+      topicstore replay data 'fleet/#' --format arrow --output fleet.arrow
     """  # noqa: D301 - click wants the character
     limit = None if limit is None else min(limit, sys.maxsize)
     order, reverse = asked["order"], asked["reverse"]

@@ -141,7 +141,7 @@ def set_(path: Path, *, filters: tuple[tuple[str, float | str], ...], yes: bool,
 
     \b
     Example:
-      topicstore retention set data --max-age 30d --filter 'debug/#=1h' --filter 'alarms/#=infinity'
+      topicstore retention set data --max-age 30d --filter 'alarms/#=infinity'
     """  # noqa: D301 - click wants the character
     changed: dict[str, Any] = {
         name: None if value in _ENDLESS else value for name, value in limits_given.items() if value is not None

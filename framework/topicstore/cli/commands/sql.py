@@ -38,10 +38,10 @@ def sql(path: Path, statement: str, *, as_json: bool, as_csv: bool) -> None:
     Comparisons of topics, client ids and times with constants narrow what is read; LIKE doesn't.
 
     \b
-    The topics with the most messages; the newest messages; messages by their own times; the columns and their types:
-      topicstore sql data 'select topic, messages from topics order by 2 desc limit 10'
-      topicstore sql data 'select time, topic, decode(payload) from messages order by time desc limit 5'
-      topicstore sql data "select * from messages where timestamp >= '2025-06-01 12:00:00+00' limit 5"
+    Examples:
+      topicstore sql data 'select topic, messages from topics order by 2 desc'
+      topicstore sql data 'select decode(payload) from messages order by time'
+      topicstore sql data "select * from messages where time > '2026-06-01'"
       topicstore sql data 'describe messages'
     """  # noqa: D301 - click wants the character
     if as_json and as_csv:

@@ -20,8 +20,9 @@ Exit codes:
     2  wrong usage, or bad input
     3  no such database, not a database, or one that was created differently
     4  the database is open elsewhere, and no server of it does what was asked
-    5  storage failed: the engine, a full disk, corruption; or output can't be written
-  130  interrupted, by Ctrl-C or SIGTERM; the server then ends in order, with 0
+    5  storage failed: the engine, a full disk, corruption; or output can't be
+       written
+  130  interrupted, by Ctrl-C or SIGTERM; a server ends in order, with 0
 
 \b
 Errors are one line on standard error that begins with "error:".

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .command import check_installed, json_option, print_json
+from .command import check_installed, json_option, keep_option, naming, print_json, with_rules
 
 if TYPE_CHECKING:
+    from cryptography import x509
+
     from topicstore.server.config.load import Configuration
     from topicstore.server.config.model import ServerSettings, StorageSettings
+    from topicstore.server.new_server import NewServer
 
 __all__ = ["config"]
 
@@ -29,7 +34,7 @@ _file = click.option(
 
 @click.group()
 def config() -> None:
-    """Check and show the settings of a server, and make a file of them.
+    """Make, check and show the settings of a server, with its users and certificates.
 
     Settings of the environment count before those of the file, as in TOPICSTORE__LIMITS__CONNECTIONS=500.
     """
@@ -43,8 +48,9 @@ def config() -> None:
 def check(file: Path | None, path: Path | None, *, as_json: bool) -> None:
     """Read the settings, and print "ok", what a start would change in the database PATH, and who may connect.
 
-    Files that they name, of users and of TLS, and plugins are looked for too; addresses are not tried. Exits with 2 if
-    they can't be used, and says where and why. PATH is by default the one that the settings name.
+    It also prints for which names and until when certificates are valid. Files that the settings name, of users and of
+    TLS, and plugins are looked for too; addresses are not tried. Exits with 2 if they can't be used, and says where and
+    why. PATH is by default the one that the settings name.
     """
     from topicstore.server.databases import places
     from topicstore.server.reload import check_files
@@ -54,10 +60,13 @@ def check(file: Path | None, path: Path | None, *, as_json: bool) -> None:
     check_files(settings)
     storages = places(settings, path or settings.messages.data_dir or _DIRECTORY)
     coming = [line for name, one, directory in storages for line in _coming(settings, name, one, directory)]
+    certificates = _certificates(settings)
     if as_json:
-        print_json({"ok": True, "changes": coming, "access": access(settings)})
+        shown = [_shown(path, one) for path, one in certificates.items()]
+        print_json({"ok": True, "changes": coming, "access": access(settings), "certificates": shown})
     else:
-        click.echo("\n".join(["ok", *coming, access(settings)]))
+        valid = [_sentence(path, one) for path, one in certificates.items()]
+        click.echo("\n".join(["ok", *coming, *valid, access(settings)]))
 
 
 def _coming(settings: ServerSettings, name: str, storage: StorageSettings, path: Path) -> Iterator[str]:
@@ -138,11 +147,178 @@ def schema() -> None:
 
 
 @config.command()
-def init() -> None:
-    """Print a file of all settings with their defaults and what they mean."""
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--user", "users", multiple=True, metavar="NAME", help="Add a user, with a generated password.")
+@click.option(
+    "--tls",
+    is_flag=True,
+    help="Make a private certificate authority, and a certificate for this machine's names and address. Clients "
+    "connect with TLS on port 8883 of all IPv4 addresses; needs --user.",
+)
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="With --tls, a further name or address by which clients call the server.",
+)
+@keep_option("A TIME alone stores all messages.")
+@json_option
+def init(
+    file: Path | None,
+    users: tuple[str, ...],
+    hosts: tuple[str, ...],
+    keep: tuple[str, ...],
+    *,
+    tls: bool,
+    as_json: bool,
+) -> None:
+    """Print a file of all settings with their defaults, or write the FILE of a new server.
+
+    The options choose what FILE has; without any it has all settings with their defaults. Users, a token for the page
+    and certificates stand in files beside it. Each user may publish and read everything, all others nothing. Passwords
+    and the token are printed this one time. Existing files are never overwritten.
+
+    \b
+    Examples:
+      topicstore config init > server.toml
+      topicstore config init server.toml --tls --user alice --keep 30d
+      topicstore config init server.toml --tls --host broker.home --user alice
+    """  # noqa: D301 - click wants the character
     from topicstore.server.config.show import default_file
 
-    click.echo(default_file(), nl=False)
+    if file is None:
+        if users or tls or hosts or keep or as_json:
+            raise click.UsageError("these options need a FILE, which they write: topicstore config init server.toml …")
+        click.echo(default_file(), nl=False)
+        return
+    if tls and not users:
+        raise click.UsageError("--tls opens the server to other machines, which needs --user")
+    if hosts and not tls:
+        raise click.UsageError("--host names the server in its certificate, which needs --tls")
+    check_installed("cryptography")
+    from topicstore.server.certificates import host_names
+    from topicstore.server.config.model import DurableSessionsSettings
+    from topicstore.server.new_server import create_server
+
+    sessions = with_rules(DurableSessionsSettings(), (), keep)
+    names = tuple(dict.fromkeys((*_checked(hosts), *host_names()))) if tls else ()
+    made = create_server(file, sessions, users, names)
+    if as_json:
+        print_json(
+            {
+                "files": [str(path) for path in made.files],
+                "passwords": made.passwords,
+                "token": made.token,
+                "names": names,
+                "valid_until": made.valid_until,
+            }
+        )
+        return
+    click.echo("\n".join(_made(file, made, names)))
+
+
+def _made(file: Path, made: NewServer, names: Sequence[str]) -> Iterator[str]:
+    """Yield the lines for people about a new server."""
+    from topicstore.server.config.model import HttpSettings
+    from topicstore.server.trial import trial
+
+    named = shlex.quote(str(file))
+    yield f"Made {', '.join(str(path) for path in made.files)}."
+    if made.authority is not None and made.valid_until is not None:
+        yield f"The certificate is valid until {made.valid_until:%Y-%m-%d}, for {', '.join(names)}."
+        yield f"Before that, renew it: topicstore config certificate --renew --config {named}"
+        yield f"Clients know the server by {made.authority}; ca.key signs, so nobody else may have it."
+    if made.passwords:
+        yield ""
+        yield "Shown this one time:"
+        for user, password in made.passwords.items():
+            yield f"    password of {user}: {password}"
+        yield f"    token of the page on http://{HttpSettings().listen}: {made.token}"
+        yield f"To choose another password: topicstore users add NAME --config {named}"
+    yield ""
+    yield "Start the server:"
+    yield f"    topicstore serve --config {named}"
+    yield ""
+    login = next(iter(made.passwords.items()), None)
+    yield from trial("localhost", made.address.port, login=login, authority=made.authority)
+    yield "What was stored:"
+    yield f"    topicstore replay {shlex.quote(str(made.directory))} 'home/#'"
+
+
+def _checked(hosts: Sequence[str]) -> list[str]:
+    """Return host names and addresses as certificates have them."""
+    from topicstore.server.certificates import checked_name
+
+    with naming("--host"):
+        return [checked_name(host) for host in hosts]
+
+
+@config.command()
+@_file
+@click.option("--renew", is_flag=True, help="Replace them by new ones of the private authority, with the same keys.")
+@click.option(
+    "--host", "hosts", multiple=True, metavar="NAME", help="With --renew, a further name or address of the server."
+)
+@json_option
+def certificate(file: Path | None, hosts: tuple[str, ...], *, renew: bool, as_json: bool) -> None:
+    """Show for which names, and until when, the server's certificates are valid; or renew them.
+
+    --renew needs the files ca.pem and ca.key of 'config init --tls' beside the certificate. A running server uses the
+    new certificates after SIGHUP; connections stay.
+    """
+    if hosts and not renew:
+        raise click.UsageError("--host names the server in a new certificate, which needs --renew")
+    settings = _read(file).settings
+    names = _checked(hosts)
+    if renew:
+        check_installed("cryptography")
+        from topicstore.server.new_server import renew as renewed
+
+        for path, key in _pairs(settings):
+            renewed(path, key, names)
+    found = _certificates(settings)
+    if not found:
+        raise click.UsageError("the settings name no certificate")
+    if as_json:
+        print_json({"certificates": [_shown(path, one) for path, one in found.items()], "renewed": renew})
+        return
+    for path, one in found.items():
+        click.echo(_sentence(path, one))
+    if renew:
+        click.echo("a server that runs uses what is new after SIGHUP: systemctl reload topicstore, or kill -HUP PID")
+
+
+def _certificates(settings: ServerSettings) -> dict[Path, x509.Certificate]:
+    """Read the certificates that settings name."""
+    paths = [path for path, _ in _pairs(settings)]
+    if not paths:
+        return {}
+    check_installed("cryptography")
+    from topicstore.server.certificates import read_certificate
+
+    return {path: read_certificate(path) for path in paths}
+
+
+def _shown(path: Path, one: x509.Certificate) -> dict[str, Any]:
+    from topicstore.server.certificates import names_of
+
+    return {"certificate": str(path), "names": names_of(one), "valid_until": one.not_valid_after_utc}
+
+
+def _sentence(path: Path, one: x509.Certificate) -> str:
+    from topicstore.server.certificates import names_of
+
+    ends = one.not_valid_after_utc
+    until = "valid until" if ends > datetime.now(UTC) else "INVALID since"
+    return f"{path}: {until} {ends:%Y-%m-%d}, for {', '.join(names_of(one)) or 'no name'}"
+
+
+def _pairs(settings: ServerSettings) -> list[tuple[Path, Path]]:
+    """Return the certificates that settings name, each with its key."""
+    found = [one.tls for one in settings.listeners.values()]
+    http = settings.http.tls if settings.http is not None else None
+    return list(dict.fromkeys((one.certificate, one.key) for one in (*found, http) if one is not None))
 
 
 def _read(file: Path | None) -> Configuration:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from .command import check_installed
+from .command import check_installed, keep_option, naming, with_rules
 
 if TYPE_CHECKING:
     from topicstore.server import Address, Server
     from topicstore.server.config.model import ListenerSettings, ServerSettings
-    from topicstore.server.config.units import Period
     from topicstore.server.signals import Signals
 
 __all__ = ["serve"]
@@ -34,7 +33,6 @@ Exit codes:
     5  storage failed: the engine, a full disk, corruption
   130  ended at once, by a second signal
 
-\b
 SIGTERM and Ctrl-C end it in order, also while it starts: no more clients, DISCONNECT to all, commit, close. SIGHUP
 reads the settings and certificates again, once it serves.
 """
@@ -70,13 +68,7 @@ reads the settings and certificates again, once it serves.
     help="Store all messages published to FILTER, whether or not a session waits for them; '#' for all. The rule "
     "stays in the database until it is removed on the page or over HTTP.",
 )
-@click.option(
-    "--keep",
-    multiple=True,
-    metavar="[FILTER=]TIME",
-    help="Keep stored messages for 12h, 30d or infinity; with FILTER=, store the messages published to FILTER, and "
-    "keep them for that time. Without --store, a TIME alone stores all messages.",
-)
+@keep_option("Without --store, a TIME alone stores all messages.")
 @click.option(
     "--cluster",
     metavar="URL",
@@ -105,7 +97,7 @@ def serve(
     \b
     Examples:
       topicstore serve
-      topicstore serve data --keep 30d --keep 'debug/#=1h' --keep 'alarms/#=infinity'
+      topicstore serve data --keep 30d --keep 'alarms/#=infinity'
       topicstore serve data --store 'sensors/#' --keep 1w
       topicstore serve --config server.toml
       topicstore serve data --cluster s3://bucket/plant --site hall-1
@@ -119,7 +111,9 @@ def serve(
 
         def read(*, empty_ok: bool = False) -> ServerSettings:
             found = _with_arguments(read_settings(config, empty_ok=empty_ok), listen, http)
-            return _with_rules(_with_cluster(found, cluster, site), store, keep)
+            found = _with_cluster(found, cluster, site)
+            sessions = with_rules(found.durable_sessions, store, keep)
+            return msgspec.structs.replace(found, durable_sessions=sessions)
 
         settings = read(empty_ok=True)
 
@@ -167,56 +161,12 @@ def _with_cluster(settings: ServerSettings, url: str | None, site: str | None) -
         return settings
     if there is None and (url is None or site is None):
         raise click.UsageError("--cluster and --site are given together, unless the settings have a section [cluster]")
-    with _naming("--cluster"):
+    with naming("--cluster"):
         if there is None:
             section = ClusterSettings(url=url or "", site=site or "")
         else:
             section = msgspec.structs.replace(there, url=url or there.url, site=site or there.site)
         return msgspec.structs.replace(settings, cluster=section)
-
-
-def _with_rules(settings: ServerSettings, store: tuple[str, ...], keep: tuple[str, ...]) -> ServerSettings:
-    """Return settings with the persistence rules and times of ``--store`` and ``--keep`` added."""
-    if not (store or keep):
-        return settings
-    from topicstore.server.config.model import PersistenceSettings
-
-    sessions = settings.durable_sessions
-    rules, period = list(sessions.persistence), sessions.message_retention_period
-    with _naming("--store"):
-        rules += [PersistenceSettings(topic_filter=one) for one in store]
-    for text in keep:
-        topic_filter, equals, time = text.rpartition("=")
-        with _naming("--keep"):
-            length = _period(time)
-            if equals:
-                rules.append(PersistenceSettings(topic_filter=topic_filter, keep=length))
-            else:
-                period = length
-                rules += [] if store else [PersistenceSettings()]
-    changed = msgspec.structs.replace(
-        sessions, persistence=tuple(dict.fromkeys(rules)), message_retention_period=period
-    )
-    return msgspec.structs.replace(settings, durable_sessions=changed)
-
-
-def _period(text: str) -> Period:
-    """Parse a duration above 0, or ``infinity``. Raises ValueError."""
-    from topicstore.server.config.units import Period
-
-    found = Period.read(text)
-    if not found:
-        raise ValueError(f"{text!r} is no time for which messages could stay")
-    return found
-
-
-@contextmanager
-def _naming(option: str) -> Iterator[None]:
-    """Convert a ValueError to a usage error that names the option."""
-    try:
-        yield
-    except ValueError as bad:
-        raise click.BadParameter(str(bad), param_hint=f"'{option}'") from bad
 
 
 def _listener(text: str) -> ListenerSettings:
@@ -238,7 +188,7 @@ def _listener(text: str) -> ListenerSettings:
 def _address(text: str, option: str) -> Address:
     from topicstore.server.config.units import Address
 
-    with _naming(option):
+    with naming(option):
         return Address(text)
 
 

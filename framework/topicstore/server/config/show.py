@@ -31,6 +31,7 @@ from .units import Address, Addresses, Duration, Period, Quota, Size
 __all__ = [
     "about_settings",
     "about_table",
+    "chosen_file",
     "default_file",
     "json_schema",
     "leaves",
@@ -264,9 +265,27 @@ def default_file() -> str:
     return "\n".join(lines).strip() + "\n"
 
 
-def _table(cls: type, value: Any, place: tuple[str, ...], *, active: bool, header: str = "[{}]") -> Iterator[str]:
-    """Yield the lines of a table; unless ``active``, they are commented out."""
+def chosen_file(settings: ServerSettings) -> str:
+    """Return a settings file with the settings that differ from their defaults, and with comments.
+
+    Tables in a list, such as rules, are complete.
+    """
+    lines = [
+        *_comment(
+            "The settings of 'topicstore serve --config FILE'. Those that are not here have their defaults: "
+            "'topicstore config init' prints all of them. Paths are relative to this file."
+        ),
+        *_table(ServerSettings, settings, (), active=True, whole=False),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _table(
+    cls: type, value: Any, place: tuple[str, ...], *, active: bool, header: str = "[{}]", whole: bool = True
+) -> Iterator[str]:
+    """Yield the lines of a table; unless ``active``, they are commented out; unless ``whole``, without defaults."""
     mark, docs = "" if active else "#", about_settings(cls)
+    whole = whole or header == _LISTED
     if place:
         yield ""
         yield from _comment(about_table(cls))
@@ -274,7 +293,9 @@ def _table(cls: type, value: Any, place: tuple[str, ...], *, active: bool, heade
     tables = []
     for field in msgspec.structs.fields(cls):
         found = getattr(value, field.name, None)
-        usual = None if field.default is msgspec.NODEFAULT else field.default
+        usual = _default(field)
+        if not whole and found == usual:
+            continue
         within = _tables_of(field, found, place)
         if within is not None:
             tables += within
@@ -285,7 +306,18 @@ def _table(cls: type, value: Any, place: tuple[str, ...], *, active: bool, heade
         else:
             yield f"{mark}{field.name} = {written(plain(found))}"
     for one, inner, at, form in tables:
-        yield from _table(one, inner, at, active=active and inner is not None, header=form)
+        yield from _table(one, inner, at, active=active and inner is not None, header=form, whole=whole)
+
+
+_LISTED = "[[{}]]"
+"""The header of a table in a list."""
+
+
+def _default(field: msgspec.structs.FieldInfo) -> Any:
+    """Return the default of a field; None if it has none."""
+    if field.default_factory is not msgspec.NODEFAULT:
+        return field.default_factory()
+    return None if field.default is msgspec.NODEFAULT else field.default
 
 
 def _tables_of(
@@ -300,7 +332,7 @@ def _tables_of(
             named = dict(found) if found else {"NAME": None}
             return [(kind.value_type.cls, one, (*at, name), "[{}]") for name, one in named.items()]
         if isinstance(kind, inspect.VarTupleType) and isinstance(kind.item_type, inspect.StructType):
-            return [(kind.item_type.cls, one, at, "[[{}]]") for one in found or [None]]
+            return [(kind.item_type.cls, one, at, _LISTED) for one in found or [None]]
     return None
 
 
