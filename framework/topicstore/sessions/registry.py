@@ -7,7 +7,7 @@ opened the database after this one crashed, the older object ends, and its owner
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -145,14 +145,18 @@ class SessionRegistry:
 
         A session may have got messages that this site has not applied yet. Raises `StorageUnavailableError`.
         """
-        if any(position > self._shards[shard].writer.watermark for shard, position in positions):
-            self._refresh()
+        behind = {shard for shard, position in positions if position > self._shards[shard].writer.watermark}
+        if behind:
+            self._refresh(behind)
 
-    def _refresh(self) -> None:
-        """Return when this site has read all logs to their ends. Raises `StorageUnavailableError`."""
+    def _refresh(self, shards: Collection[int] | None = None) -> None:
+        """Return when this site has read the logs of some shards (None: of all) to their ends.
+
+        Raises `StorageUnavailableError`.
+        """
         site = self.publisher.storage().site
         if site is not None:
-            self.mutex.released(site.refresh)
+            self.mutex.released(partial(site.refresh, shards))
 
     def clock_of(self, client_id: str) -> SessionClock:
         """Return the clock of a client's session."""
