@@ -228,6 +228,39 @@ def test_a_slow_member_holds_up_only_what_it_has(two: tuple[ts.Database, ts.Data
     }
 
 
+def test_returned_messages_that_only_a_slow_member_may_get_stay_with_it(
+    two: tuple[ts.Database, ts.Database],
+) -> None:
+    """They are not taken from it and given to it again, over and over; it gets them once its window has room."""
+    first, second = two
+    for db in two:
+        db.sessions.groups.slow_after = 0
+    left = joined(first, clients_of(first)[0])
+    settled(*two)
+    expected = published(first, range(10), second)
+    assert sorted(received(left, acknowledge=False)) == expected
+    other = next(name for n in range(99) if owns(first)[first.shard_of(name := f"other{n}")])
+    refusing = joined(first, other, allow=lambda some: [False] * len(some))
+    slow = joined(second, clients_of(second)[0], receive_maximum=1)
+    left.disconnect(expiry_interval=0)
+    settled(*two)
+    assert [] == received(refusing)
+    settled(*two)
+    (stuck,) = slow.deliver()
+    assert isinstance(stuck, Publish)
+    settled(*two)
+    home = first.state(first.shard_of(GROUP_TEXT))
+    grants = dict(home.scan(GRANT))
+    settled(*two)
+    assert grants == dict(home.scan(GRANT))
+    slow.puback(stuck.packet_id)
+    found = [stuck.message.payload]
+    for _ in range(3):
+        settled(*two)
+        found += received(slow) + received(refusing)
+    assert sorted(found) == expected
+
+
 def test_the_order_of_a_topic_is_kept(two: tuple[ts.Database, ts.Database]) -> None:
     """A topic's messages of one publisher are received in order, though its partition moves to another site."""
     first, second = two

@@ -387,8 +387,10 @@ class _Decision:
         quick = self._quick()
         for share in self._shares.values() if quick else ():
             if share.member.standing.slow:
-                share.withdrawn_returned |= share.returned
-                share.returned = set()
+                records = ((number, self._waiting.get(number)) for number in share.returned)
+                taken = {number for number, record in records if record is not None and self._may(quick, record)}
+                share.withdrawn_returned |= taken
+                share.returned -= taken
         held = {number for share in self._shares.values() for number in share.returned | share.withdrawn_returned}
         for number, record in sorted(self._waiting.items()):
             if number in held:
