@@ -95,6 +95,7 @@ def main(root: Path, site: str, takeover_after: float) -> None:
         ThreadPoolExecutor(8) as threads,
     ):
         broker = Broker(db)
+        db.sessions.groups.handover_after = takeover_after
 
         def ticks() -> None:
             while not ended.wait(TICK):

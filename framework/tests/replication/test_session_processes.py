@@ -100,9 +100,15 @@ class Client:
     message of QoS 2 once (MQTT 5, section 4.3.3).
     """
 
-    def __init__(self, name: str, sites: dict[str, SiteProcess], qos: int, seed: int) -> None:
+    def __init__(
+        self, name: str, sites: dict[str, SiteProcess], qos: int, seed: int, filters: dict[str, int] | None = None
+    ) -> None:
         self.name = name
         self.qos = qos
+        self._filters = {f"q{qos}/#": qos} if filters is None else filters
+        self.topics = 3
+        """The number of topics to which it publishes in turn."""
+        self.connections = 0
         self.sent = 0
         """The number of published messages that were acknowledged: those with the numbers below it."""
         self.received: list[tuple[str, int]] = []
@@ -150,7 +156,8 @@ class Client:
             site = self._chance.choice(list(self._sites.values()) or [None])
             if site is not None and not site.gone.is_set():
                 self._connection = site, next(NUMBERS)
-                filters = {} if self.subscribed else {f"q{self.qos}/#": self.qos}
+                self.connections += 1
+                filters = {} if self.subscribed else self._filters
                 if self._ask("open", client=self.name, filters=filters) is not None:
                     self.subscribed = True
                 else:
@@ -184,7 +191,7 @@ class Client:
             return
         packet_id = self.sent % 10 + 1
         if not self._releasing:
-            payload, topic = f"{self.name} {self.sent}", f"q{self.qos}/{self.sent % 3}"
+            payload, topic = f"{self.name} {self.sent}", f"q{self.qos}/{self.sent % self.topics}"
             if self._ask("publish", topic=topic, payload=payload, qos=self.qos, packet_id=packet_id) is None:
                 return
             self._releasing = True

@@ -306,6 +306,27 @@ def test_subscribers_receive_what_is_published_at_other_sites(pair: Cluster) -> 
         assert {str(number) for number in range(20)} == set(subscriber.payloads(20))
 
 
+def test_members_of_a_shared_subscription_are_at_any_site(pair: Cluster) -> None:
+    """Clients whose sessions lie at both sites share what is published at either: each message goes to one of them."""
+    names = [client_of(pair.owned(site), f"share{number}-") for number in range(2) for site in "ab"]
+
+    def slices() -> list[int]:
+        (group,) = pair.ask("a", "GET", "/api/v5/groups").json["items"]
+        return [sum(member["slices"]) for member in group["members"]]
+
+    with ExitStack() as clients:
+        members = [clients.enter_context(PahoClient(pair.sites["a"].port, name)) for name in names]
+        assert [1] * 4 == [member.subscribe("$share/workers/jobs/#", 1) for member in members]
+        wait_until(lambda: [64 * SHARDS // 4] * 4 == slices(), "a share for each member")
+        publishers = [clients.enter_context(PahoClient(pair.sites[site].port, f"boss-{site}")) for site in "ab"]
+        for number in range(60):
+            publishers[number % 2].publish(f"jobs/{number}", str(number), 1)
+        wait_until(lambda: 60 <= sum(len(member.messages) for member in members), "all jobs")
+        done = [message.payload.decode() for member in members for message in member.messages]
+        assert sorted(map(str, range(60))) == sorted(done)
+        assert all(member.messages for member in members)
+
+
 def test_wills_and_retained_messages_are_those_of_all_sites(pair: Cluster) -> None:
     """A client of one site gets the wills of another site's clients, and the messages that they retain and clear."""
     mine, other = client_of(pair.owned("a"), "w"), client_of(pair.owned("b"), "w")

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -449,14 +449,14 @@ class Site:
 
     # --- for the database ---
 
-    def refresh(self) -> None:
-        """Return when this site has everything that was acknowledged before the call. Raises `StorageUnavailableError`.
+    def refresh(self, shards: Collection[int] | None = None) -> None:
+        """Return when this site has everything that was acknowledged before the call, of some shards; None: of all.
 
         Replicas read their logs to the end; of shards that this site owns it looks for the next entry. Shards that this
-        site doesn't keep are left out.
+        site doesn't keep are left out. Raises `StorageUnavailableError`.
         """
-        for replica in self.replicas:
-            if replica.kept:
+        for shard, replica in enumerate(self.replicas):
+            if replica.kept and (shards is None or shard in shards):
                 replica.confirm()
 
     def add_generation(self, layout: str, options: Mapping[str, Any]) -> int:

@@ -35,7 +35,7 @@ from .lag import StoredPlaces
 from .locks import Around
 from .records import IN_FLIGHT, StoredInFlight, decode
 from .registry import SessionRegistry
-from .shared.group import Places, partition_of
+from .shared.reader import Places, partition_of
 from .shared.records import GROUP, REVOKED, Returned, group_of, messages_of
 
 __all__ = ["DeliveredMessages"]

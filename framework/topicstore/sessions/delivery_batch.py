@@ -166,7 +166,7 @@ class MessageColumns:
         """The selected messages that are the same for all sessions, by rows, filter and options."""
         self._packed: dict[tuple[int, int], PackedPositions] = {}
         self.partitions: npt.NDArray[np.uint8] | None = None
-        """By row, the partition of its topic (`topicstore.sessions.shared.group`), once a group has needed it."""
+        """By row, the partition of its topic (`topicstore.sessions.shared.reader`), once a group has needed it."""
 
     @classmethod
     def of(cls, whole: ReadBatch) -> MessageColumns:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import numpy as np
@@ -35,9 +35,14 @@ from .records import PLACE, SUBSCRIPTION, SubscriptionRecord, decode, owner_in, 
 from .registry import SessionRegistry
 from .session import Session
 from .session_store import SessionState
-from .shared.group import Group, partition_of
+from .shared.group import Group
 from .shared.groups import Groups
+from .shared.reader import partition_of
 from .shared_filters import is_shared, read_filter
+
+if TYPE_CHECKING:
+    from .shared.assigning import StoredGroup
+    from .shared.site_groups import SiteGroups
 
 __all__ = [
     "Lagging",
@@ -92,7 +97,7 @@ class ReadPositions:
 
 
 def read_positions(
-    states: StoredPositions, groups: Groups, client_id: str, session: Session | None
+    states: StoredPositions, groups: Groups | SiteGroups, client_id: str, session: Session | None
 ) -> dict[str, ReadPositions]:
     """Return, by filter, the positions of a session's subscriptions. The caller holds the sessions' mutex.
 
@@ -131,7 +136,7 @@ def _of_place(
     return ReadPositions(topic_filter, places, of_others if options.no_local else None)
 
 
-def _of_group(group: Group | None, text: str, shards: int) -> ReadPositions:
+def _of_group(group: Group | StoredGroup | None, text: str, shards: int) -> ReadPositions:
     """Return the positions of a shared subscription as a whole, not of one member."""
     if group is None:  # a crash occurred before its first member was enlisted
         return ReadPositions(read_filter(text), [_READ] * shards)

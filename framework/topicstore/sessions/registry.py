@@ -7,9 +7,10 @@ opened the database after this one crashed, the older object ends, and its owner
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -32,6 +33,9 @@ from .session import Session
 from .session_store import StoredSession
 from .shared.groups import Groups
 from .shared_filters import read_filter
+
+if TYPE_CHECKING:
+    from .shared.site_groups import SiteGroups
 
 __all__ = ["SessionRegistry"]
 
@@ -103,9 +107,16 @@ class SessionRegistry:
         self.commits = Commits(self.states, self.overtaken, self.over)
         self.skipped = Skipped()
         """The messages that were skipped because too many waited for their sessions."""
-        self.groups = Groups(self.states, self.dispatcher, self.filters)
+        self.groups = self._shared_subscriptions()
         self.replays = ReplayStarts()
         """The subscriptions that begin in the past."""
+
+    def _shared_subscriptions(self) -> Groups | SiteGroups:
+        if self.publisher.storage().manifest.cluster is None:
+            return Groups(self.states, self.dispatcher, self.filters)
+        from .shared.site_groups import SiteGroups  # few databases are shared
+
+        return SiteGroups(self.states, self.dispatcher, self.filters, self.catch_up, self._refresh)
 
     def check_may_write(self) -> None:
         """Raise an error if the sessions are closed, or if the database is closed or read-only."""
@@ -119,18 +130,14 @@ class SessionRegistry:
         return tuple(shard.writer.epoch for shard in self._shards)
 
     def check_owned(self, client_id: str) -> None:
-        """Raise `ShardElsewhereError` if another site owns the shard of a client id, or of a shared subscription."""
+        """Raise `ShardElsewhereError` if another site owns the shard of a client id."""
         self._shards[self.states.shard_of(client_id)].writer.check_owned()
 
     def end_moved(self) -> None:
-        """End the sessions that are to be opened again since a shard has moved, also one of a shared subscription."""
+        """End the sessions whose shards have moved, which are to be opened again."""
         epochs, shard_of = self.epochs(), self.states.shard_of
         for session in list(self.connected.values()) if self.shared else ():
-            moved = session.epoch != epochs[shard_of(session.client_id)]
-            shared = (one for one in session.cursors.values() if not isinstance(one, FilterCursor))
-            gone = any(one.group.epoch != epochs[shard_of(one.topic_filter.text)] for one in shared)
-            come = any(epochs[shard] is not None for shard in session.unserved)
-            if moved or gone or come:
+            if session.epoch != epochs[shard_of(session.client_id)]:
                 self.over(session, Ended.MOVED, notify=True)
 
     def catch_up(self, positions: Iterable[tuple[int, int]]) -> None:
@@ -138,9 +145,18 @@ class SessionRegistry:
 
         A session may have got messages that this site has not applied yet. Raises `StorageUnavailableError`.
         """
+        behind = {shard for shard, position in positions if position > self._shards[shard].writer.watermark}
+        if behind:
+            self._refresh(behind)
+
+    def _refresh(self, shards: Collection[int] | None = None) -> None:
+        """Return when this site has read the logs of some shards (None: of all) to their ends.
+
+        Raises `StorageUnavailableError`.
+        """
         site = self.publisher.storage().site
-        if site is not None and any(position > self._shards[shard].writer.watermark for shard, position in positions):
-            self.mutex.released(site.refresh)
+        if site is not None:
+            self.mutex.released(partial(site.refresh, shards))
 
     def clock_of(self, client_id: str) -> SessionClock:
         """Return the clock of a client's session."""

@@ -209,7 +209,6 @@ class Session:
         "seen",
         "stored_session",
         "stuck_since",
-        "unserved",
     )
 
     def __init__(
@@ -233,8 +232,6 @@ class Session:
         self.client_id = found.client_id
         self.epoch = epoch
         """The period of this site as the owner of the session's shard in which the session was opened."""
-        self.unserved: frozenset[int] = frozenset()
-        """The shards of its shared subscriptions that another site serves."""
         self.present = present
         """Whether the session existed before: the Session Present flag of CONNACK (MQTT 5, section 3.2.2.1.1)."""
         self.on_end = on_end
@@ -334,7 +331,8 @@ class Session:
         A filter ``$share/<name>/<filter>`` makes a shared subscription (`topicstore.sessions.shared`, MQTT 5, section
         4.8.2): each message is delivered to one of the sessions that share it, from the stored messages also at QoS 0.
         ``start`` applies only if the session is the first to join. Options hold from now on. Retained messages are not
-        sent, and ``no_local`` is refused [MQTT-3.8.3-4].
+        sent, and ``no_local`` is refused [MQTT-3.8.3-4]. In a cluster, the sessions may be on all sites, and a member
+        gets its share after the next calls of `Sessions.tick` on its site and on the subscription's.
 
         Raises `InvalidFilterError`, `InvalidArgumentError`, and `ShardElsewhereError` on a site of a cluster that does
         not keep all shards.
@@ -578,7 +576,8 @@ class Session:
                 batches.append(selected.batch(ids[start : start + count]))
                 start += count
         staged = in_flight.stage(batches, whole=False)
-        writes = [write for cursor in cursors for write in cursor.writes()] + staged.writes if self.stored else []
+        moved = dict.fromkeys(cursors)  # some were read several times
+        writes = [write for cursor in moved for write in cursor.writes()] + staged.writes if self.stored else []
         return PendingDelivery(self, selections, ids, cursors, staged, [self.guard, *writes] if writes else [])
 
     def _hand_over(self, selections: list[SelectedMessages], cursors: list[SessionCursor]) -> None:

@@ -60,6 +60,8 @@ _CHUNK = 1_000
 """The most sessions that one tick recovers in each shard after a crash, and the most timers that it fires there."""
 AGAIN = 1_000_000
 """Microseconds before a retry after an error."""
+_BUSY_PAUSE = 100_000
+"""The most microseconds between two ticks while sites wait for each other's answers about shared subscriptions."""
 
 
 @attrs.define
@@ -108,7 +110,6 @@ class Timers:
             return
         before, self.epochs = self.epochs, epochs
         self._registry.end_moved()
-        self._registry.groups.forget_moved(epochs)
         self._states.counts.forget()
         for shard, (known, epoch) in enumerate(zip(before, epochs, strict=True)):
             if epoch != known:
@@ -142,6 +143,7 @@ class Timers:
         steps += [
             partial(end_silent, now, until),
             partial(self._registry.groups.tick, now, self._registry.stuck_since),
+            self._commit_members,
             partial(self._checkpoint_in_time, now),
             self._close_piece,
         ]
@@ -150,6 +152,8 @@ class Timers:
 
     def _pause(self, now: int) -> float:
         longest = round(self._pace.longest_pause * 1e6)
+        if now < self._registry.groups.busy_until:
+            longest = min(longest, _BUSY_PAUSE)
         clocks = self._registry.clocks
         times = (self._checkpoint_due, self._registry.keep_alive.next_time())
         waiting = [due - now for due in times if due is not None]
@@ -161,6 +165,13 @@ class Timers:
 
     def _close_piece(self) -> None:
         self._closing = self._dispatcher.close_piece_locked()
+
+    def _commit_members(self) -> None:
+        """Commit the sessions of members of shared subscriptions that have answers for the groups."""
+        clients = self._registry.groups.uncommitted()
+        sessions = [session for one in clients if (session := self._registry.connected.get(one)) is not None]
+        if sessions:
+            raise_all(self._registry.commits.checkpoint(sessions), "failed")
 
     def _checkpoint_in_time(self, now: int) -> None:
         if not self._dispatcher.dirty:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 import attrs
 import msgspec
@@ -17,6 +18,7 @@ import msgspec
 from topicstore.contract.arguments import check_count
 from topicstore.contract.checksums import add_checksum
 from topicstore.contract.errors import QuotaExceededError, StateConflictError, TopicstoreError
+from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
 from topicstore.shard.state import FrameworkWrite, ShardState
 from topicstore.storage.keyed_messages import state_key
@@ -47,11 +49,14 @@ from .records import (
     timer_key,
     timer_of,
 )
+from .shared_filters import is_shared
 
-__all__ = ["SessionState", "StoredBounds", "StoredCounts", "StoredSession", "encode_session", "will_key"]
+__all__ = ["Revocable", "SessionState", "StoredBounds", "StoredCounts", "StoredSession", "encode_session", "will_key"]
 
 _CHUNK = 1_000
 """Number of keys removed in one write."""
+_SHARED = b"$share/"
+"""Bytes that occur in every stored in-flight batch of a shared subscription, and possibly in others."""
 
 
 Followed = tuple[SubscriptionRecord, list[int] | None, str | None]
@@ -72,6 +77,17 @@ class StoredSession:
         """Return a write that changes nothing, and fails if the session has changed since it was read."""
         key = Keys(self.client_id).session
         return FrameworkWrite(key, self.stored, expect=self.stored)
+
+
+class Revocable(NamedTuple):
+    """Messages that a session has in flight, and that other members of a shared subscription may get instead."""
+
+    text: str
+    """The shared subscription."""
+    shard: int
+    positions: Positions
+    removal: StateWrite
+    """The write that removes them from what the session has in flight."""
 
 
 def encode_session(client_id: str, record: SessionRecord) -> StoredSession:
@@ -162,6 +178,11 @@ class SessionState:
     def owned(self, shard: int) -> bool:
         """Return whether this process owns a shard."""
         return self.epoch(shard) is not None
+
+    @property
+    def whole(self) -> bool:
+        """Whether this process keeps all shards; a site of a cluster may keep some."""
+        return not any(shard.writer.elsewhere for shard in self._shards)
 
     # --- reading ---
 
@@ -278,6 +299,21 @@ class SessionState:
     def batches(self, client_id: str) -> Iterator[tuple[bytes, bytes]]:
         """Yield the stored keys and values of a session's in-flight batches."""
         return self._of(client_id, "batches")
+
+    def revocable(self, client_id: str) -> list[Revocable]:
+        """Return the messages of QoS 1 of shared subscriptions that a session has in flight."""
+        if not any(_SHARED in value for _, value in self.batches(client_id)):
+            return []
+        keys, found = Keys(client_id), []
+        for batch in self.in_flight(client_id).resend:
+            waiting = (batch.unsent or {}).values()
+            back = [row for row in waiting if batch.qos_of(row) == 1]
+            if back and is_shared(batch.topic_filter):
+                kept = batch.rows([row for row in waiting if batch.qos_of(row) != 1])
+                key = keys.batch(batch.number)
+                removal = put(key, kept.record()) if kept.ids else FrameworkWrite(key, None)
+                found.append(Revocable(batch.topic_filter, batch.shard, batch.rows(back).positions, removal))
+        return found
 
     def incoming(self, client_id: str) -> set[int]:
         """Return the packet ids of incoming QoS 2 messages that wait for their PUBREL."""

@@ -271,17 +271,17 @@ def _end(
     writes: dict[Session, list[StateWrite]] = {}
     errors: dict[Session, TopicstoreError] = {}
     for session, cursors in ending.items():
-        keys = session.keys
+        keys, left = session.keys, list[StateWrite]()
         try:
             for cursor in cursors.values():
                 if isinstance(cursor, SharedCursor):
-                    cursor.group.save()  # the group takes over the member's places, which are removed below
+                    left += registry.groups.left(cursor)  # the group takes over the places, which are removed below
         except TopicstoreError as failure:
             errors[session] = failure
         else:
             kinds = (keys.subscription, keys.place, keys.retained, keys.leases)
             gone = [FrameworkWrite(key(cursor.number), None) for cursor in cursors.values() for key in kinds]
-            writes[session] = [session.guard, *gone]
+            writes[session] = [session.guard, *gone, *left]
     errors |= registry.commits.together(writes)
     for session, cursors in ending.items():
         for topic_filter, cursor in () if session in errors else cursors.items():
@@ -299,7 +299,7 @@ def _forget(
             session.forget(gone)
             gone.close()
     if isinstance(cursor, SharedCursor):
-        registry.groups.leave(cursor.group, session.client_id)
+        registry.groups.leave(cursor)
         registry.filters.remove(cursor.group.filter.topic_filter)
     elif cursor.needs_packet_id:
         registry.filters.remove(cursor.topic_filter)
@@ -375,22 +375,23 @@ def _share(registry: SessionRegistry, session: Session, text: str, options: Subs
     """Join a shared subscription, or change this member's options."""
     if options.no_local:
         raise InvalidArgumentError("a shared subscription can't have no_local [MQTT-3.8.3-4]")
-    registry.check_owned(text)  # the site that owns its shard serves a shared subscription
     known = session.cursors.get(text)
     if isinstance(known, SharedCursor):
         before = known.options
         known.change(options)
         return _Change(False, known.everything(), _nothing, partial(known.change, before))
     groups, places = registry.groups, _places(registry, start)
-    cursor = groups.join(session.keys, session.numbers, text, options, places, session.wake)
+    guard = session.stored_session.record.guard
+    cursor = groups.join(session.keys, session.numbers, text, options, places, session.wake, guard)
     session.numbers += 1
 
     def joined() -> None:
         session.cursors[text] = cursor
+        cursor.committed()
         registry.filters.add(cursor.group.filter.topic_filter)
         cursor.group.attach(cursor)
 
-    return _Change(True, cursor.everything(), joined, partial(groups.leave, cursor.group, session.client_id))
+    return _Change(True, cursor.everything(), joined, partial(groups.leave, cursor))
 
 
 def _nothing() -> None:
@@ -514,10 +515,9 @@ def _load(
     marks, ends:  by shard, the watermark and the last position when loading began.
     """
     text, options = record.topic_filter, record.periods[-1].options
-    if is_shared(text) and registry.epochs()[registry.states.shard_of(text)] is None:
-        session.unserved |= {registry.states.shard_of(text)}
-    elif is_shared(text):
-        shared = registry.groups.join(session.keys, number, text, options, marks, session.wake)
+    if is_shared(text):
+        guard = session.stored_session.record.guard
+        shared = registry.groups.join(session.keys, number, text, options, marks, session.wake, guard)
         session.cursors[text] = shared
         shared.group.attach(shared)
     else:

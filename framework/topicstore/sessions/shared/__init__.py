@@ -19,4 +19,6 @@ removed. Only then can a member get them, as an *assignment*. So no message is e
 Messages that a member reads but that its ``allow`` refuses go back in the same way, revoked by the write that
 commits the member's places. They are offered to the other members; while no member may receive them, the group keeps
 them. Refused messages of an assignment are removed from the assignment instead, before any of it is handed out.
+
+In a database that sites share, partitions and assignments pass between sites: `topicstore.sessions.shared.assigning`.
 """

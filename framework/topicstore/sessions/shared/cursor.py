@@ -18,7 +18,7 @@ from topicstore.sessions.delivery_batch import SelectedMessages, only, selected_
 from topicstore.sessions.model import SubscribeOptions
 from topicstore.sessions.records import VERSION, Keys, OptionsPeriod, SubscriptionRecord, put
 
-from .group import ABOVE_ALL, ROWS, Assignment, Group, Partitions, pack_places, partitions_of_locked
+from .reader import ABOVE_ALL, ROWS, Assignment, GroupReader, Partitions, pack_places, partitions_of_locked
 from .records import LeaseRecord, returned
 
 __all__ = ["SharedCursor"]
@@ -57,7 +57,12 @@ class SharedCursor(SessionCursor):
     """Always 0, because all of the group's messages are stored."""
 
     def __init__(
-        self, group: Group, keys: Keys, number: int, options: SubscribeOptions, ready: Callable[[SessionCursor], None]
+        self,
+        group: GroupReader,
+        keys: Keys,
+        number: int,
+        options: SubscribeOptions,
+        ready: Callable[[SessionCursor], None],
     ) -> None:
         self.group = group
         self._keys = keys

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import numpy as np
@@ -13,32 +14,32 @@ from topicstore.contract.state import StateWrite
 from topicstore.pubsub.durable_filters import DurableFilters
 from topicstore.sessions.cursors import SessionCursor
 from topicstore.sessions.dispatcher import FilterListeners
-from topicstore.sessions.in_flight import InFlight
 from topicstore.sessions.locks import Around
 from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions, reached
 from topicstore.sessions.records import VERSION, Keys, SubscriptionRecord, decode, put
-from topicstore.sessions.session_store import SessionState, StoredSession, encode_session
+from topicstore.sessions.session_store import Revocable, SessionState, StoredSession, encode_session
 from topicstore.sessions.shared_filters import is_shared, parse_shared
 from topicstore.shard.state import FrameworkWrite, ShardState
 
 from .cursor import SharedCursor
-from .group import Group, Member, Membership, raise_places
+from .group import Group
+from .reader import Member, Membership, raise_places
 from .records import GROUP, GroupKeys, GroupRecord, LeaseRecord, MemberRecord, group_of, returned
 
-__all__ = [
-    "Groups",
-    "SharedSubscriptions",
-]
+if TYPE_CHECKING:
+    from .site_groups import SiteGroups
 
-_MARK = b"$share/"
-"""Bytes that occur in every stored in-flight batch of a shared subscription, and possibly in other
-in-flight batches."""
+__all__ = ["Groups", "SharedSubscriptions"]
+
 _SAVE_INTERVAL = 15_000_000
 """Microseconds after which places that moved without deliveries are saved."""
 
 
 class Groups:
     """The groups (shared subscriptions) of one open database, loaded on demand. Used under the sessions' mutex."""
+
+    busy_until = 0
+    """Always 0: no other site is waited for."""
 
     def __init__(self, states: SessionState, listeners: FilterListeners, filters: DurableFilters) -> None:
         self.slow_after = 5.0
@@ -62,30 +63,12 @@ class Groups:
         group = self._loaded.get(text)
         if group is None:
             group = self._load(text)
-            if group is not None and self._serves(text):
+            if group is not None:
                 self._loaded[text] = group
         return group
 
-    def _serves(self, text: str) -> bool:
-        """Return whether this site serves a shared subscription: whether it owns the shard of the subscription."""
-        return self._states.owned(self._states.shard_of(text))
-
-    def forget_moved(self, epochs: Sequence[int | None]) -> None:
-        """Forget the groups of shards that other sites own now, by the epochs of this site's; see `SessionRegistry`.
-
-        A shard that has come back since is read anew, because another site may have changed its groups.
-        """
-        for text, group in list(self._loaded.items()):
-            if group.epoch != epochs[self._states.shard_of(text)]:
-                del self._loaded[text]
-                self._stale.pop(group, None)
-
     def _new(self, text: str) -> Group:
-        group = Group(
-            parse_shared(text), self._listeners, self._filters, self._states.states, self._states.owned, self._changed
-        )
-        group.epoch = self._states.epoch(self._states.shard_of(text))
-        return group
+        return Group(parse_shared(text), self._listeners, self._filters, self._states.states, self._changed)
 
     def _load(self, text: str) -> Group | None:
         keys = GroupKeys(text)
@@ -104,8 +87,6 @@ class Groups:
                 self._load_lease(group, client_id, number, taken)
             else:
                 group.dismiss(client_id)
-        if not self._serves(text):
-            return group if group.members else None
         ends = np.array(self._listeners.hub.last_positions(), np.uint64)
         reached(group.places.max(axis=1).tolist(), ends.tolist())
         group.places[:] = group.committed[:] = np.minimum(group.places, ends[:, None])
@@ -149,11 +130,13 @@ class Groups:
         options: SubscribeOptions,
         start: list[int],
         ready: Callable[[SessionCursor], None],
+        guard: int,
     ) -> SharedCursor:
         """Make the session of these keys a member, and create the group if there is none.
 
-        The member gets messages after `Group.attach`.
+        The member gets messages after `GroupReader.attach`.
 
+        guard: the guard of the session; see `SiteGroups.join`.
         ready: called with the member when it may have messages to read after it had none.
         start: by shard, the position after which a new group begins.
         """
@@ -169,16 +152,22 @@ class Groups:
         self._loaded[text] = group
         return SharedCursor(group, keys, number, options, ready)
 
-    def leave(self, group: Group, client_id: str) -> None:
+    def left(self, cursor: SharedCursor) -> list[StateWrite]:
+        """Take over the places of a member whose subscription is about to end; return more writes of that end: none."""
+        cast("Group", cursor.group).save()
+        return []
+
+    def leave(self, cursor: SharedCursor) -> None:
         """Remove a session from its group, after the end of its subscription was stored."""
+        self._dismiss(cast("Group", cursor.group), cursor.client_id)
+
+    def _dismiss(self, group: Group, client_id: str) -> None:
         group.dismiss(client_id)
         self._changed(group)
 
     def _changed(self, group: Group) -> None:
-        """Update a group; after an error, the next tick tries again. One that has moved is left to its new site."""
+        """Update a group; after an error, the next tick tries again."""
         self._stale.pop(group, None)
-        if group.epoch != self._states.epoch(self._states.shard_of(group.filter.text)):
-            return
         try:
             if group.members:
                 group.update()
@@ -199,14 +188,13 @@ class Groups:
         called again after an error.
         """
         client_id = found.client_id
+        taken = self._states.revocable(client_id)
         shared = {record.topic_filter for record in records if is_shared(record.topic_filter)}
-        in_flight = self._in_flight(client_id)
-        if in_flight is not None:
-            shared |= {batch.topic_filter for batch in in_flight.resend if is_shared(batch.topic_filter)}
+        shared |= {one.text for one in taken}
         groups = {text: group for text in shared if (group := self.find(text)) is not None}
-        for group in filter(self._is_served, groups.values()):
+        for group in groups.values():
             group.save()  # the session's own records of places are about to be removed
-        writes = [] if in_flight is None else _revocations(client_id, in_flight, groups)
+        writes = [write for one in taken if one.text in groups for write in _moved(one)]
         if not writes:
             return found
         ending = encode_session(client_id, msgspec.structs.replace(found.record, ending=True))
@@ -227,15 +215,13 @@ class Groups:
         for record in records:
             group = self.find(record.topic_filter) if is_shared(record.topic_filter) else None
             if group is not None:
-                self.leave(group, client_id)
-
-    def _is_served(self, group: Group) -> bool:
-        return self._serves(group.filter.text)
+                self._dismiss(group, client_id)
 
     def _revoke(self, group: Group, client_id: str) -> None:
         """Take back the messages in flight at QoS 1 of a member that stays disconnected."""
-        found, in_flight, member = self._states.find(client_id), self._in_flight(client_id), group.members[client_id]
-        writes = [] if in_flight is None else _revocations(client_id, in_flight, (group.filter.text,))
+        found, member = self._states.find(client_id), group.members[client_id]
+        taken = self._states.revocable(client_id)
+        writes = [write for one in taken if one.text == group.filter.text for write in _moved(one)]
         if found is not None and writes:
             group.save()  # so that the member's own places, which would be outdated, can be removed
             places = FrameworkWrite(Keys(client_id).leases(member.number), None)
@@ -244,12 +230,6 @@ class Groups:
             group.revoked = True
         member.revoked = True
         self._changed(group)
-
-    def _in_flight(self, client_id: str) -> InFlight | None:
-        """Return a session's messages in flight, or None if no message is of a shared subscription."""
-        if any(_MARK in value for _, value in self._states.batches(client_id)):
-            return self._states.in_flight(client_id)
-        return None
 
     # --- time ---
 
@@ -265,6 +245,10 @@ class Groups:
         for group in list(self._stale):
             self._changed(group)
         self._save_in_time(now)
+
+    def uncommitted(self) -> Collection[str]:
+        """Return no clients: members have no answers to commit."""
+        return ()
 
     def _revoke_all(self, group: Group, clients: Iterable[str]) -> None:
         for client_id in clients:
@@ -312,21 +296,9 @@ def _member_info(client_id: str, member: Member | None) -> GroupMember:
     )
 
 
-def _revocations(client_id: str, in_flight: InFlight, texts: Collection[str]) -> list[StateWrite]:
-    """Return the writes that move messages of QoS 1 of these groups from a session to revoked keys."""
-    keys = Keys(client_id)
-    writes = []
-    for batch in in_flight.resend:
-        waiting = (batch.unsent or {}).values()
-        back = [row for row in waiting if batch.qos_of(row) == 1]
-        if back and batch.topic_filter in texts:
-            kept = batch.rows([row for row in waiting if batch.qos_of(row) != 1])
-            positions = batch.rows(back).positions
-            key = GroupKeys(batch.topic_filter).revoked_at(batch.shard, int(positions[0]))
-            writes.append(put(key, returned(positions)))
-            key = keys.batch(batch.number)
-            writes.append(put(key, kept.record()) if kept.ids else FrameworkWrite(key, None))
-    return writes
+def _moved(one: Revocable) -> list[StateWrite]:
+    key = GroupKeys(one.text).revoked_at(one.shard, int(one.positions[0]))
+    return [put(key, returned(one.positions)), one.removal]
 
 
 class SharedSubscriptions:
@@ -335,7 +307,7 @@ class SharedSubscriptions:
     All methods are thread-safe.
     """
 
-    def __init__(self, groups: Groups, entered: Around) -> None:
+    def __init__(self, groups: Groups | SiteGroups, entered: Around) -> None:
         self._groups = groups
         self._entered = entered
         """Calls a function under the sessions' mutex; raises if the database is closed."""

@@ -1,0 +1,119 @@
+"""Members of a shared subscription at sites in processes, which are killed, or stopped and woken, under load."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+from topicstore.storage.shard_map import ShardMap
+from topicstore_conformance.faults.threads import wait_until
+
+from .test_session_processes import NAMES, Client, SiteProcess
+
+GROUP = "$share/g/q1/#"
+SHARDS = 2
+
+
+class World:
+    """Sites in processes, a publisher and two members in each shard, and the checker of what the members receive."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self._root, self._runs = root, count()
+        self.running: dict[str, SiteProcess] = {}
+        for name in NAMES:
+            self.start(name)
+        of_shard = [
+            [f"c{number}" for number in range(99) if ShardMap(SHARDS).of(f"c{number}") == shard]
+            for shard in range(SHARDS)
+        ]
+        self.members = [Client(name, self.running, 1, seed, {GROUP: 1}) for some in of_shard for name in some[:2]]
+        self.until(lambda: all(member.subscribed for member in self.members), "the members")
+        self.publishers = [Client(some[2], self.running, 1, seed, {}) for some in of_shard]
+        for publisher in self.publishers:
+            publisher.topics, publisher.publishing = 40, True
+
+    def start(self, name: str) -> None:
+        site = SiteProcess(self._root, name, next(self._runs))
+        wait_until(lambda: site.ready.is_set() or site.gone.is_set(), f"site {name}")
+        assert site.ready.is_set(), site.said()
+        self.running[name] = site
+
+    def kill(self, name: str) -> None:
+        self.running.pop(name).kill()
+
+    def until(self, condition: Callable[[], bool], why: str) -> None:
+        clients = [*getattr(self, "members", ()), *getattr(self, "publishers", ())]
+        wait_until(lambda: condition() or any(client.failure for client in clients), why)
+        for client in clients:
+            if client.failure is not None:
+                raise client.failure
+
+    def received(self) -> Counter[tuple[str, int]]:
+        return Counter(one for member in self.members for one in [*member.received])
+
+    def sent(self) -> set[tuple[str, int]]:
+        return {(publisher.name, number) for publisher in self.publishers for number in range(publisher.sent)}
+
+    def progress(self, why: str, by: int = 10) -> None:
+        """Return when each publisher has published further messages, and the members have received all of them."""
+        before = [publisher.sent for publisher in self.publishers]
+        self.until(lambda: all(one.sent >= sent + by for one, sent in zip(self.publishers, before, strict=True)), why)
+        expected = self.sent()
+        self.until(lambda: expected <= self.received().keys(), f"{why}: what was acknowledged, at the members")
+
+    def all_receive(self, why: str) -> None:
+        """Return when each member has received further messages."""
+        before = [len(member.received) for member in self.members]
+        self.until(lambda: all(len(one.received) > some for one, some in zip(self.members, before, strict=True)), why)
+
+    def undisturbed(self) -> None:
+        """Check that members receive messages once, while no connection ends; a slow site may end one by itself."""
+        while True:
+            clients = [*self.members, *self.publishers]
+            connections = [client.connections for client in clients]
+            before = {publisher.name: publisher.sent + 1 for publisher in self.publishers}
+            self.progress("messages without a failure")
+            self.all_receive("a share for each member")
+            if connections == [client.connections for client in clients]:
+                twice = [one for one, times in self.received().items() if times > 1 and one[1] >= before[one[0]]]
+                assert [] == twice
+                return
+
+    def end(self) -> None:
+        clients = [*self.members, *self.publishers]
+        for client in clients:
+            client.stopping.set()
+        for name in [*self.running]:
+            self.kill(name)
+        for client in clients:
+            client.stop()
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
+def test_a_group_over_sites_loses_nothing(tmp_path: Path, seed: int) -> None:
+    """Sites are killed, and stopped and woken: every acknowledged message reaches a member, between failures only one.
+
+    All members have a share of them, on whatever sites their sessions lie.
+    """
+    chance, world = random.Random(seed), World(tmp_path, seed)
+    try:
+        world.undisturbed()
+        for number in range(2 if seed == 0 else 6):
+            name = chance.choice(sorted(world.running))
+            if number % 2:
+                world.running[name].process.send_signal(signal.SIGSTOP)
+                world.progress("messages while a site is stopped")
+                world.running[name].process.send_signal(signal.SIGCONT)
+            else:
+                world.kill(name)
+                world.progress("messages after a site was killed")
+                world.start(name)
+            world.progress("messages after the site has come back")
+        world.undisturbed()
+    finally:
+        world.end()
