@@ -1,0 +1,330 @@
+"""Streaming from a cluster's log store alone: what was acknowledged comes once, whoever owned the shards."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+import topicstore as ts
+from topicstore.replication import names
+from topicstore.replication.bases import cut_log
+from topicstore.replication.log_stores import open_log_store
+from topicstore.replication.objects import decode_entry, encode_entry
+from topicstore_conformance.faults.threads import PATIENCE, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from topicstore.spark import TopicstoreSource
+
+from .conftest import FIRST, Sites, numbered
+
+Offset = dict[str, Any]
+
+
+class Stream:
+    """A streaming query's reader without Spark; offsets pass through JSON, and partitions are pickled."""
+
+    def __init__(self, url: str, offset: Offset | None = None, **options: str) -> None:
+        source = TopicstoreSource({"cluster": url, "ids": "true", **options})
+        self.reader: Any = source.streamReader(source.schema())
+        self.offset = self.reader.initialOffset() if offset is None else offset
+
+    def end(self, rows: int | None = None) -> Offset:
+        limit = ReadAllAvailable() if rows is None else ReadMaxRows(rows)
+        found: Offset = json.loads(json.dumps(self.reader.latestOffset(self.offset, limit)))
+        return found
+
+    def between(self, start: Offset, end: Offset) -> list[int]:
+        """Return the numbers of the messages between two offsets, sorted; each shard's come in order of positions."""
+        found: list[int] = []
+        for partition in self.reader.partitions(start, end):
+            batches: list[pa.RecordBatch] = [*self.reader.read(pickle.loads(pickle.dumps(partition)))]
+            positions = [position for batch in batches for position in batch["position"].to_pylist()]
+            assert positions == sorted(positions)
+            found += [int(payload) for batch in batches for payload in batch["payload"].to_pylist()]
+        return sorted(found)
+
+    def next(self, rows: int | None = None) -> list[int]:
+        """Return the numbers of the next micro-batch."""
+        start, self.offset = self.offset, self.end(rows)
+        return self.between(start, self.offset)
+
+
+def cut(db: ts.Database, url: str) -> None:
+    """Write bases of all shards, and cut their logs there."""
+    with closing(open_log_store(url)) as store:
+        for replica in db.cluster.replicas:
+            replica.write_base()
+            cut_log(store, replica.shard.number, "a", replica.base)
+
+
+def test_each_micro_batch_has_what_is_new(sites: Sites) -> None:
+    """Micro-batches have each acknowledged message once, over generations, other owners and restarts of the query."""
+    with sites.open("a", shards=3) as a:
+        stream = Stream(sites.url)
+        assert [] == stream.next()
+        a.store(numbered(0, 300))
+        first = stream.offset
+        assert [*range(300)] == stream.next()
+        assert [] == stream.next()
+        a.add_generation()
+        a.store(numbered(300, 320))
+        assert [*range(300, 320)] == Stream(sites.url, stream.offset).next()
+        a.compact()
+    with sites.open("b") as b:
+        wait_until(lambda: all(replica.owned for replica in b.cluster.replicas), "site b to own the shards")
+        b.store(numbered(320, 400))
+        assert [*range(300, 400)] == stream.next()
+    assert [] == stream.next()
+    assert [*range(400)] == stream.between(first, stream.offset)
+
+
+def test_a_limit_counts_matching_messages(sites: Sites) -> None:
+    """A limited micro-batch has the first matching messages by position over all shards, also within an entry."""
+    with sites.open("a", shards=3, timestamps="message") as a:
+        a.store(numbered(0, 350))
+        a.store(numbered(350, 700))
+    stream = Stream(sites.url, filter="a/3", start=str(FIRST + 350 * 1_000_000))
+    expected = [n for n in range(350, 700) if n % 7 == 3]
+    assert [expected[:20], expected[20:40], expected[40:], []] == [stream.next(20) for _ in range(4)]
+    whole = Stream(sites.url)
+    assert [50] * 14 == [len(whole.next(50)) for _ in range(14)]
+    assert [] == whole.next(50)
+
+
+def test_a_query_that_takes_what_is_available_ends(sites: Sites) -> None:
+    """With the trigger ``availableNow``, offsets end where the logs ended at the first one."""
+    with sites.open("a", shards=2) as a:
+        a.store(numbered(0, 100))
+        stream = Stream(sites.url)
+        stream.reader.prepareForTriggerAvailableNow()
+        assert 30 == len(stream.next(30))
+        a.store(numbered(100, 200))
+        assert [30, 30, 10, 0] == [len(stream.next(30)) for _ in range(4)]
+        later = Stream(sites.url, stream.offset)
+        later.reader.prepareForTriggerAvailableNow()
+        assert [*range(100, 200)] == later.next()
+        a.store(numbered(200, 210))
+        assert [] == later.next()
+
+
+def test_a_start_in_time_skips_what_is_older(sites: Sites) -> None:
+    """The option ``start`` begins at a time, or after all messages; ``by`` compares with the messages' own times."""
+    with sites.open("a", shards=2) as a:
+        for first in (60, 0, 40):
+            a.store(numbered(first, first + 30))
+        own = Stream(sites.url, by="timestamp", start=str(FIRST + 50 * 1_000_000))
+        assert sorted([*range(60, 90), *range(50, 70)]) == own.next()
+        future = Stream(sites.url, start="2100-01-01")
+        assert [] == future.next()
+        a.store(numbered(200, 210))
+        assert [*range(200, 210)] == future.next()
+        for replica in a.cluster.replicas:
+            replica.write_base()
+        a.store(numbered(210, 220))
+        assert [] == Stream(sites.url, start="2100-01-01").next()
+
+
+@pytest.mark.parametrize("layout", ["block", "wildcard_optimized"])
+def test_a_log_that_is_cut_is_read_from_a_base(sites: Sites, layout: str) -> None:
+    """If the log is cut behind an offset, messages come from a base, and then from the log again, each once."""
+    with sites.open("a", shards=2, layout=layout) as a:
+        a.store(numbered(0, 100))
+        stream = Stream(sites.url)
+        assert 40 == len(first := stream.next(40))
+        planned = stream.offset, stream.end()
+        a.store(numbered(100, 200))
+        cut(a, sites.url)
+        a.store(numbered(200, 220))
+        assert sorted({*range(100)} - {*first}) == stream.between(*planned)  # as after a restart
+        rest = [stream.next(70) for _ in range(4)]
+        assert [70, 70, 40, 0] == [*map(len, rest)]
+        assert sorted({*range(220)} - {*first}) == sorted(chain(*rest))
+        a.store(numbered(220, 230))
+        assert [*range(220, 230)] == stream.next()
+        assert [*range(230)] == Stream(sites.url).next()
+        assert 230 == len(Stream(sites.url, filter="a/+").next())
+        assert [n for n in range(230) if n % 7 == 3] == Stream(sites.url, filter="a/3").next()
+
+
+def test_a_log_that_is_cut_under_a_task_is_continued_in_a_base(sites: Sites) -> None:
+    """A task whose log is cut between two of its entries reads the rest from a base, each message once."""
+    with sites.open("a") as a:
+        for first in range(0, 600, 2):  # more entries than a reader keeps in memory
+            a.store(numbered(first, first + 2))
+        stream = Stream(sites.url)
+        (partition,) = stream.reader.partitions(stream.offset, stream.end())
+        rows = stream.reader.read(partition)
+        found = [*next(rows)["payload"].to_pylist()]
+        cut(a, sites.url)
+        found += [payload for batch in rows for payload in batch["payload"].to_pylist()]
+    assert [*range(600)] == [int(payload) for payload in found]
+
+
+def test_deleted_messages_do_not_come(sites: Sites) -> None:
+    """Messages that were deleted before their micro-batch ends don't come, except those that the deletion spares."""
+    with sites.open("a") as a:
+        a.store(numbered(0, 70))
+        stream = Stream(sites.url)
+        a.delete("a/1")
+        a.store(numbered(70, 140))
+        expected = [n for n in range(140) if n % 7 != 1 or n >= 70]
+        end = stream.end()
+        assert expected == stream.between(stream.offset, end)
+        a.delete("a/+")
+        assert [] == stream.next()
+        assert expected == stream.between(Stream(sites.url).offset, end)  # a repeated micro-batch is the same
+        a.store(numbered(140, 147))
+        assert [*range(140, 147)] == stream.next()
+
+
+def test_dropped_generations(sites: Sites) -> None:
+    """A new stream begins after dropped generations; one that is behind reads them in the log, or raises an error."""
+    with sites.open("a") as a:
+        stream = Stream(sites.url)
+        a.store(numbered(0, 10))
+        a.add_generation()
+        a.store(numbered(10, 20))
+        a.drop_generation(1)
+        wait_until(lambda: [one.number for one in a.generations()] == [2], "generation 1 to go")
+        behind = stream.offset
+        assert [*range(10, 20)] == Stream(sites.url).next()
+        assert [*range(20)] == stream.next()
+        cut(a, sites.url)
+        assert [*range(10, 20)] == Stream(sites.url).next()
+        assert [] == stream.next()
+        with pytest.raises(ts.GenerationDroppedError):
+            Stream(sites.url, behind).next()
+
+
+def test_an_entry_of_a_fenced_owner_never_counts(sites: Sites) -> None:
+    """An entry of a lower epoch than one before it is skipped, also if an offset lies between the two."""
+    with sites.open("a") as a:
+        a.store(numbered(0, 5))
+    with sites.open("b") as b:
+        wait_until(lambda: all(replica.owned for replica in b.cluster.replicas), "site b to own the shard")
+        b.store(numbered(5, 10))
+    stream = Stream(sites.url)
+    between = stream.end()
+    with closing(open_log_store(sites.url)) as store:
+        index = between["0"]["entry"]
+        entries = [decode_entry(0, number, store.get(names.entry(0, number)), "log") for number in range(index)]
+        old = [one for one in entries if one.head.site == "a" and one.head.last_position][-1]
+        for number in (index, index + 1):
+            before = decode_entry(0, number - 1, store.get(names.entry(0, number - 1)), "log")
+            head = msgspec.structs.replace(
+                old.head,
+                index=number,
+                before=before.head.checksum,
+                first_position=between["0"]["position"] + number,
+                last_position=between["0"]["position"] + number,
+            )
+            store.create(names.entry(0, number), encode_entry(0, head, old.changes)[1])
+    assert [*range(10)] == stream.next()
+    assert [] == Stream(sites.url, between).next()
+    assert index + 2 == stream.offset["0"]["entry"]
+
+
+def test_a_log_store_that_has_lost_what_was_read_is_refused(sites: Sites, tmp_path: Path) -> None:
+    """An offset after the end of a restored log, or in a log that went on otherwise, raises `PlaceAheadError`."""
+    with sites.open("a") as a:
+        a.store(numbered(0, 10))
+    shutil.copytree(sites.log, tmp_path / "old")
+    stream = Stream(sites.url)
+    with sites.open("a") as a:
+        a.store(numbered(10, 20))
+        partition = stream.reader.partitions(stream.offset, stream.end())[0]
+        stream.next()
+    shutil.rmtree(sites.log)
+    (tmp_path / "old").rename(sites.log)
+    with pytest.raises(ts.PlaceAheadError):
+        stream.next()
+    with pytest.raises(ts.PlaceAheadError):
+        [*stream.reader.read(partition)]
+    with sites.open("b") as b:
+        wait_until(lambda: all(replica.owned for replica in b.cluster.replicas), "site b to own the shard")
+        b.store(numbered(10, 40))
+        for batch in range(10):
+            b.store(numbered(40 + batch, 41 + batch))
+    with pytest.raises(ts.PlaceAheadError):
+        stream.next()
+
+
+def test_an_offset_names_its_database(sites: Sites, tmp_path: Path) -> None:
+    """Every call refuses an offset of another database."""
+    with sites.open("a") as a:
+        a.store(numbered(0, 10))
+    other = Sites(tmp_path / "other")
+    with other.open("a") as a:
+        a.store(numbered(0, 10))
+    stream, wrong = Stream(sites.url), Stream(other.url).offset
+    calls: list[Callable[[], object]] = [
+        lambda: stream.reader.latestOffset(wrong, ReadAllAvailable()),
+        lambda: stream.reader.partitions(wrong, stream.offset),
+        lambda: stream.reader.partitions(stream.offset, wrong),
+    ]
+    for call in calls:
+        with pytest.raises(ts.WrongDatabaseError):
+            call()
+
+
+def test_a_stream_of_a_copy_continues_in_the_log(sites: Sites, tmp_path: Path) -> None:
+    """An offset of a stream that reads a site's directory is valid for the cluster."""
+    with sites.open("a", shards=2) as a:
+        a.store(numbered(0, 100))
+    source = TopicstoreSource({"path": str(tmp_path / "a")})
+    reader = source.streamReader(source.schema())
+    offset = reader.latestOffset(reader.initialOffset(), ReadMaxRows(60))
+    with sites.open("a") as a:
+        a.store(numbered(100, 110))
+    found = Stream(sites.url, offset).next()
+    assert 50 == len(found)
+    assert {*range(100, 110)} < {*found}
+
+
+def test_a_stream_has_no_end(sites: Sites) -> None:
+    """The option ``until`` is refused, and so is ``of``."""
+    with sites.open("a"):
+        for option in ({"until": "now"}, {"of": "topics"}):
+            with pytest.raises(ts.InvalidArgumentError):
+                Stream(sites.url, **option)
+
+
+def copy(spark: SparkSession, url: str, target: Path, **options: Any) -> StreamingQuery:
+    """Copy all available messages of a cluster to a database, and return the finished query."""
+    reading = spark.readStream.format("topicstore").option("cluster", url).options(**options).load()
+    writing = reading.writeStream.format("topicstore").option("shards", 2).option("path", str(target))
+    query = writing.option("checkpointLocation", f"{target}.checkpoint").trigger(availableNow=True).start()
+    assert query.awaitTermination(PATIENCE), "the copy has not ended"
+    return query
+
+
+def stored(path: Path) -> list[int]:
+    with ts.open(path, mode="r") as db:
+        return sorted(int(message.payload) for message in db.replay("#"))
+
+
+def test_spark_continues_from_its_checkpoint(spark: SparkSession, sites: Sites, tmp_path: Path) -> None:
+    """A query copies a cluster in bounded micro-batches beside a site, and continues from its checkpoint."""
+    target = tmp_path / "target"
+    with sites.open("a", shards=3, timestamps="message") as a:
+        a.store(numbered(0, 250))
+        query = copy(spark, sites.url, target, maxMessagesPerTrigger=100)
+        assert [100, 100, 50] == [one.numInputRows for one in query.recentProgress if one.numInputRows]
+        a.store(numbered(250, 300))
+        copy(spark, sites.url, target)
+    assert [*range(300)] == stored(target)
