@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 import shutil
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,7 @@ from topicstore.replication.bases import cut_log
 from topicstore.replication.log_stores import open_log_store
 from topicstore.replication.objects import decode_entry, encode_entry
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
+from topicstore_conformance.replication.site_processes import Processes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -328,3 +331,79 @@ def test_spark_continues_from_its_checkpoint(spark: SparkSession, sites: Sites, 
         a.store(numbered(250, 300))
         copy(spark, sites.url, target)
     assert [*range(300)] == stored(target)
+
+
+def acknowledged(processes: Processes) -> list[int]:
+    """Return the numbers of all messages whose store has returned, in any process."""
+    done = [one for site in processes.all for one in list(site.operations) if one.kind == "store"]
+    return sorted(chain.from_iterable(one.numbers for one in done if one.outcome == "stored"))
+
+
+@pytest.mark.parametrize(
+    ("seed", "rounds"), [(0, 2), *(pytest.param(seed, 4, marks=pytest.mark.slow) for seed in range(1, 10))]
+)
+def test_a_stream_under_load_misses_and_repeats_nothing(processes: Processes, seed: int, rounds: int) -> None:
+    """With owners killed, generations sealed and logs cut, micro-batches have each acknowledged message once."""
+    chance = random.Random(seed)
+    url = (processes.root / "log").as_uri()
+    for name in "ab":
+        processes.start(name)
+    stream = Stream(url)
+    found: list[int] = []
+    cluster = ts.Cluster(url, beat_interval=0.1, takeover_after=3_600.0, replication_factor=None)
+    with ts.open(processes.root / "c", cluster=cluster, site="c") as beside:
+        for _ in range(rounds):
+            name = chance.choice(sorted(processes.running))
+            processes.kill(name)
+            processes.progress("stores after a site was killed")
+            before = acknowledged(processes)
+            found += stream.next(chance.choice([None, 7, 100]))
+            stream = Stream(url, stream.offset)
+            beside.add_generation()
+            processes.start(name)
+            processes.progress("stores of all sites")
+            found += stream.next()
+            assert {*before} <= {*found}
+        for name in [*processes.running]:
+            processes.kill(name)
+        found += stream.next()
+        assert [] == stream.next()
+        assert sorted(found) == sorted(int(message.payload) for message in beside.replay("#"))
+    assert len(found) == len({*found})
+    assert {*acknowledged(processes)} <= {*found}
+    assert any((processes.root / "log").rglob("cuts/*")), "no log was cut"
+
+
+@pytest.mark.slow
+def test_spark_streams_while_owners_are_killed(spark: SparkSession, processes: Processes, tmp_path: Path) -> None:
+    """A running query, stopped and restarted, copies each acknowledged message once while owners are killed."""
+    url, target = (tmp_path / "log").as_uri(), tmp_path / "target"
+
+    def start() -> StreamingQuery:
+        reading = spark.readStream.format("topicstore").option("cluster", url).load()
+        writing = reading.writeStream.format("topicstore").option("path", str(target))
+        return writing.option("checkpointLocation", f"{target}.checkpoint").start()
+
+    def grown(before: int) -> bool:
+        return len(stored(target)) > before
+
+    for name in "ab":
+        processes.start(name)
+    ts.open(target, shards=2).close()
+    query = start()
+    for number, name in enumerate("abab"):
+        processes.kill(name)
+        processes.progress("stores after a site was killed")
+        before = len(stored(target))
+        wait_until(partial(grown, before), "a micro-batch")
+        if number % 2:
+            query.stop()
+            query = start()
+        processes.start(name)
+    for name in [*processes.running]:
+        processes.kill(name)
+    query.processAllAvailable()
+    query.stop()
+    there = stored(target)
+    assert len(there) == len({*there})
+    assert {*acknowledged(processes)} <= {*there}
