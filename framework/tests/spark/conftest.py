@@ -93,8 +93,8 @@ class Sites:
         self.url = self.log.as_uri()
         self._root = root
 
-    def open(self, name: str, **how: Any) -> ts.Database:
-        cluster = ts.Cluster(self.url, beat_interval=0.02, poll_interval=0.02, takeover_after=3_600.0)
+    def open(self, name: str, poll_interval: float = 0.02, **how: Any) -> ts.Database:
+        cluster = ts.Cluster(self.url, beat_interval=0.02, poll_interval=poll_interval, takeover_after=3_600.0)
         return ts.open(self._root / name, cluster=cluster, site=name, **how)
 
 

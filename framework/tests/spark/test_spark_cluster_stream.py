@@ -197,13 +197,12 @@ def test_deleted_messages_do_not_come(sites: Sites) -> None:
 
 def test_dropped_generations(sites: Sites) -> None:
     """A new stream begins after dropped generations; one that is behind reads them in the log, or raises an error."""
-    with sites.open("a") as a:
+    with sites.open("a") as a, sites.open("b", poll_interval=3_600.0):  # site b keeps the log from being cut
         stream = Stream(sites.url)
         a.store(numbered(0, 10))
         a.add_generation()
         a.store(numbered(10, 20))
-        a.drop_generation(1)
-        wait_until(lambda: [one.number for one in a.generations()] == [2], "generation 1 to go")
+        drop(a, 1)
         behind = stream.offset
         assert [*range(10, 20)] == Stream(sites.url).next()
         assert [*range(20)] == stream.next()
@@ -212,6 +211,26 @@ def test_dropped_generations(sites: Sites) -> None:
         assert [] == stream.next()
         with pytest.raises(ts.GenerationDroppedError):
             Stream(sites.url, behind).next()
+
+
+def test_a_start_before_a_generation_that_was_dropped(sites: Sites) -> None:
+    """A stream whose start lies in a generation that is left begins there, though a later one was dropped."""
+    with sites.open("a", timestamps="message") as a, sites.open("b", poll_interval=3_600.0):
+        a.store(numbered(0, 10))
+        a.cluster.replicas[0].write_base()
+        for first in (10, 20):
+            a.store(numbered(first, first + 10))
+            a.add_generation()
+        a.store(numbered(30, 40))
+        drop(a, 2)
+        found = Stream(sites.url, start=str(FIRST + 10 * 1_000_000)).next()
+    assert {*range(10, 20), *range(30, 40)} <= {*found} <= {*range(10, 40)}
+
+
+def drop(db: ts.Database, number: int) -> None:
+    """Drop a generation, and return when it is gone."""
+    db.drop_generation(number)
+    wait_until(lambda: number not in [one.number for one in db.generations()], "the generation to go")
 
 
 def test_an_entry_of_a_fenced_owner_never_counts(sites: Sites) -> None:
@@ -227,19 +246,23 @@ def test_an_entry_of_a_fenced_owner_never_counts(sites: Sites) -> None:
         index = between["0"]["entry"]
         entries = [decode_entry(0, number, store.get(names.entry(0, number)), "log") for number in range(index)]
         old = [one for one in entries if one.head.site == "a" and one.head.last_position][-1]
+        later = between["0"]["position"] + 1
         for number in (index, index + 1):
             before = decode_entry(0, number - 1, store.get(names.entry(0, number - 1)), "log")
             head = msgspec.structs.replace(
-                old.head,
-                index=number,
-                before=before.head.checksum,
-                first_position=between["0"]["position"] + number,
-                last_position=between["0"]["position"] + number,
+                old.head, index=number, before=before.head.checksum, first_position=later, last_position=later + 4
             )
-            store.create(names.entry(0, number), encode_entry(0, head, old.changes)[1])
+            store.create(names.entry(0, number), encode_entry(0, head, (placed_at(later, old.changes[0]),))[1])
     assert [*range(10)] == stream.next()
     assert [] == Stream(sites.url, between).next()
     assert index + 2 == stream.offset["0"]["entry"]
+
+
+def placed_at(position: int, change: bytes) -> bytes:
+    """Return a change that stores messages, with consecutive positions from another one on."""
+    fields = msgspec.msgpack.decode(change[1:])
+    fields[1], fields[4][7] = position + len(fields[4][6]) - 1, [5, position]
+    return change[:1] + msgspec.msgpack.encode(fields)
 
 
 def test_a_log_store_that_has_lost_what_was_read_is_refused(sites: Sites, tmp_path: Path) -> None:
@@ -297,6 +320,8 @@ def test_a_stream_of_a_copy_continues_in_the_log(sites: Sites, tmp_path: Path) -
     found = Stream(sites.url, offset).next()
     assert 50 == len(found)
     assert {*range(100, 110)} < {*found}
+    with pytest.raises(ts.PlaceAheadError):
+        Stream(sites.url, {**offset, "0": offset["0"] + (1 << 50)}).end()
 
 
 def test_a_stream_has_no_end(sites: Sites) -> None:
