@@ -19,8 +19,10 @@ import pytest
 import topicstore as ts
 from topicstore.replication import names
 from topicstore.replication.bases import cut_log
+from topicstore.replication.heads import Head
 from topicstore.replication.log_stores import open_log_store
-from topicstore.replication.objects import decode_entry, encode_entry
+from topicstore.replication.objects import Entry, decode_entry, encode_entry
+from topicstore.shard.writer import Delete
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.replication.site_processes import Processes
 
@@ -233,6 +235,28 @@ def drop(db: ts.Database, number: int) -> None:
     wait_until(lambda: number not in [one.number for one in db.generations()], "the generation to go")
 
 
+def entries(url: str) -> list[Entry]:
+    """Return the entries of shard 0."""
+    with closing(open_log_store(url)) as store:
+        there = chain(*store.names(names.entries(0)))
+        return [decode_entry(0, number, store.get(name), "log") for number, name in enumerate(there)]
+
+
+def append(url: str, head: Head, change: bytes, first_position: int = 0, last_position: int = 0) -> None:
+    """Append an entry with one change to the log of shard 0; its kind, epoch and site are those of a head."""
+    last = entries(url)[-1].head
+    new = msgspec.structs.replace(
+        head,
+        index=last.index + 1,
+        before=last.checksum,
+        fence=last.fence,
+        first_position=first_position,
+        last_position=last_position,
+    )
+    with closing(open_log_store(url)) as store:
+        store.create(names.entry(0, new.index), encode_entry(0, new, (change,))[1])
+
+
 def test_an_entry_of_a_fenced_owner_never_counts(sites: Sites) -> None:
     """An entry of a lower epoch than one before it is skipped, also if an offset lies between the two."""
     with sites.open("a") as a:
@@ -241,28 +265,35 @@ def test_an_entry_of_a_fenced_owner_never_counts(sites: Sites) -> None:
         wait_until(lambda: all(replica.owned for replica in b.cluster.replicas), "site b to own the shard")
         b.store(numbered(5, 10))
     stream = Stream(sites.url)
-    between = stream.end()
-    with closing(open_log_store(sites.url)) as store:
-        index = between["0"]["entry"]
-        entries = [decode_entry(0, number, store.get(names.entry(0, number)), "log") for number in range(index)]
-        old = [one for one in entries if one.head.site == "a" and one.head.last_position][-1]
-        later = between["0"]["position"] + 1
-        for number in (index, index + 1):
-            before = decode_entry(0, number - 1, store.get(names.entry(0, number - 1)), "log")
-            head = msgspec.structs.replace(
-                old.head, index=number, before=before.head.checksum, first_position=later, last_position=later + 4
-            )
-            store.create(names.entry(0, number), encode_entry(0, head, (placed_at(later, old.changes[0]),))[1])
     assert [*range(10)] == stream.next()
-    assert [] == Stream(sites.url, between).next()
-    assert index + 2 == stream.offset["0"]["entry"]
+    place = stream.offset["0"]
+    old = [one for one in entries(sites.url) if one.head.site == "a" and one.head.last_position][-1]
+    fields = msgspec.msgpack.decode(old.changes[0][1:])
+    first, last = place["position"] + 1, place["position"] + 5
+    fields[1], fields[4][7] = last, [5, first]  # the last position, and a column of consecutive ones
+    for _ in range(2):
+        append(sites.url, old.head, old.changes[0][:1] + msgspec.msgpack.encode(fields), first, last)
+    with sites.open("b") as b:
+        wait_until(lambda: all(replica.owned for replica in b.cluster.replicas), "site b to own the shard")
+        b.store(numbered(10, 15))
+        assert [*range(15)] == sorted(int(message.payload) for message in b.replay("#"))
+    assert [*range(10, 15)] == stream.next()
+    assert [*range(15)] == Stream(sites.url).next()
 
 
-def placed_at(position: int, change: bytes) -> bytes:
-    """Return a change that stores messages, with consecutive positions from another one on."""
-    fields = msgspec.msgpack.decode(change[1:])
-    fields[1], fields[4][7] = position + len(fields[4][6]) - 1, [5, position]
-    return change[:1] + msgspec.msgpack.encode(fields)
+def test_a_delete_spares_what_a_site_spares(sites: Sites) -> None:
+    """A delete removes no messages of the filters that it spares, and none that were stored after it."""
+    with sites.open("a") as a:
+        stream = Stream(sites.url)
+        a.store(numbered(0, 70))
+    owner = next(one.head for one in reversed(entries(sites.url)) if one.head.last_position)
+    delete = Delete("a/+", 0, (1 << 63) - 1, ("a/3", "b/#"))
+    append(sites.url, owner, b"\1" + msgspec.msgpack.encode(delete))
+    with sites.open("a") as a:
+        a.store(numbered(70, 140))
+        expected = [n for n in range(140) if n % 7 == 3 or n >= 70]
+        assert expected == sorted(int(message.payload) for message in a.replay("#"))
+    assert expected == stream.next()
 
 
 def test_a_log_store_that_has_lost_what_was_read_is_refused(sites: Sites, tmp_path: Path) -> None:

@@ -165,8 +165,8 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _ends(self, begin: Places) -> Places:
         """Return the ends of the logs, or those at which a query with the trigger ``availableNow`` ends."""
-        if self._target:  # an offset never decreases, though the end may be before what was read
-            return {number: max(begin[number], self._target[number], key=_order) for number in begin}
+        if self._target:
+            return self._target
         ends = self._of_shards(begin, lambda store, number: latest(store, number, begin[number]))
         if self._target is not None:
             self._target = ends
@@ -206,10 +206,6 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         times = self._selection.timestamps
         among = None if times is None else times.rows(batch.timestamps)
         return batch if among is None else batch.take(among)
-
-
-def _order(place: Place) -> tuple[int, int]:
-    return place.position, place.progress.next
 
 
 def _offset(manifest: Manifest, places: Places) -> Offset:
