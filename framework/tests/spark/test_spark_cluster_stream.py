@@ -19,10 +19,13 @@ import pytest
 import topicstore as ts
 from topicstore.replication import names
 from topicstore.replication.bases import cut_log
+from topicstore.replication.counted_store import CountedLogStore
 from topicstore.replication.heads import Head
 from topicstore.replication.log_stores import open_log_store
-from topicstore.replication.objects import Entry, decode_entry, encode_entry
+from topicstore.replication.objects import Entry, GenerationPlan, decode_entry, encode_entry
+from topicstore.replication.site import Site
 from topicstore.shard.writer import Delete
+from topicstore.storage.directory.manifest import new_manifest, shared_fields
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.replication.site_processes import Processes
 
@@ -340,7 +343,7 @@ def test_an_offset_names_its_database(sites: Sites, tmp_path: Path) -> None:
 
 
 def test_a_stream_of_a_copy_continues_in_the_log(sites: Sites, tmp_path: Path) -> None:
-    """An offset of a stream that reads a site's directory is valid for the cluster."""
+    """An offset of a stream that reads a site's directory is valid for the cluster, and the other way round."""
     with sites.open("a", shards=2) as a:
         a.store(numbered(0, 100))
     source = TopicstoreSource({"path": str(tmp_path / "a")})
@@ -348,11 +351,31 @@ def test_a_stream_of_a_copy_continues_in_the_log(sites: Sites, tmp_path: Path) -
     offset = reader.latestOffset(reader.initialOffset(), ReadMaxRows(60))
     with sites.open("a") as a:
         a.store(numbered(100, 110))
-    found = Stream(sites.url, offset).next()
-    assert 50 == len(found)
-    assert {*range(100, 110)} < {*found}
+    stream = Stream(sites.url, offset)
+    assert 30 == len(first := stream.next(30))
+    partitions = reader.partitions(stream.offset, reader.latestOffset(stream.offset, ReadAllAvailable()))
+    rest = [
+        int(payload) for one in partitions for batch in reader.read(one) for payload in batch["payload"].to_pylist()
+    ]
+    assert sorted([*first, *rest]) == Stream(sites.url, offset).next()
+    assert 50 == len({*first, *rest})
     with pytest.raises(ts.PlaceAheadError):
         Stream(sites.url, {**offset, "0": offset["0"] + (1 << 50)}).end()
+
+
+def test_a_shard_without_a_log_has_no_rows(sites: Sites) -> None:
+    """A stream of a cluster in which nothing was written is empty, and goes on with what comes."""
+    with closing(open_log_store(sites.url)) as store:
+        site = Site(ts.Cluster(sites.url), "a", CountedLogStore(store))
+        fields = shared_fields(new_manifest({}, (), {}))
+        site.found(b"\1" * 16, 2, fields, (GenerationPlan(1, "block", {}),))
+    stream = Stream(sites.url)
+    assert [] == stream.next()
+    assert [] == stream.next(10)
+    with sites.open("b") as b:
+        wait_until(lambda: all(replica.owned for replica in b.cluster.replicas), "site b to own the shards")
+        b.store(numbered(0, 10))
+    assert [*range(10)] == stream.next()
 
 
 def test_a_stream_has_no_end(sites: Sites) -> None:

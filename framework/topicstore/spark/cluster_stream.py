@@ -56,7 +56,7 @@ from .cluster import copy_of
 from .options import ReadSettings
 from .reading import ReadRange, open_to_read, read
 from .schema import Shape
-from .stream import check_endless, counts_within, positions_in
+from .stream import check_endless, counts_within, position_of, positions_in
 
 __all__ = ["ClusterStreamReader"]
 
@@ -224,12 +224,13 @@ def _stored(place: Place) -> dict[str, int | str]:
     }
 
 
-def _place(stored: dict[str, Any] | int) -> Place:
+def _place(stored: Any) -> Place:
     """Return a place of an offset; of a position without a prefix, which a stream of a directory has written, too."""
+    position = position_of(stored)
     if not isinstance(stored, dict):
-        return Place(position=int(stored), progress=BEGINNING)
+        return Place(position=position, progress=BEGINNING)
     before = Progress(stored["entry"], stored["epoch"], bytes.fromhex(stored["checksum"]), stored["last"])
-    return Place(position=stored["position"], progress=before, deleted=stored["deleted"])
+    return Place(position=position, progress=before, deleted=stored["deleted"])
 
 
 def _places(manifest: Manifest, offset: Offset) -> Places:

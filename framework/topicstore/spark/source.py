@@ -63,8 +63,7 @@ Streaming from a cluster, ``spark.readStream.format("topicstore").option("cluste
     once, in order of positions within a shard, whichever sites have owned the shard. A micro-batch has all that was
     acknowledged when it was planned, or as much as the limit allows. Messages that were deleted before the
     micro-batch's end don't come. A repeated micro-batch has the same rows while the log has its entries. A restart from
-    the checkpoint continues exactly where the last batch ended. A checkpoint of a query that read a site's directory
-    is valid, too.
+    the checkpoint continues exactly where the last batch ended, also if the query read a site's directory before.
     A task reads the new entries of one shard's log. If they were truncated meanwhile, the task copies the shard from
     its newest base, as in a batch query, and reads the messages behind the offset: this also applies to the first
     micro-batch of a cluster with truncated logs, and to each one until a limited query has reached the log. Unread

@@ -3,11 +3,15 @@
 ::
 
     {"database": "<32 hexadecimal digits>", "0": 3481600000000000000, "1": …}
+
+Offsets of a stream of a cluster (`topicstore.spark.cluster_stream`) are accepted too: copies of its database have the
+same positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +27,7 @@ from .options import ReadSettings, Selection
 from .reading import ReadRange, open_to_read, partitions_of, read, rows_of
 from .schema import Shape
 
-__all__ = ["TopicstoreStreamReader", "check_endless", "counts_within", "positions_in"]
+__all__ = ["TopicstoreStreamReader", "check_endless", "counts_within", "position_of", "positions_in"]
 
 Offset = dict[str, int | str]
 """The last position that was read, by shard number, and the id of the database."""
@@ -134,10 +138,15 @@ def _places(storage: Storage, offset: Offset) -> Places:
             f"the stream's offset is of database {database}, and {storage.path} is database {storage.manifest.id} now: "
             "begin with a new checkpoint"
         )
-    places = {number: int(last) for number, last in offset.items() if number != _DATABASE}
+    places = {number: position_of(place) for number, place in offset.items() if number != _DATABASE}
     for number, last in places.items():
         storage.shards[int(number)].reader.check_reached(last)
     return places
+
+
+def position_of(place: Any) -> int:
+    """Return the position of a shard in an offset; in one of a stream of a cluster, it is a field."""
+    return int(place["position"] if isinstance(place, dict) else place)
 
 
 def _latest(storage: Storage) -> Places:
