@@ -114,6 +114,23 @@ def test_a_limit_counts_matching_messages(sites: Sites) -> None:
     assert [] == whole.next(50)
 
 
+def test_a_limit_over_many_entries(sites: Sites) -> None:
+    """A limited micro-batch continues near the last one, and passes long parts of the log without a match at once."""
+    with sites.open("a") as a:
+        for number in range(60):  # an entry each, of 64 KiB
+            a.store([ts.Message("a/1", (b"%d" % number).ljust(65_536), "c0")])
+        a.store([ts.Message("b", b"9999", "c0")])
+    stream = Stream(sites.url)
+    assert [*range(40)] == stream.next(40)
+    assert 20 < stream.offset["0"]["entry"] < 40
+    assert stream.offset["0"]["last"] < stream.offset["0"]["position"]
+    assert [*range(40, 60), 9_999] == [*stream.next(10), *stream.next(20)]
+    rare = Stream(sites.url, filter="b")
+    assert [9_999] == rare.next(1)
+    assert rare.offset["0"]["entry"] > 40
+    assert [] == rare.next(1)
+
+
 def test_a_query_that_takes_what_is_available_ends(sites: Sites) -> None:
     """With the trigger ``availableNow``, offsets end where the logs ended at the first one."""
     with sites.open("a", shards=2) as a:
@@ -167,6 +184,23 @@ def test_a_log_that_is_cut_is_read_from_a_base(sites: Sites, layout: str) -> Non
         assert [*range(230)] == Stream(sites.url).next()
         assert 230 == len(Stream(sites.url, filter="a/+").next())
         assert [n for n in range(230) if n % 7 == 3] == Stream(sites.url, filter="a/3").next()
+
+
+@pytest.mark.parametrize("rows", [None, 10])
+def test_a_cut_behind_what_was_read_costs_no_copy(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, rows: int | None
+) -> None:
+    """If a stream has read all messages that were cut, it continues in the log, without a copy of a shard."""
+    with sites.open("a") as a:
+        a.store(numbered(0, 10))
+        stream = Stream(sites.url)
+        assert [*range(10)] == stream.next()
+        a.state(0).write([ts.StateWrite(b"key", b"value")])  # an entry without messages
+        cut(a, sites.url)
+        monkeypatch.setenv("SPARK_LOCAL_DIRS", "/nowhere")
+        assert [] == stream.next(rows)
+        a.store(numbered(10, 20))
+        assert [*range(10, 20)] == stream.next(rows)
 
 
 def test_a_log_that_is_cut_under_a_task_is_continued_in_a_base(sites: Sites) -> None:

@@ -247,25 +247,26 @@ def limited(
     """
     log, deleted, size = MessagesFrom(store, shard, start), start.deleted, 0
     found: list[Positions] = [np.empty(0, np.uint64)]
-    marks, count, end = [start], 0, start
+    marks, count, marked = [start], 0, 0
     for entry in log.entries():
         if log.base is None and (count >= rows or (target is not None and entry.index >= target.progress.next)):
             break
         if any(isinstance(change, Delete) for change in entry.others()):
             deleted = entry.index
         if log.base is None:
-            size += entry.size
             for batch in entry.batches():
                 chosen = wanted(batch).positions
-                found.append(chosen := chosen[chosen > start.position])
-                count += len(chosen)
+                if len(chosen := chosen[chosen > start.position]):
+                    found.append(chosen)
+                    count += len(chosen)
+            size += entry.size
             if size >= _MARK:
+                if marked == count and len(marks) > 1:
+                    marks.pop()  # no message was found after it
                 marks.append(Place(position=entry.after.last_position, progress=entry.after, deleted=deleted))
-                size = 0
-    end = Place(position=log.progress.last_position, progress=log.progress, deleted=deleted)
-    if target is not None:
-        end = target
-    if log.base is None:
+                size, marked = 0, count
+    end = target or Place(position=log.progress.last_position, progress=log.progress, deleted=deleted)
+    if log.base is None or end.position <= start.position:
         return Limited(np.concatenate(found)[:rows], end, marks)
     marks = [start, Place(position=log.base.last_position, progress=log.base, deleted=start.deleted)]
     return Limited(copied(start.position + 1, end.position), end, marks)
