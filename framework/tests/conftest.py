@@ -1,9 +1,10 @@
-"""Processes that are killed at a counted step, never after a time; and a plugin that transforms payloads."""
+"""Processes that are killed at a counted step, never after a time; sites in processes; a plugin for payloads."""
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -13,6 +14,7 @@ from topicstore.contract.requests import ReadResult, StoreRequest, StoreResult
 from topicstore.plugins import registry
 from topicstore_conformance.faults.killing import ENDS, received
 from topicstore_conformance.faults.threads import PATIENCE
+from topicstore_conformance.replication.site_processes import Processes
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
@@ -102,3 +104,12 @@ def reversing(monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(name="run_until")
 def _run_until() -> Callable[..., list[tuple[Any, ...]]]:
     return run_until
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    """Return the sites of a cluster in processes, none of which runs yet; those that do are killed afterwards."""
+    found = Processes(tmp_path)
+    yield found
+    for name in [*found.running]:
+        found.kill(name)

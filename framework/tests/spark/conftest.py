@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import topicstore as ts
 from topicstore_conformance.conditions.skipping import need_data
 from topicstore_conformance.subjects import datasets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+FIRST = 1_700_000_000_000_000
+"""The time of the first of the numbered messages."""
 
 
 @pytest.fixture(scope="session")
@@ -79,3 +83,27 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     with pq.ParquetFile(path) as file:
         pq.write_table(pa.Table.from_batches(file.iter_batches()).slice(0, 100_000), first, row_group_size=10_000)
     return first
+
+
+class Sites:
+    """The sites of one cluster, each with a directory of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.log = root / "log"
+        self.url = self.log.as_uri()
+        self._root = root
+
+    def open(self, name: str, poll_interval: float = 0.02, **how: Any) -> ts.Database:
+        cluster = ts.Cluster(self.url, beat_interval=0.02, poll_interval=poll_interval, takeover_after=3_600.0)
+        return ts.open(self._root / name, cluster=cluster, site=name, **how)
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Sites:
+    return Sites(tmp_path)
+
+
+def numbered(first: int, end: int) -> list[ts.Message]:
+    return [
+        ts.Message(f"a/{n % 7}", b"%06d" % n, f"c{n % 10}", timestamp=FIRST + n * 1_000_000) for n in range(first, end)
+    ]

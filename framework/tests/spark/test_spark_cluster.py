@@ -25,31 +25,7 @@ from topicstore.spark.cluster import ClusterReader
 from topicstore.spark.options import ReadSettings
 from topicstore.spark.schema import MESSAGES
 
-FIRST = 1_700_000_000_000_000
-
-
-class Sites:
-    """The sites of one cluster, each with a directory of its own."""
-
-    def __init__(self, root: Path) -> None:
-        self.log = root / "log"
-        self.url = self.log.as_uri()
-        self._root = root
-
-    def open(self, name: str, **how: Any) -> ts.Database:
-        cluster = ts.Cluster(self.url, beat_interval=0.02, poll_interval=0.02, takeover_after=3_600.0)
-        return ts.open(self._root / name, cluster=cluster, site=name, **how)
-
-
-@pytest.fixture
-def sites(tmp_path: Path) -> Sites:
-    return Sites(tmp_path)
-
-
-def numbered(first: int, end: int) -> list[ts.Message]:
-    return [
-        ts.Message(f"a/{n % 7}", b"%06d" % n, f"c{n % 10}", timestamp=FIRST + n * 1_000_000) for n in range(first, end)
-    ]
+from .conftest import FIRST, Sites, numbered
 
 
 def load(spark: SparkSession, url: str, **options: Any) -> DataFrame:

@@ -23,6 +23,8 @@ clock.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -37,7 +39,7 @@ from topicstore.contract.positions import Positions
 from topicstore.shard.shard import Shard
 from topicstore.shard.writer import AddGeneration, Change, Delete, DropGeneration, PendingWrite
 
-__all__ = ["decode_change", "encode_change"]
+__all__ = ["decode_change", "encode_change", "read_change"]
 
 _VERSION = 1
 _ALL, _EACH, _CODED, _SIGNED, _UNSIGNED, _RISING = range(6)
@@ -94,11 +96,8 @@ def decode_change(shard: Shard, data: bytes, place: str) -> PendingWrite:
 
     Raises `NewerFormatError` for a form of a later version, and `CorruptionError`; both name ``place``.
     """
-    if data[:1] != bytes((_VERSION,)):
-        version = data[0] if data else 0
-        raise NewerFormatError(f"a change has version {version}; this topicstore reads up to {_VERSION}", place)
-    try:
-        change = _DECODER.decode(memoryview(data)[1:])
+    with _reading(place):
+        change = _decoded(data, place)
         if isinstance(change, AddGeneration):
             return shard.generations.pending_add(change)
         if isinstance(change, DropGeneration):
@@ -112,9 +111,35 @@ def decode_change(shard: Shard, data: bytes, place: str) -> PendingWrite:
         pending.lifted = change.lifted
         if change.messages is not None:
             pending.batch = _batch(change.messages, shard.number)
+        return pending
+
+
+def read_change(data: bytes, shard: int, place: str) -> MessageBatch | Change:
+    """Return the messages that a change stores, an empty batch if it stores only state, or another change.
+
+    ``shard`` is the shard's number. Raises the errors of `decode_change`.
+    """
+    with _reading(place):
+        change = _decoded(data, place)
+        if not isinstance(change, _Stored):
+            return change
+        return MessageBatch.empty() if change.messages is None else _batch(change.messages, shard)
+
+
+def _decoded(data: bytes, place: str) -> _Stored | Change:
+    if data[:1] != bytes((_VERSION,)):
+        version = data[0] if data else 0
+        raise NewerFormatError(f"a change has version {version}; this topicstore reads up to {_VERSION}", place)
+    return _DECODER.decode(memoryview(data)[1:])
+
+
+@contextmanager
+def _reading(place: str) -> Iterator[None]:
+    """Raise `CorruptionError` for a change that can't be decoded."""
+    try:
+        yield
     except (msgspec.DecodeError, ValueError, TypeError, IndexError, OverflowError) as bad:
         raise CorruptionError(f"a change can't be read: {bad}", place) from bad
-    return pending
 
 
 def _columns(batch: MessageBatch) -> _Columns:

@@ -43,13 +43,16 @@ class Machine(Protocol):
 
 
 class LogReader:
-    """The reading side of one shard's log. Used by one thread at a time."""
+    """The reading side of one shard's log. Used by one thread at a time.
 
-    def __init__(self, store: LogStore, shard: int, machine: Machine) -> None:
+    checked: whether the caller has called `check_reaches` for the progress of the state machine.
+    """
+
+    def __init__(self, store: LogStore, shard: int, machine: Machine, *, checked: bool = False) -> None:
         self._store = store
         self._shard = shard
         self._machine = machine
-        self._checked = False
+        self._checked = checked
         """Whether the log was found to hold the last applied entry."""
         self._nothing = _LOOK_EVERY
         """The number of calls that found nothing since the last one that looked for later entries."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -26,7 +27,17 @@ from .options import ReadSettings
 from .reading import TopicstoreReader
 from .schema import Shape
 
-__all__ = ["ClusterReader"]
+__all__ = ["ClusterReader", "copy_of"]
+
+
+@contextmanager
+def copy_of(cluster: Cluster, manifest: Manifest, number: int) -> Iterator[str]:
+    """Return the path of a database that has a copy of one shard, until the block ends; it is empty without a log.
+
+    Raises the errors of `topicstore.opening.copy_shard`.
+    """
+    with tempfile.TemporaryDirectory(prefix="topicstore-", dir=_local_directory()) as path:
+        yield path if copy_shard(cluster, manifest, number, Path(path)) else ""
 
 
 class _ShardPartition(InputPartition):
@@ -56,8 +67,8 @@ class ClusterReader(DataSourceReader):
         """Yield the rows of a shard; called in a task. Raises the errors of `topicstore.opening.copy_shard`."""
         assert isinstance(partition, _ShardPartition)  # noqa: S101 - Spark passes the same object
         number = partition.shard
-        with tempfile.TemporaryDirectory(prefix="topicstore-", dir=_local_directory()) as path:
-            if not copy_shard(self._cluster, partition.manifest, number, Path(path)):
+        with copy_of(self._cluster, partition.manifest, number) as path:
+            if not path:
                 return
             selection = attrs.evolve(self._settings.selection, shards=frozenset((number,)))
             copy = TopicstoreReader(attrs.evolve(self._settings, path=path, selection=selection), self._schema)

@@ -53,7 +53,7 @@ _COUNTED = ("path", "of", "filter")
 _CLUSTER = "cluster"
 _STORE = "cluster."
 """The beginning of the names of options of the cluster's log store."""
-_READ_CLUSTER = (_CLUSTER, "filter", "start", "until", "by", "ids")
+_READ_CLUSTER = (_CLUSTER, "filter", "start", "until", "by", "ids", "maxMessagesPerTrigger")
 _OF = {"messages": None, "topics": "topics", "clients": "clients"}
 _MADE_WITH = ("backend", "layout", "shards", "durability", "late", "max_skew")
 """The options that are arguments of `topicstore.open`."""

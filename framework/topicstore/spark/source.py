@@ -46,7 +46,7 @@ Reading a cluster, ``spark.read.format("topicstore").option("cluster", url).load
     permission.
 
 Streaming, ``spark.readStream.format("topicstore")``
-    The same options except ``until``, and
+    The same options except ``of`` and ``until``, and
     ``maxMessagesPerTrigger``
                    maximum number of messages in a micro-batch, taken in order of positions over all shards.
 
@@ -55,6 +55,25 @@ Streaming, ``spark.readStream.format("topicstore")``
     database, the query fails with `WrongDatabaseError`. If the database has lost messages that were read, as after it
     was restored from an older copy, the query fails with `PlaceAheadError`. If retention dropped unread messages, the
     query fails with `GenerationDroppedError`. Within a batch, a shard's messages have the order of `Database.replay`.
+
+Streaming from a cluster, ``spark.readStream.format("topicstore").option("cluster", url).load()``
+    The options of reading a cluster except ``until``, and ``maxMessagesPerTrigger`` as above.
+
+    No site is needed, and nothing is written to the log store. Each message that the cluster has acknowledged comes
+    once, in order of positions within a shard, whichever sites have owned the shard. A micro-batch has all that was
+    acknowledged when it was planned, or as much as the limit allows. Messages that were deleted before the
+    micro-batch's end don't come. A repeated micro-batch has the same rows while the log has its entries. A restart from
+    the checkpoint continues exactly where the last batch ended, also if the query read a site's directory before.
+    A task reads the new entries of one shard's log. If they were truncated meanwhile, the task copies the shard from
+    its newest base, as in a batch query, and reads the messages behind the offset: this also applies to the first
+    micro-batch of a cluster with truncated logs, and to each one until a limited query has reached the log. Unread
+    messages of a generation that was dropped come while the log has them; then the query fails with
+    `GenerationDroppedError`, and a new query begins after them. The query fails with `WrongDatabaseError` if the log
+    store holds another database, and with `PlaceAheadError` if it has lost messages that were read, or continues in
+    another way after them.
+    Each trigger sends about five requests a shard, and one for each new entry and task. Without an interval Spark asks
+    up to a hundred times a second, so set one where the log store charges for requests:
+    ``.trigger(processingTime="10 seconds")``.
 
 Writing, ``df.write.format("topicstore").mode("append")``
     ``backend``, ``layout``, ``shards``, ``durability``, ``late``, ``max_skew``
@@ -110,6 +129,7 @@ from pyspark.sql.types import StructType
 from pyspark_topicstore.daemon import be_quiet
 
 from .cluster import ClusterReader
+from .cluster_stream import ClusterStreamReader
 from .options import ReadSettings, WriteSettings
 from .reading import PushingReader, TopicstoreReader
 from .schema import MESSAGES, MESSAGES_WITH_IDS
@@ -153,7 +173,10 @@ class TopicstoreSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """Return a reader of new messages in micro-batches."""
-        return TopicstoreStreamReader(ReadSettings.of(self.options, self.tasks), schema)
+        settings = ReadSettings.of(self.options, self.tasks)
+        if settings.cluster is not None:
+            return ClusterStreamReader(settings, settings.cluster, schema)
+        return TopicstoreStreamReader(settings, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return a writer that appends the rows of a batch query."""

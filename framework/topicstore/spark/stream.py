@@ -3,11 +3,15 @@
 ::
 
     {"database": "<32 hexadecimal digits>", "0": 3481600000000000000, "1": …}
+
+Offsets of a stream of a cluster (`topicstore.spark.cluster_stream`) are accepted too: copies of its database have the
+same positions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +27,7 @@ from .options import ReadSettings, Selection
 from .reading import ReadRange, open_to_read, partitions_of, read, rows_of
 from .schema import Shape
 
-__all__ = ["TopicstoreStreamReader"]
+__all__ = ["TopicstoreStreamReader", "check_endless", "counts_within", "position_of", "positions_in"]
 
 Offset = dict[str, int | str]
 """The last position that was read, by shard number, and the id of the database."""
@@ -32,16 +36,19 @@ Places = dict[str, int]
 _DATABASE = "database"
 
 
+def check_endless(settings: ReadSettings) -> None:
+    """Raise `InvalidArgumentError` for options that only batches have."""
+    if settings.ends:
+        raise InvalidArgumentError("a stream has no end: the option until is for batches")
+    if settings.counted is not None:
+        raise InvalidArgumentError(f"a stream is of messages: the option of={settings.counted} is for batches")
+
+
 class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A reader of new messages in micro-batches. It closes the database between them, so that writers can open it."""
 
     def __init__(self, settings: ReadSettings, schema: StructType) -> None:
-        if settings.ends:
-            raise InvalidArgumentError("a stream has no end: the option until is for batches")
-        if settings.cluster is not None:
-            raise InvalidArgumentError("a stream reads a directory: the option cluster is for batches")
-        if settings.counted is not None:
-            raise InvalidArgumentError(f"a stream is of messages: the option of={settings.counted} is for batches")
+        check_endless(settings)
         self._path = settings.path
         self._selection = settings.selection
         self._most = settings.most_messages
@@ -99,16 +106,24 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
     def _limited(self, storage: Storage, start: Places, end: Places, rows: int) -> Places:
         """Return the positions after the first ``rows`` messages, in order of positions over all shards."""
-        ahead = {str(p.shard): _positions(storage, p, self._selection, rows) for p in _ranges(start, end)}
-        numbers = np.repeat(np.arange(len(ahead)), [len(positions) for positions in ahead.values()])
-        positions = np.concatenate([*ahead.values(), np.empty(0, dtype=np.uint64)])
-        chosen = np.bincount(numbers[np.lexsort((numbers, positions))[:rows]], minlength=len(ahead)).tolist()
+        ahead = {str(p.shard): positions_in(storage, p, self._selection, rows) for p in _ranges(start, end)}
         places = dict(end)
-        for (number, there), count in zip(ahead.items(), chosen, strict=True):
+        for (number, there), count in zip(ahead.items(), counts_within([*ahead.values()], rows), strict=True):
             # A shard whose matching messages are all in the batch is read up to ``end``: nothing else matches there.
             if count < len(there) or count == rows:
                 places[number] = int(there[count - 1]) if count else start[number]
         return places
+
+
+def counts_within(ahead: Sequence[Positions], rows: int) -> list[int]:
+    """Return how many positions of each shard are among the first ``rows`` of all; ``ahead`` has at most as many each.
+
+    Equal positions are taken in order of the shards.
+    """
+    numbers = np.repeat(np.arange(len(ahead)), [len(positions) for positions in ahead])
+    positions = np.concatenate([*ahead, np.empty(0, dtype=np.uint64)])
+    chosen: list[int] = np.bincount(numbers[np.lexsort((numbers, positions))[:rows]], minlength=len(ahead)).tolist()
+    return chosen
 
 
 def _offset(storage: Storage, places: Places) -> Offset:
@@ -123,10 +138,15 @@ def _places(storage: Storage, offset: Offset) -> Places:
             f"the stream's offset is of database {database}, and {storage.path} is database {storage.manifest.id} now: "
             "begin with a new checkpoint"
         )
-    places = {number: int(last) for number, last in offset.items() if number != _DATABASE}
+    places = {number: position_of(place) for number, place in offset.items() if number != _DATABASE}
     for number, last in places.items():
         storage.shards[int(number)].reader.check_reached(last)
     return places
+
+
+def position_of(place: Any) -> int:
+    """Return the position of a shard in an offset; in one of a stream of a cluster, it is a field."""
+    return int(place["position"] if isinstance(place, dict) else place)
 
 
 def _latest(storage: Storage) -> Places:
@@ -137,7 +157,7 @@ def _ranges(start: Places, end: Places) -> list[ReadRange]:
     return [ReadRange(int(n), None, last + 1, end[n]) for n, last in start.items() if last < end[n]]
 
 
-def _positions(storage: Storage, read_range: ReadRange, selection: Selection, rows: int) -> Positions:
+def positions_in(storage: Storage, read_range: ReadRange, selection: Selection, rows: int) -> Positions:
     """Return the positions of the first ``rows`` selected messages of a range, in ascending order."""
     found: list[Positions] = [np.empty(0, dtype=np.uint64)]
     for batch in read(storage, read_range, selection.filters, timestamps=selection.timestamps, order="time"):
