@@ -53,6 +53,8 @@ class Proposal:
     alone: bool
     """Whether the change must be the only one of its entry."""
     _log: ShardLog
+    _proposed: float = attrs.field(factory=time.monotonic, init=False)
+    """The time (`time.monotonic`) of the proposal."""
     _done: threading.Event = attrs.field(factory=threading.Event, init=False)
     _failure: BaseException | None = attrs.field(default=None, init=False)
 
@@ -60,13 +62,14 @@ class Proposal:
         """Wait until the change is in the log and applied on this site.
 
         Raises `ShardMovedError`, the error with which applying the change failed, or `StorageUnavailableError` if
-        there is no result within ``timeout`` seconds; the change is then still in progress and may be stored later.
+        there is no result within ``timeout`` seconds of the proposal; the change is then still in progress and may be
+        stored later. Until the store answers, `ShardLog.check` refuses further changes at once.
         """
-        if not self._done.wait(timeout):
-            raise StorageUnavailableError(
-                f"the store has not answered for {timeout:g} s{self._log.reason}; the change is still on its way, and "
-                "may be stored"
-            )
+        left = None if timeout is None else max(self._proposed + timeout - time.monotonic(), 0.0)
+        if not self._done.wait(left):
+            reason = f"the store has not answered for {timeout:g} s{self._log.reason}"
+            self._log.silent_since(self._proposed, reason)
+            raise StorageUnavailableError(f"{reason}; the change is still on its way, and may be stored")
         if self._failure is not None:
             raise self._failure
 
@@ -183,6 +186,10 @@ class ShardLog:
         self._applier = _Applier(f"topicstore-applying-{shard}", threads=threads)
         self.failure: str | None = None
         """The error with which the store answered the last PUT; None after a success. Reading it needs no lock."""
+        self._answered = float("-inf")
+        """The time (`time.monotonic`) of the store's last conclusive answer to a PUT. Guarded by the lock."""
+        self._silence: str | None = None
+        """The reason why changes are refused until the store answers; None if they are not. Guarded by the lock."""
         self._unanswered = False
         """Whether a try of the current entry had no answer. Used by the writing thread."""
         self._epoch = 0
@@ -237,7 +244,7 @@ class ShardLog:
 
     def _begin(self, epoch: int) -> None:
         with self._lock:
-            self._epoch, self._refuses, self._leaving = epoch, None, False
+            self._epoch, self._refuses, self._leaving, self._silence = epoch, None, False, None
             self.takeovers += 1
             if self._threads:
                 self._thread = threading.Thread(target=self._work, name=f"topicstore-log-{self._shard}", daemon=True)
@@ -248,10 +255,23 @@ class ShardLog:
     def check(self, size: int) -> None:
         """Raise the error that `propose` raises for a change of ``size`` bytes; return if the change is accepted.
 
-        Until the caller releases the shard's lock, only a change of the owner can make a later `propose` fail.
+        Also raises `StorageUnavailableError` if a wait for the store was in vain and the store has not answered since,
+        so that callers don't wait for a silent store one after the other. Until the caller releases the shard's lock,
+        only a change of the owner can make a later `propose` fail.
         """
         with self._lock:
+            if self._refuses is None and self._silence is not None:
+                raise StorageUnavailableError(f"{self._silence}; nothing was queued")
             self._check_locked(size)
+
+    def silent_since(self, began: float, reason: str) -> None:
+        """Let `check` refuse changes for a reason until the store answers, unless it has answered since ``began``.
+
+        A change that was proposed then is queued or in flight, so its PUT is repeated until the store answers.
+        """
+        with self._lock:
+            if self._answered < began:
+                self._silence = reason
 
     def _check_locked(self, size: int) -> None:
         if size + CHANGE_OVERHEAD > LARGEST_CHANGE:
@@ -292,13 +312,15 @@ class ShardLog:
         """Wait until a change of ``size`` bytes fits in the queue, or the log accepts no changes at all.
 
         The caller doesn't hold the shard's lock, which applying an entry may need. Raises `StorageUnavailableError`
-        after ``timeout`` seconds.
+        after ``timeout`` seconds; then `check` refuses changes at once until the store answers.
         """
+        began = time.monotonic()
         with self._room:
-            if not self._room.wait_for(lambda: self._has_room_locked(size) or self._refuses is not None, timeout):
-                raise StorageUnavailableError(
-                    f"the store has not taken queued changes for {timeout:g} s{self.reason}; nothing was queued"
-                )
+            done = self._room.wait_for(lambda: self._has_room_locked(size) or self._refuses is not None, timeout)
+        if not done:
+            reason = f"the store has not taken queued changes for {timeout:g} s{self.reason}"
+            self.silent_since(began, reason)
+            raise StorageUnavailableError(f"{reason}; nothing was queued")
 
     def _has_room_locked(self, size: int) -> bool:
         return not self._queue or self._queued + size + CHANGE_OVERHEAD <= _MOST_QUEUED
@@ -495,6 +517,8 @@ class ShardLog:
             return Answer.NONE, None
         else:
             self.failure = None
+            with self._lock:
+                self._answered, self._silence = time.monotonic(), None
         return answer, found
 
     def _failed(self, failure: str) -> None:
