@@ -69,8 +69,11 @@ class Cluster:
         }
         self.token = secrets.token_urlsafe()
         """A token of the scope ``admin``, which all sites accept."""
-        tokens = root / "tokens"
-        tokens.write_text(f"tester admin {hashlib.sha256(self.token.encode()).hexdigest()}\n")
+        self.writer = secrets.token_urlsafe()
+        """A token of the scope ``write``."""
+        tokens, given = root / "tokens", {"admin": self.token, "write": self.writer}
+        lines = [f"{scope} {scope} {hashlib.sha256(token.encode()).hexdigest()}\n" for scope, token in given.items()]
+        tokens.write_text("".join(lines))
         tokens.chmod(0o600)
         self.settings["HTTP__LISTEN"] = "127.0.0.1:0"
         self.settings["HTTP__TOKEN_FILE"] = str(tokens)
@@ -179,11 +182,82 @@ def test_what_is_published_at_any_site_is_stored_by_the_owners_and_read_everywhe
 
 
 def test_a_forwarded_request_is_not_forwarded_again(pair: Cluster) -> None:
-    """A request that another site has forwarded to a site without the shard is 503, and nothing is stored."""
+    """A request that another site has forwarded to a site without the shard is 421, and nothing is stored."""
     message = {"topic": "one/hop", "payload": "1", "client_id": client_of(pair.owned("b"))}
-    answer = pair.ask("a", "POST", "/api/v5/messages", message, Topicstore_Forwarded="b")
-    assert (503, "1", "ShardElsewhereError") == (answer.status, answer.headers["Retry-After"], answer.json["title"])
+    for method, path in (("POST", "/api/v5/messages"), ("PUT", "/api/v5/retained")):
+        answer = pair.ask("a", method, path, message, Topicstore_Forwarded="b")
+        assert (421, "1") == (answer.status, answer.headers["Retry-After"])
+        assert "site b has forwarded" in answer.json["detail"]
     assert [] == pair.payloads("a", "one/hop")
+
+
+def test_every_change_may_be_sent_to_any_site(pair: Cluster) -> None:
+    """Retained messages, sessions, rules and limits are changed at their owner, and the client gets its response.
+
+    So are what it refuses and what isn't there. The other site has the change soon after.
+    """
+    for site in ("a", "b"):
+        for owner in ("a", "b"):
+            name = client_of(pair.owned(owner), f"change-{site}{owner}")
+            topic, here = f"set/{name}", f"/api/v5/retained?topic=set/{name}"
+            answer = pair.ask(site, "PUT", "/api/v5/retained", {"topic": topic, "payload": "1", "client_id": name})
+            assert (200, topic) == (answer.status, answer.json["topic"])
+            assert "application/json" == answer.headers["Content-Type"]
+            answer = pair.ask(site, "PUT", "/api/v5/retained", {"topic": topic, "payload": "", "client_id": name})
+            assert (400, "application/problem+json") == (answer.status, answer.headers["Content-Type"])
+            found = f"/api/v5/retained?filter={topic}"
+            wait_until(lambda there=found: pair.ask("a", "GET", there).json["items"], "the retained message")
+            wait_until(lambda there=found: pair.ask("b", "GET", there).json["items"], "the retained message")
+            assert {"topic": topic, "cleared": True} == pair.ask(site, "DELETE", here).json
+            with PahoClient(pair.sites[owner].port, name, clean=False, expiry=3_600) as client:
+                client.subscribe("nothing", 1)
+                path = f"/api/v5/sessions/{name}"
+                wait_until(lambda there=path: 200 == pair.ask("a", "GET", there).status, "the session")
+                wait_until(lambda there=path: 200 == pair.ask("b", "GET", there).status, "the session")
+                answer = pair.ask(site, "POST", f"{path}/kick")
+                assert (200, {"client_id": name, "kicked": True}) == (answer.status, answer.json)
+                assert 0x98 == client.ended()
+            assert {"client_id": name, "expired": True} == pair.ask(site, "DELETE", path).json
+        rule = {"topic_filter": f"rules/{site}/#"}
+        assert 201 == pair.ask(site, "POST", "/api/v5/persistence", rule).status
+        path = "/api/v5/persistence?topic_filter="
+        assert 200 == pair.ask(site, "DELETE", f"{path}rules/{site}/%23").status
+        assert 404 == pair.ask(site, "DELETE", f"{path}rules/{site}/%23").status
+        assert 400 == pair.ask(site, "PUT", "/api/v5/retention", {"max_age": "soon"}).status
+        days = {"a": 30, "b": 40}[site]
+        assert 86_400 * days == pair.ask(site, "PUT", "/api/v5/retention", {"max_age": f"{days}d"}).json["max_age"]
+        assert 200 == pair.ask(site, "PUT", "/api/v5/retention", {"max_age": None}).status
+
+
+def test_messages_are_deleted_at_all_owners(pair: Cluster) -> None:
+    """A deletion at any site removes the messages of all shards, and returns the number of all."""
+    clients = [client_of({shard}, "delete") for shard in range(SHARDS)]
+    for site in ("a", "b"):
+        messages = [{"topic": f"gone/{site}", "payload": "1", "client_id": client} for client in clients]
+        assert 200 == pair.ask(site, "POST", "/api/v5/messages?store=true", messages).status
+        answer = pair.ask(site, "DELETE", f"/api/v5/messages?filter=gone/{site}")
+        assert (200, {"deleted": SHARDS}) == (answer.status, answer.json)
+        assert [] == pair.payloads("a", f"gone/{site}") == pair.payloads("b", f"gone/{site}")
+        assert (
+            403 == pair.ask(site, "DELETE", "/api/v5/messages?filter=a", Authorization=f"Bearer {pair.writer}").status
+        )
+        answer = pair.ask(site, "DELETE", "/api/v5/messages?filter=a%23")
+        assert (400, "InvalidFilterError") == (answer.status, answer.json["title"])
+
+
+def test_the_site_that_a_client_reaches_decides_what_it_may_do(pair: Cluster) -> None:
+    """A client's scope is that of its token at the site that forwards the request, and so a request is refused there.
+
+    The cluster's token grants nothing by itself.
+    """
+    settings = {"max_age": None}
+    for site in ("a", "b"):
+        assert 403 == pair.ask(site, "PUT", "/api/v5/retention", settings, Authorization=f"Bearer {pair.writer}").status
+        assert 401 == pair.ask(site, "PUT", "/api/v5/retention", settings, Authorization="Bearer none").status
+        name = client_of(pair.owned({"a": "b", "b": "a"}[site]), "may")
+        message = {"topic": "may", "payload": "1", "client_id": name}
+        answer = pair.ask(site, "PUT", "/api/v5/retained", message, Authorization=f"Bearer {pair.writer}")
+        assert 200 == answer.status
 
 
 def test_metrics_show_requests_takeovers_and_lag(pair: Cluster) -> None:
@@ -220,6 +294,10 @@ def test_a_site_that_does_not_forward_redirects_to_the_owner(cluster: Cluster) -
     expected = f"http://{cluster.sites['b'].ready['http'][0]}/api/v5/messages?store=true"
     assert (307, expected) == (answer.status, answer.headers["Location"])
     assert 421 == cluster.ask("a", "POST", "/api/v5/messages", [mine, other]).status
+    assert 421 == cluster.ask("a", "DELETE", "/api/v5/messages?filter=t").status
+    answer = cluster.ask("a", "PUT", "/api/v5/retained", other)
+    expected = f"http://{cluster.sites['b'].ready['http'][0]}/api/v5/retained"
+    assert (307, expected) == (answer.status, answer.headers["Location"])
     assert [] == cluster.payloads("b")
     cluster.sites["b"].kill()
     answer = cluster.ask("a", "POST", "/api/v5/messages", mine)

@@ -547,8 +547,8 @@ class ClusterSettings(Section, frozen=True):
     """The URL at which the other sites reach this site's HTTP interface, ``"http://HOST:PORT"``. The default is that of
     ``[http]``, with the machine's name in place of a wildcard address."""
     forward: bool = True
-    """Whether messages that are published over HTTP for a shard of another site are forwarded to it. If not, the client
-    is redirected there with 307."""
+    """Whether requests over HTTP that change a shard of another site are forwarded to it. If not, the client is
+    redirected there with 307."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """Options of the log store. Credentials rather stand in the environment, or in ``options_file``."""
     options_file: Path | None = None

@@ -144,8 +144,6 @@ class HttpServer:
         self._closer = Closer()
         self._closer.add(self.context.threads.shutdown)
         self._closer.add(self.context.jobs.join)
-        if forwarder is not None:
-            self._closer.add(forwarder.stop)
         self._patience = _FAREWELL
         """Seconds that requests have to end when the server stops."""
         self._certificate: Certificate | None = None
