@@ -60,12 +60,8 @@ def store_batch(
         raise
     finally:  # even if a shard failed, because others have committed
         finish_commits(pending, failures)
-    seconds = time.perf_counter() - started
     stored = pending if not failures else [one for one in pending if one.writer.number not in failures]
-    return _result(stored, seconds)
-
-
-def _result(stored: Sequence[PendingWrite], seconds: float) -> StoreResult:
+    seconds = time.perf_counter() - started
     for one in stored:
         one.writer.latencies.store.observe(seconds)
     count = sum([len(one.messages) for one in stored])
