@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import itertools
 import json
 import os
 import secrets
 import signal
 import socket
+import ssl
 import threading
 import urllib.error
 import urllib.request
@@ -21,11 +23,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from topicstore.cli import cli
+from topicstore.replication.documents import Documents
+from topicstore.replication.log_stores import open_log_store
 from topicstore.server.listeners.peer import Peer, Via
 from topicstore.server.listeners.site_header import site_header
 from topicstore.storage.shard_map import ShardMap
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
+from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.certificates import Authority
 from topicstore_conformance.mqtt.serving import Serving
 
 pytest.importorskip("paho.mqtt.client", reason="needs paho-mqtt: pip install paho-mqtt")
@@ -91,7 +97,7 @@ class Cluster:
 
     def ask(self, site: str, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """Send a request of HTTP to a site."""
-        url = f"http://{self.sites[site].ready['http'][0]}{path}"
+        url = f"{self.url(site)}{path}"
         data = None if body is None else json.dumps(body).encode()
         named = {**self._headers, **{key.replace("_", "-"): value for key, value in headers.items()}}
         try:
@@ -101,13 +107,22 @@ class Cluster:
             with refused:
                 return Answer(refused)
 
+    def url(self, site: str) -> str:
+        """Return the URL of a site's HTTP interface."""
+        scheme = next(one for one in ("https", "http") if self.sites[site].ready.get(one))
+        return f"{scheme}://{self.sites[site].ready[scheme][0]}"
+
+    def trust(self, context: ssl.SSLContext) -> None:
+        """Send requests over TLS with a context."""
+        self._opener = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=context))
+
     @property
     def _headers(self) -> dict[str, str]:
         return {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
 
     def _read(self, site: str, path: str) -> list[str]:
         """Return the lines of a response."""
-        url = f"http://{self.sites[site].ready['http'][0]}{path}"
+        url = f"{self.url(site)}{path}"
         with self._opener.open(urllib.request.Request(url, headers=self._headers)) as response:
             return list(response.read().decode().splitlines())
 
@@ -480,6 +495,86 @@ def test_a_listener_may_refer_clients_to_the_owner_of_their_session(cluster: Clu
             assert client.present
             client.publish("stays/here", str(shard), 1)
             assert [str(shard)] == client.payloads(1)
+
+
+@pytest.mark.slow
+def test_sites_reach_each_other_over_tls(cluster: Cluster) -> None:
+    """Clients are passed on, and requests forwarded, over TLS with certificates of both sides.
+
+    A site whose certificate names another host gets nothing; a new certificate counts after SIGHUP.
+    """
+    authority = Authority(cluster.root)
+    files = [str(path) for path in authority.sign("server")]
+    wrong = authority.signs.issue_cert("elsewhere.example")
+    tls = {"CERTIFICATE": files[0], "KEY": files[1]}
+    required = {**tls, "CLIENT_AUTHORITIES": str(authority.path), "CLIENT_CERTIFICATES": "required"}
+    cluster.settings |= {"CLUSTER__TLS": "true", "CLUSTER__CA_FILE": str(authority.path)}
+    cluster.settings |= {f"CLUSTER__{key}": value for key, value in tls.items()}
+    cluster.settings |= {f"LISTENERS__MQTT__TLS__{key}": value for key, value in required.items()}
+    cluster.settings |= {f"HTTP__TLS__{key}": value for key, value in tls.items()}
+    cluster.trust(authority.trusting())
+    cluster.start("a", "b")
+    cluster.owners("a", "b")
+
+    def connected(site: str, name: str) -> PahoClient:
+        own = (str(authority.path), *files)
+        return PahoClient(cluster.sites[site].port, name, prepared=lambda client: client.tls_set(*own))
+
+    for site, owner in (("a", "b"), ("b", "a"), ("a", "a")):
+        name = client_of(cluster.owned(owner), f"tls{site}")
+        with connected(site, name) as client:
+            client.subscribe(f"tls/{name}/#", 1)
+            message = {"topic": f"tls/{name}/http", "payload": "1", "client_id": name}
+            assert 200 == cluster.ask(site, "PUT", "/api/v5/retained", message).status
+            client.publish(f"tls/{name}/mqtt", "x" * 300_000, 2)
+            assert ["1", "x" * 300_000] == client.payloads(2)
+            session = cluster.ask(owner, "GET", f"/api/v5/sessions/{name}").json
+            host, port = client.paho.socket().getsockname()
+            assert f"{host}:{port}" == session["connection"]["address"]
+    name = client_of(cluster.owned("b"), "wrong")
+    wrong.private_key_pem.write_to_path(files[1])
+    Path(files[0]).write_bytes(b"".join(one.bytes() for one in wrong.cert_chain_pems))
+    cluster.sites["b"].signal(signal.SIGHUP)
+    wait_until(lambda: "were read again" in cluster.sites["b"].log(), "the new certificate")
+    message = {"topic": "tls/wrong", "payload": "1", "client_id": name}
+    answer = cluster.ask("a", "PUT", "/api/v5/retained", message)
+    assert (503, True) == (answer.status, "certificate" in answer.json["detail"])
+    with cluster.sites["a"].client() as client:
+        context = authority.trusting(authority.sign("client"))
+        client.socket = context.wrap_socket(client.socket, server_hostname="127.0.0.1")
+        assert 0x88 == client.connect(name).reason
+
+
+def test_a_header_in_pieces_within_tls_is_read_and_one_of_nobody_refused(cluster: Cluster) -> None:
+    """A site's header may arrive in pieces, with the CONNECT behind it; one that no site has signed ends everything."""
+    authority = Authority(cluster.root)
+    files = [str(path) for path in authority.sign("server")]
+    cluster.settings |= {"LISTENERS__MQTT__TLS__CERTIFICATE": files[0], "LISTENERS__MQTT__TLS__KEY": files[1]}
+    cluster.settings |= {"CLUSTER__TLS": "true", "CLUSTER__CA_FILE": str(authority.path)}
+    cluster.start("a")
+    peer = Peer(via=VIA, address="192.0.2.1:50000", loopback=True, certificate_name="admin")
+    context = authority.trusting()
+    documents = Documents(open_log_store((cluster.root / "log").as_uri()), lambda _: None)
+    _, document = documents.newest()
+    assert document is not None
+    key = hmac.digest(document.token, b"mqtt", hashlib.sha256)
+
+    def answered(data: bytes, pieces: int) -> bytes:
+        with (
+            socket.create_connection(("127.0.0.1", cluster.sites["a"].port)) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            for start in range(0, len(data), pieces):
+                connection.sendall(data[start : start + pieces])
+            return connection.recv(1)
+
+    header = site_header(key, "b", peer)
+    for pieces in (1, 7, 10_000):
+        assert b"\x20" == answered(header + wire.connect("pieces"), pieces)
+    assert b"\x20" == answered(wire.connect("none"), 1)
+    assert b"" == answered(site_header(b"guessed", "b", peer) + wire.connect("guessed"), 10_000)
+    assert b"" == answered(header[:1] + b"nonsense", 10_000)
+    assert "the header is not from a site of this cluster" in cluster.sites["a"].log()
 
 
 # --- sites that end and die ---

@@ -12,6 +12,7 @@ import pytest
 import topicstore as ts
 from litestar.exceptions import HTTPException
 from topicstore.replication.site import ShardOwner, Site
+from topicstore.server.cluster import SiteTls
 from topicstore.server.http.forwarding import Call, Forwarder
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import PATIENCE
@@ -67,7 +68,7 @@ def test_a_site_that_does_not_answer_holds_up_no_request_for_another(site: Site)
     """
 
     async def forwarded(silent: socket.socket) -> Answer | HTTPException:
-        forwarder = Forwarder(site, "token")
+        forwarder = Forwarder(site, "token", SiteTls(None))
         owner = owner_at(silent.getsockname(), "silent")
         waiting = [asyncio.create_task(forwarder.ask({owner: CALL}, Answer)) for _ in range(20)]
         await asyncio.sleep(0)  # they begin
@@ -98,7 +99,7 @@ def test_what_a_site_refuses_or_does_not_answer_is_an_error_with_its_name(
     site: Site, sent: bytes, status: int, said: str
 ) -> None:
     """Errors of the other site pass on, but for those of the token; broken responses leave the outcome unknown."""
-    found = asyncio.run(answered(Forwarder(site, "token"), sent))
+    found = asyncio.run(answered(Forwarder(site, "token", SiteTls(None)), sent))
     assert isinstance(found, HTTPException)
     assert status == found.status_code
     assert said in found.detail
@@ -109,7 +110,7 @@ def test_a_silent_site_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) 
     """A site has the time for which it waits for the log store, and a little more; waiting for a turn counts alike."""
 
     async def forwarded(silent: socket.socket) -> list[HTTPException | Answer]:
-        forwarder = Forwarder(site, "token")
+        forwarder = Forwarder(site, "token", SiteTls(None))
         assert forwarder._patience > site.cluster.store_timeout
         monkeypatch.setattr(forwarder, "_patience", 0.01)
         calls = [forwarder.ask({owner_at(silent.getsockname()): CALL}, Answer) for _ in range(20)]
@@ -126,7 +127,7 @@ def test_a_site_without_http_is_named(site: Site) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = closed.getsockname()
     owners = ShardOwner("b", "", ""), owner_at(address, "c")
-    forwarder = Forwarder(site, "token")
+    forwarder = Forwarder(site, "token", SiteTls(None))
     none, gone = asyncio.run(forwarder.ask(dict.fromkeys(owners, CALL), Answer))
     assert isinstance(none, HTTPException)
     assert isinstance(gone, HTTPException)

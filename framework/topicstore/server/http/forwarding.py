@@ -28,6 +28,8 @@ from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import to_iterable
 from topicstore.contract.errors import ShardElsewhereError
 from topicstore.replication.site import ShardOwner, Site
+from topicstore.server.cluster import SiteTls
+from topicstore.server.listeners import ListenError
 
 from .formats.media_types import ARROW
 from .formats.written import written
@@ -140,9 +142,8 @@ class Forwarder:
     that forwards is cancelled, and its connection closed.
     """
 
-    def __init__(self, site: Site, token: str) -> None:
-        self._site = site
-        self._token = token
+    def __init__(self, site: Site, token: str, tls: SiteTls) -> None:
+        self._site, self._token, self._tls = site, token, tls
         self._turns: dict[str, asyncio.Semaphore] = {}
         """The turns of requests by the site to which they are forwarded."""
         self._patience = site.cluster.store_timeout + _MARGIN
@@ -258,10 +259,9 @@ class Forwarder:
         secure = at.scheme == "https"
         try:
             async with asyncio.timeout(_MARGIN):
-                return await asyncio.open_connection(
-                    at.hostname, at.port or (443 if secure else 80), ssl=secure or None
-                )
-        except (OSError, TimeoutError) as bad:
+                port, context = at.port or (443 if secure else 80), self._tls.context if secure else None
+                return await asyncio.open_connection(at.hostname, port, ssl=context)
+        except (OSError, TimeoutError, ListenError) as bad:
             why = str(bad) or "no answer"
             detail = f"site {owner.site}, which writes the shard, can't be reached at {owner.http_address}: {why}"
             raise HTTPException(status_code=503, detail=detail, headers=dict(RETRY)) from bad
