@@ -260,6 +260,26 @@ def test_messages_are_deleted_at_all_owners(pair: Cluster) -> None:
         assert (400, "InvalidFilterError") == (answer.status, answer.json["title"])
 
 
+def test_an_import_is_stored_by_the_owners_of_its_rows_once(pair: Cluster) -> None:
+    """Rows of all shards are imported through any site; a repetition through another one continues from its progress.
+
+    The user who runs the server may import its own topics, also for another site's shards.
+    """
+    clients = [client_of({shard}, "import") for shard in range(SHARDS)]
+    rows = [
+        {"topic": topic, "payload": f"{client} {number}", "client_id": client, "qos": 1}
+        for number in range(50)
+        for client in clients
+        for topic in ("imported/x", "$SYS/imported")
+    ]
+    (file := pair.root / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for site in ("a", "b"):
+        done = CliRunner().invoke(cli, ["import", str(pair.root / site), str(file)])
+        assert 0 == done.exit_code, done.output
+        for topic in ("imported/%23", "$SYS/imported"):
+            assert sorted(row["payload"] for row in rows[::2]) == sorted(pair.payloads(site, topic))
+
+
 def test_the_site_that_a_client_reaches_decides_what_it_may_do(pair: Cluster) -> None:
     """A client's scope is that of its token at the site that forwards the request, and so a request is refused there.
 

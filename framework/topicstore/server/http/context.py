@@ -89,6 +89,9 @@ class Forwards(Protocol):
     async def ask(self, calls: Mapping[Any, Any], kind: type[Any]) -> list[Any]:
         """Send requests to their sites, and return their answers."""
 
+    def raise_first(self, answers: Sequence[object], done: str) -> None:
+        """Raise the first error among answers; its text also says what was ``done``."""
+
 
 @attrs.frozen(kw_only=True)
 class Context:

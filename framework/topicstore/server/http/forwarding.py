@@ -209,6 +209,15 @@ class Forwarder:
         answers = [self._ask(owner, call, kind) for owner, call in calls.items()]
         return list(await asyncio.gather(*answers))
 
+    @staticmethod
+    def raise_first(answers: Sequence[object], done: str) -> None:
+        """Raise the first error among answers; its text also says what was ``done``, unless all sites have failed."""
+        errors = [one for one in answers if isinstance(one, HTTPException)]
+        if errors and len(errors) < len(answers):
+            errors[0].detail = f"{errors[0].detail}; {done}"
+        if errors:
+            raise errors[0]
+
     async def _ask(self, owner: ShardOwner, call: Call, kind: type[T]) -> T | HTTPException:
         try:
             async with self.send(owner, call) as reply:

@@ -17,7 +17,7 @@ from .parameters import check_query
 from .threads import asking
 from .tokens import SCOPES, Scope, TokenFileError
 
-__all__ = ["GRANTED", "granted", "is_owner", "needs", "takes_way"]
+__all__ = ["GRANTED", "granted", "is_owner", "is_site", "needs", "takes_way"]
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 Guard = Callable[[Connection, BaseRouteHandler], None]
@@ -58,6 +58,12 @@ def is_owner(connection: Connection) -> bool:
     """
     context: Context = connection.app.state.context
     return context.tokens.is_own(_token(connection) or "")
+
+
+def is_site(connection: Connection) -> bool:
+    """Return whether another site of the cluster has forwarded a request, which it has checked."""
+    context: Context = connection.app.state.context
+    return context.tokens.is_of_cluster(_token(connection) or "")
 
 
 def granted(connection: Connection) -> Scope | None:

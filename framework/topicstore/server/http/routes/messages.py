@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,7 +154,7 @@ async def publish(
         for answer in answers:
             if isinstance(answer, Published):
                 published = published.plus(answer)
-        _raise_first(answers, f"{published.count} messages of the request were published by other sites")
+        forwarder.raise_first(answers, f"{published.count} messages of the request were published by other sites")
     if len(parts.here) or not parts.elsewhere:
         try:
             published = published.plus(await loop.run_in_executor(threads, _publish, context, parts.here, store))
@@ -164,15 +164,6 @@ async def publish(
             text = f"{moved}; {published.count} messages of the request were published by other sites"
             raise HTTPException(status_code=503, detail=text, headers={"Retry-After": "1"}) from moved
     return published
-
-
-def _raise_first(answers: Sequence[Any], done: str) -> None:
-    """Raise the first error among sites' answers; its text also says what was done, if some site has answered."""
-    for answer in answers:
-        if isinstance(answer, HTTPException):
-            if not all(isinstance(one, HTTPException) for one in answers):
-                answer.detail = f"{answer.detail}; {done}"
-            raise answer
 
 
 def _batch(context: Context, body: bytes, media_type: str) -> MessageBatch:
@@ -349,7 +340,7 @@ async def delete_messages(
         calls = {one: forwarder.call(request, b"", {_SHARDS: ",".join(map(str, some))}) for one, some in wanted.items()}
         answers = await forwarder.ask(calls, Deleted)
         deleted = sum(answer.deleted for answer in answers if isinstance(answer, Deleted))
-        _raise_first(answers, f"other sites have deleted {deleted} messages")
+        forwarder.raise_first(answers, f"other sites have deleted {deleted} messages")
     if here is not None:
         deleted += await loop.run_in_executor(context.threads, own, here)
     return Deleted(deleted)
