@@ -518,6 +518,50 @@ def test_a_listener_may_refer_clients_to_the_owner_of_their_session(cluster: Clu
 
 
 @pytest.mark.slow
+def test_clients_wait_once_for_a_silent_log_store(cluster: Cluster) -> None:
+    """Only the first batch waits for the store; clients of all shards are then refused at once, until it is back.
+
+    Publishers of QoS 1 are disconnected, and send again; what needs no store is served.
+    """
+    cluster.settings["CLUSTER__STORE_TIMEOUT"] = "1s"
+    cluster.start("a")
+    wait_until(lambda: SHARDS == len(cluster.owned("a")), "the site owns all shards")
+    site, clients = cluster.sites["a"], [client_of({shard}, "silent") for shard in range(SHARDS)]
+    published = wire.publish("silent/x", b"1", qos=1, packet_id=1)
+    with site.client() as first, site.client() as second:
+        first.connect(clients[0])
+        second.connect(clients[1])
+        (cluster.root / "log").rename(cluster.root / "elsewhere")
+        first.send(published)
+        assert ("DISCONNECT", 0x89) == first.farewell()
+        second.send(published)
+        assert ("DISCONNECT", 0x89) == second.farewell()
+    for name in clients:
+        with site.client() as client:
+            assert 0x89 == client.connect(name, session_expiry_interval=3_600).reason
+    with site.client() as client:
+        assert 0 == client.connect(clients[0]).reason
+        client.ping()
+    message = {"topic": "silent/x", "payload": "1", "client_id": clients[2]}
+    answer = cluster.ask("a", "POST", "/api/v5/messages", message)
+    assert (503, "StorageUnavailableError") == (answer.status, answer.json["title"])
+    assert "nothing was queued" in answer.json["detail"]
+    (cluster.root / "elsewhere").rename(cluster.root / "log")
+    for name in clients[1:]:
+
+        def acknowledged(name: str = name) -> bool:
+            with site.client() as client:
+                client.connect(name)
+                client.send(published)
+                packet = client.receive()
+                return packet is not None and packet.kind == "PUBACK"
+
+        wait_until(acknowledged, "the store is back")
+    waited = [line for line in site.log().splitlines() if "may be stored" in line and "client_id" in line]
+    assert [clients[0]] == [json.loads(line)["client_id"] for line in waited]
+
+
+@pytest.mark.slow
 def test_sites_reach_each_other_over_tls(cluster: Cluster) -> None:
     """Clients are passed on, and requests forwarded, over TLS with certificates of both sides.
 
