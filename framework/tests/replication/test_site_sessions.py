@@ -200,16 +200,19 @@ def test_a_publish_fails_only_for_the_shards_that_are_released(sites: Sites, mon
                 db.cluster.replicas[1].log.leave()
                 rows = [(one, ts.Message("t", b"1", one.client_id, qos=2), 7) for one in (moves, stays)]
                 outcome = db.sessions.publish(rows, partial=True)
+                again = db.sessions.publish(
+                    [*rows, (stays, ts.Message("t", b"2", stays.client_id, qos=2), 8)], partial=True
+                )
             finally:
                 held.set()
             first.result()
         assert {0: ts.ShardMovedError} == {row: type(error) for row, error in outcome.refused.items()}
         assert (1, 1, 0) == (outcome.result.count, outcome.result.stored, outcome.result.routed)
         assert [stays.client_id] == [message.client_id for message in outcome.result.batch.to_messages()]
-        assert frozenset((0,)) == db.sessions.publish(rows[1:], partial=True).repeated
+        assert (1, {0}, {1}) == (again.result.stored, set(again.refused), again.repeated)
         with pytest.raises((ts.ShardMovedError, ts.ShardElsewhereError)):
             db.sessions.publish(rows)
-        assert [b"0", b"1"] == sorted(message.payload for message in db.replay("t", fresh=False))
+        assert [b"0", b"1", b"2"] == sorted(message.payload for message in db.replay("t", fresh=False))
 
 
 def test_a_publish_is_uncertain_only_in_the_shards_without_an_answer(

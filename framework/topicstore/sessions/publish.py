@@ -138,7 +138,7 @@ def _publish(
         new = _refuse_failed(registry, failures, sessions, rows, new, refused, partial=partial)
     for session, some in new.items():
         session.incoming.update(some)
-    published = set(rows) if len(rows) + len(refused) < len(messages) else None
+    published = set(rows) if failures or len(rows) + len(refused) < len(messages) else None
     repeated = [] if published is None else [row for row in range(len(messages)) if row not in published]
     return PublishedRows(
         result=result,

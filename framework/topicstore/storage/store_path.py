@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeGuard
 
 import numpy as np
 
@@ -141,10 +142,15 @@ def _unless_refused(
     except LogFullError:
         raise
     except TopicstoreError as refused:
-        if failures is None or isinstance(refused, DatabaseClosedError):
+        if failures is None or not _concerns_shard(refused):
             raise
         one.writer.counters.failed_batches += 1
         failures[one.writer.number] = refused
+
+
+def _concerns_shard(error: BaseException) -> TypeGuard[TopicstoreError]:
+    """Return whether an error is of a shard, which may fail alone, and not of the whole database or the program."""
+    return isinstance(error, TopicstoreError) and not isinstance(error, DatabaseClosedError)
 
 
 def finish_commits(pending: Sequence[PendingWrite], failures: dict[int, TopicstoreError] | None = None) -> None:
@@ -160,10 +166,10 @@ def finish_commits(pending: Sequence[PendingWrite], failures: dict[int, Topicsto
                 one.writer.finish_commit(one)
             except BaseException as failed:  # noqa: BLE001 - the first one is raised after all are completed
                 one.writer.counters.failed_batches += 1
-                if failures is not None and isinstance(failed, TopicstoreError):
-                    failures[one.writer.number] = failed
-                else:
+                if failures is None or not _concerns_shard(failed):
                     raised.append(failed)
+                else:
+                    failures[one.writer.number] = failed
     if raised:
         raise raised[0]
 

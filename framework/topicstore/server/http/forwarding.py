@@ -340,6 +340,9 @@ class _Forwarded(Response[bytes]):
             try:
                 call = self._forwarder.call(request, await request.body())
                 async with self._forwarder.send(self._owner, call) as reply:
+                    if reply.status == http.HTTPStatus.UNAUTHORIZED:
+                        text = f"site {self._owner.site} does not accept the cluster's token"
+                        raise HTTPException(status_code=502, detail=text)
                     headers = [one for one in reply.headers if one[0] not in _OWN]
                     begun = True
                     await send({"type": "http.response.start", "status": reply.status, "headers": headers})

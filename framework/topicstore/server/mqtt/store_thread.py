@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 import topicstore as ts
 from topicstore.contract.arguments import Keep
 from topicstore.contract.errors import TopicstoreError
-from topicstore.server.codec.error_codes import is_passing
 from topicstore.sessions import OVER, Ended, Session, Start, SubscribeResult
 
 from .requests import Client, Departure, PublishedPart, RequestBatch, Responses, Row, Wanted
@@ -111,6 +110,8 @@ _LEAST, _MOST = 16 << 10, 256 << 10
 """Bounds of the bytes of payloads that are delivered to one client with one batch."""
 
 _MOVES = ts.ShardElsewhereError, ts.ShardMovedError
+_OF_CLIENTS = ts.InvalidMessageError, ts.SessionEndedError
+"""Errors of rows that are the fault of clients, or the end of their connection."""
 
 _log = logging.getLogger("topicstore.server")
 
@@ -305,12 +306,12 @@ class StoreThread:
     def _published(self, rows: list[Row]) -> tuple[Sequence[bool], Mapping[int, TopicstoreError]]:
         try:
             outcome = self._sessions.publish(rows, partial=True)
-        except TopicstoreError as failed:  # such as a full disk or a quota: nothing was stored
+        except TopicstoreError as bad:  # such as a full disk or a quota: nothing was stored
+            self._log_failure("storing", bad)
+            return self._unstored(rows, bad)
+        failed = next((one for one in outcome.refused.values() if not isinstance(one, _OF_CLIENTS)), None)
+        if failed is not None:  # an error of some shards of a cluster
             self._log_failure("storing", failed)
-            return self._unstored(rows, failed)
-        passing = next((one for one in outcome.refused.values() if is_passing(one)), None)
-        if passing is not None:  # an error of some shards of a cluster
-            self._log_failure("storing", passing)
         elif self._failures and any(row[1].qos for row in rows):
             self._log_recovery("storing")
         return outcome.matched, outcome.refused
