@@ -258,6 +258,8 @@ def test_messages_are_deleted_at_all_owners(pair: Cluster) -> None:
         )
         answer = pair.ask(site, "DELETE", "/api/v5/messages?filter=a%23")
         assert (400, "InvalidFilterError") == (answer.status, answer.json["title"])
+        for wrong in ("", "0,", "-1", str(SHARDS), "9" * 5_000):
+            assert 400 == pair.ask(site, "DELETE", "/api/v5/messages?filter=a", Topicstore_Shards=wrong).status
 
 
 def test_an_import_is_stored_by_the_owners_of_its_rows_once(pair: Cluster) -> None:
@@ -565,7 +567,7 @@ def test_clients_wait_once_for_a_silent_log_store(cluster: Cluster) -> None:
 def test_sites_reach_each_other_over_tls(cluster: Cluster) -> None:
     """Clients are passed on, and requests forwarded, over TLS with certificates of both sides.
 
-    A site whose certificate names another host gets nothing; a new certificate counts after SIGHUP.
+    A site whose certificate names another host gets nothing; new certificates and authorities count after SIGHUP.
     """
     authority = Authority(cluster.root)
     files = [str(path) for path in authority.sign("server")]
@@ -607,6 +609,14 @@ def test_sites_reach_each_other_over_tls(cluster: Cluster) -> None:
         context = authority.trusting(authority.sign("client"))
         client.socket = context.wrap_socket(client.socket, server_hostname="127.0.0.1")
         assert 0x88 == client.connect(name).reason
+    renewed = Authority(cluster.root)
+    renewed.sign("server")
+    for site, times in (("a", 1), ("b", 2)):
+        cluster.sites[site].signal(signal.SIGHUP)
+        log = cluster.sites[site].log
+        wait_until(lambda log=log, times=times: times == log().count("were read again"), "the new authority")
+    cluster.trust(renewed.trusting())
+    assert 200 == cluster.ask("a", "PUT", "/api/v5/retained", message).status
 
 
 def test_a_header_in_pieces_within_tls_is_read_and_one_of_nobody_refused(cluster: Cluster) -> None:
