@@ -2,7 +2,7 @@
 
 A change of another site's shard raises `ShardElsewhereError`, and nothing was done: then the request is forwarded to
 the owner as a whole, with the cluster's token, the scope that this site has granted the client, and the client's body;
-the response passes back. Requests that concern shards of several sites are split by owner: the messages of a publish,
+the response passes back. Requests that concern several sites are split by owner: the messages of a publish, an import,
 and a deletion. A forwarded request has the header `FORWARDED`, and is not forwarded again: a document that two sites
 have read at different times could otherwise send a request round in circles.
 """
