@@ -7,7 +7,7 @@ and `sessions` implement them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -625,8 +625,19 @@ class Database:
 
     # --- removing ---
 
-    def delete(self, topic_filter: str, start: Time = 0, until: Time | None = None, *, by: By = "position") -> int:
+    def delete(
+        self,
+        topic_filter: str,
+        start: Time = 0,
+        until: Time | None = None,
+        *,
+        by: By = "position",
+        shards: Collection[int] | None = None,
+    ) -> int:
         """Delete the matching messages stored before the call, and return their number.
+
+        ``shards`` are the numbers of the shards to delete from; None stands for all. A site of a cluster deletes from
+        shards that it owns; for another one it raises `ShardElsewhereError`, before anything is deleted.
 
         ``start``, ``until`` and ``by`` select the same messages as in `replay`. They are deleted in chunks,
         concurrently with readers and writers. The call is not atomic; if it is interrupted, call it again to delete the
@@ -635,7 +646,7 @@ class Database:
         deletes nothing, if matching messages are archived.
         """
         self.storage.check_may_write()
-        return delete(self.storage, self._request(topic_filter, start, until, by, "any", BATCH_SIZE))
+        return delete(self.storage, self._request(topic_filter, start, until, by, "any", BATCH_SIZE), shards)
 
     # --- generations ---
 

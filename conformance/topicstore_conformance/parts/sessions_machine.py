@@ -70,11 +70,11 @@ class Store(World):
         self.older: list[Session] = []
         """Session objects of processes that crashed."""
         self._publish = Publisher.publish
-        Publisher.publish = lambda *how: self.publish(*how)  # type: ignore[method-assign]
+        Publisher.publish = lambda *how, **more: self.publish(*how, **more)  # type: ignore[method-assign]
 
-    def publish(self, publisher: Publisher, batch: ts.MessageBatch, state: Any, *requested: Any) -> Any:
+    def publish(self, publisher: Publisher, batch: ts.MessageBatch, state: Any, *requested: Any, **more: Any) -> Any:
         """Publish, and record the outcome of each message, including wills and messages that clients publish."""
-        result = self._publish(publisher, batch, state, *requested)
+        result = self._publish(publisher, batch, state, *requested, **more)
         stored = [message.payload for message in result.batch.to_messages()] if result.stored else []
         times = {payload: time_of(id_.position) for payload, id_ in zip(stored, result.ids, strict=True)}
         self.outcomes += [(message, times.get(message.payload)) for message in batch.to_messages()]

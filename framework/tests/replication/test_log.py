@@ -23,6 +23,7 @@ from topicstore.replication.log_reader import LogReader
 from topicstore.replication.log_stores import open_log_store
 from topicstore.replication.objects import (
     BASES,
+    CHANGE_OVERHEAD,
     CUTS,
     LARGEST_CHANGE,
     Base,
@@ -491,6 +492,66 @@ def test_no_answer_within_the_time_is_reported_and_the_change_goes_on(site: Any)
     gate.open()
     change.wait(LONG)
     assert [b"1"] == a.copy.changes
+
+
+def test_a_silent_store_is_waited_for_once(site: Any) -> None:
+    """After a wait in vain, further changes are refused at once for the same reason, until the store has answered."""
+    gate = Gate()
+    a = site("a", "", "forbid", gate, epoch=1)
+    a.log.check(1)
+    change = a.log.propose(b"1")
+    gate.reached()
+    a.log.check(1)
+    with pytest.raises(StorageUnavailableError, match="still on its way"):
+        change.wait(0)
+    for _ in range(2):
+        with pytest.raises(StorageUnavailableError, match=r"for 0 s \(403 Forbidden\); nothing was queued"):
+            a.log.check(1)
+    gate.open()
+    change.wait(LONG)
+    a.log.check(1)
+    a.propose(b"2")
+    assert [b"1", b"2"] == a.copy.changes
+
+
+def test_a_wait_that_ends_late_refuses_nothing(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the store has answered meanwhile, and only applying takes long, further changes are accepted."""
+    gate = Gate()
+    a = site("a", epoch=1)
+    write = a.copy.write
+
+    def waits(entry: Entry, local: LocalWrite) -> None:
+        gate.pass_through()
+        write(entry, local)
+
+    monkeypatch.setattr(a.copy, "write", waits)
+    change = a.log.propose(b"1")
+    gate.reached()
+    with pytest.raises(StorageUnavailableError):
+        change.wait(0)
+    a.log.check(1)
+    gate.open()
+    change.wait(LONG)
+
+
+def test_a_full_queue_of_a_silent_store_is_waited_for_once(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a wait for room in vain, further changes are refused at once, until the store has answered."""
+    monkeypatch.setattr(log, "_MOST_QUEUED", 3 * CHANGE_OVERHEAD)
+    gate = Gate()
+    a = site("a", "", gate, epoch=1)
+    changes = [a.log.propose(b"")]
+    gate.reached()
+    changes += [a.log.propose(b"") for _ in range(3)]
+    with pytest.raises(LogFullError):
+        a.log.check(0)
+    with pytest.raises(StorageUnavailableError, match="nothing was queued"):
+        a.log.wait_for_room(0, 0)
+    with pytest.raises(StorageUnavailableError, match="has not taken queued changes for 0 s; nothing was queued"):
+        a.log.check(0)
+    gate.open()
+    for change in changes:
+        change.wait(LONG)
+    a.log.check(0)
 
 
 def test_the_reason_for_which_the_store_refuses_is_reported(site: Any) -> None:

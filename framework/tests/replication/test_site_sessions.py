@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import topicstore as ts
 from topicstore.contract.log_store import StorageUnavailableError
+from topicstore.replication import names
 from topicstore.sessions import Ended, Publish, PubRel, Session
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import wait_until
@@ -156,14 +159,94 @@ def test_a_session_ends_if_the_log_store_does_not_answer(sites: Sites, monkeypat
             with pytest.raises(StorageUnavailableError):
                 session.deliver()
             assert Ended.UNCERTAIN is session.ended
-            with pytest.raises(StorageUnavailableError):
-                db.sessions.open("late", expiry_interval=None)
+            with pytest.raises(StorageUnavailableError, match="nothing was queued"):
+                db.sessions.open("refused", expiry_interval=None)
         wait_until(lambda: len(db.sessions["reader"].subscriptions) == 1 and db.sessions["reader"].in_flight == 1, "it")
+        with monkeypatch.context() as patched:
+            patched.setattr(db.cluster.store, "create", silent)
+            with pytest.raises(StorageUnavailableError, match="may be stored"):
+                db.sessions.open("late", expiry_interval=None)
+        wait_until(lambda: "late" in db.sessions, "the session that was stored late")
+        assert "refused" not in db.sessions
         for _ in range(2):
             db.sessions.tick()
         assert [False, False] == [db.sessions[client].connected for client in ("late", "reader")]
         again = db.sessions.open("reader", expiry_interval=None)
         assert [(b"1", 1, True)] == published(db, again)
+
+
+def test_a_publish_fails_only_for_the_shards_that_are_released(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a call for many clients, the messages of a shard that is being released are refused, and the others stored.
+
+    Sessions of the other shards go on, and their packet ids are in use.
+    """
+    with sites.open("a", shards=2) as db:
+        assert db.cluster is not None
+        stays, moves = (db.sessions.open(in_shard(db, shard), expiry_interval=None) for shard in range(2))
+        held, going = threading.Event(), threading.Event()
+        create = db.cluster.store.create
+
+        def hold(name: str, data: bytes) -> None:
+            if name.startswith(names.entries(1)):
+                going.set()
+                held.wait()
+            create(name, data)
+
+        monkeypatch.setattr(db.cluster.store, "create", hold)
+        with ThreadPoolExecutor(1) as thread:
+            first = thread.submit(moves.publish, [ts.Message("t", b"0", moves.client_id, qos=1)])
+            try:
+                going.wait()
+                db.cluster.replicas[1].log.leave()
+                rows = [(one, ts.Message("t", b"1", one.client_id, qos=2), 7) for one in (moves, stays)]
+                outcome = db.sessions.publish(rows, partial=True)
+                again = db.sessions.publish(
+                    [*rows, (stays, ts.Message("t", b"2", stays.client_id, qos=2), 8)], partial=True
+                )
+            finally:
+                held.set()
+            first.result()
+        assert {0: ts.ShardMovedError} == {row: type(error) for row, error in outcome.refused.items()}
+        assert (1, 1, 0) == (outcome.result.count, outcome.result.stored, outcome.result.routed)
+        assert [stays.client_id] == [message.client_id for message in outcome.result.batch.to_messages()]
+        assert (1, {0}, {1}) == (again.result.stored, set(again.refused), again.repeated)
+        with pytest.raises((ts.ShardMovedError, ts.ShardElsewhereError)):
+            db.sessions.publish(rows)
+        assert [b"0", b"1", b"2"] == sorted(message.payload for message in db.replay("t", fresh=False))
+
+
+def test_a_publish_is_uncertain_only_in_the_shards_without_an_answer(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the log store answers for some shards only, their clients' messages are stored and acknowledged.
+
+    A session whose packet id may still be stored ends; its message is stored once.
+    """
+    cluster = ts.Cluster(sites.url, beat_interval=0.02, poll_interval=0.02, takeover_after=3_600, store_timeout=0.2)
+    with (
+        warnings.catch_warnings(action="ignore"),
+        ts.open(sites.root / "a", cluster=cluster, site="a", shards=2) as db,
+    ):
+        assert db.cluster is not None
+        stays, waits = (db.sessions.open(in_shard(db, shard), expiry_interval=None) for shard in range(2))
+        rows = [(one, ts.Message("t", b"1", one.client_id, qos=2), 7) for one in (waits, stays)]
+        create = db.cluster.store.create
+
+        def silent(name: str, data: bytes) -> None:
+            if name.startswith(names.entries(1)):
+                raise StorageUnavailableError("no answer")
+            create(name, data)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(db.cluster.store, "create", silent)
+            outcome = db.sessions.publish(rows, partial=True)
+            assert {0: StorageUnavailableError} == {row: type(error) for row, error in outcome.refused.items()}
+            assert (Ended.UNCERTAIN, None) == (waits.ended, stays.ended)
+            assert [stays.client_id] == [message.client_id for message in db.replay("t", fresh=False)]
+        wait_until(lambda: len(list(db.replay("t", fresh=False))) == 2, "the message that was stored late")
+        again = db.sessions.open(waits.client_id, expiry_interval=None)
+        rows = [(again, rows[0][1], 7), (stays, rows[1][1], 7)]
+        assert frozenset((0, 1)) == db.sessions.publish(rows, partial=True).repeated
 
 
 def test_a_wall_clock_that_is_wrong_ends_no_session(sites: Sites, closing: ExitStack) -> None:

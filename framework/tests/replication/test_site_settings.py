@@ -71,6 +71,24 @@ def test_a_site_goes_by_the_retention_that_another_one_sets(sites: Sites) -> Non
         wait_until(lambda: payloads(leader) == [2], "the deletion by the owner of the shard")
 
 
+def test_a_site_deletes_from_its_own_shards(sites: Sites) -> None:
+    """A deletion from a shard of another site is refused before anything is deleted; one from own shards is not."""
+    with sites.open("a", shards=4) as a, sites.open("b") as b:
+        leader, other, _ = divided(a, b)
+        for shard in range(4):
+            owner = a if owns(a)[shard] else b
+            owner.store([ts.Message("gone", b"%d" % shard, in_shard(a, shard))])
+        for db in (leader, other):
+            with pytest.raises(ts.ShardElsewhereError):
+                db.delete("gone")
+        assert [0, 1, 2, 3] == payloads(leader)
+        mine = [shard for shard, owned in enumerate(owns(other)) if owned]
+        assert len(mine) == other.delete("#", shards=mine)
+        assert [shard for shard in range(4) if shard not in mine] == payloads(other)
+        with pytest.raises(ts.InvalidArgumentError):
+            other.delete("#", shards=[*mine, 4])
+
+
 def test_the_owner_of_shard_0_begins_and_drops_generations(sites: Sites) -> None:
     """The limit on bytes counts all shards: the owner of shard 0 rotates for what others store, and drops the oldest.
 

@@ -74,6 +74,45 @@ def replicas(db: ts.Database) -> list[set[str]]:
     return [set(place.replicas) for place in db.cluster.document.shards]
 
 
+def test_a_silent_store_is_waited_for_once_by_all_shards(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a wait in vain in one shard, others are refused at once too, until the store answers a heartbeat.
+
+    A shard whose own entries have no answer is refused further, while others are written.
+    """
+    cluster = ts.Cluster(sites.url, beat_interval=0.02, takeover_after=NEVER, store_timeout=0.2)
+    how: dict[str, Any] = {"cluster": cluster, "site": "a", "shards": 2}
+    with warnings.catch_warnings(action="ignore"), ts.open(sites.root / "a", **how) as db:
+        assert db.cluster is not None
+        client = [next(f"c{n}" for n in range(99) if db.shard_of(f"c{n}") == shard) for shard in range(2)]
+        create, silent = db.cluster.store.create, [""]
+
+        def answer(name: str, data: bytes) -> None:
+            if any(name.startswith(prefix) for prefix in silent):
+                raise StorageUnavailableError("no answer")
+            create(name, data)
+
+        monkeypatch.setattr(db.cluster.store, "create", answer)
+        with pytest.raises(StorageUnavailableError, match="may be stored"):
+            db.store([ts.Message("a", b"1", client[1])])
+        for name in client:
+            with pytest.raises(StorageUnavailableError, match="nothing was queued"):
+                db.store([ts.Message("a", b"2", name)])
+        silent[0] = names.entries(1)
+
+        def stores(name: str, payload: bytes) -> bool:
+            try:
+                return db.store([ts.Message("a", payload, name)]).count == 1
+            except StorageUnavailableError:
+                return False
+
+        wait_until(lambda: stores(client[0], b"3"), "the other shard")
+        with pytest.raises(StorageUnavailableError, match="nothing was queued"):
+            db.store([ts.Message("a", b"4", client[1])])
+        silent.clear()
+        wait_until(lambda: stores(client[1], b"5"), "the shard whose entries were not answered")
+        assert [b"1", b"3", b"5"] == sorted(message.payload for message in db.replay("#"))
+
+
 def test_one_site_stores_replays_and_goes_on_after_it_was_closed(sites: Sites) -> None:
     """Messages, state, retained messages, generations and sessions of one site survive its closing."""
     with sites.open("a", shards=2, layout="block") as db:

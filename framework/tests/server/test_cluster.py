@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import hmac
 import itertools
 import json
 import os
 import secrets
 import signal
 import socket
+import ssl
 import threading
 import urllib.error
 import urllib.request
@@ -21,11 +23,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from topicstore.cli import cli
+from topicstore.replication.documents import Documents
+from topicstore.replication.log_stores import open_log_store
 from topicstore.server.listeners.peer import Peer, Via
 from topicstore.server.listeners.site_header import site_header
 from topicstore.storage.shard_map import ShardMap
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
+from topicstore_conformance.mqtt import wire
+from topicstore_conformance.mqtt.certificates import Authority
 from topicstore_conformance.mqtt.serving import Serving
 
 pytest.importorskip("paho.mqtt.client", reason="needs paho-mqtt: pip install paho-mqtt")
@@ -69,8 +75,11 @@ class Cluster:
         }
         self.token = secrets.token_urlsafe()
         """A token of the scope ``admin``, which all sites accept."""
-        tokens = root / "tokens"
-        tokens.write_text(f"tester admin {hashlib.sha256(self.token.encode()).hexdigest()}\n")
+        self.writer = secrets.token_urlsafe()
+        """A token of the scope ``write``."""
+        tokens, given = root / "tokens", {"admin": self.token, "write": self.writer}
+        lines = [f"{scope} {scope} {hashlib.sha256(token.encode()).hexdigest()}\n" for scope, token in given.items()]
+        tokens.write_text("".join(lines))
         tokens.chmod(0o600)
         self.settings["HTTP__LISTEN"] = "127.0.0.1:0"
         self.settings["HTTP__TOKEN_FILE"] = str(tokens)
@@ -88,7 +97,7 @@ class Cluster:
 
     def ask(self, site: str, method: str, path: str, body: Any = None, **headers: str) -> Answer:
         """Send a request of HTTP to a site."""
-        url = f"http://{self.sites[site].ready['http'][0]}{path}"
+        url = f"{self.url(site)}{path}"
         data = None if body is None else json.dumps(body).encode()
         named = {**self._headers, **{key.replace("_", "-"): value for key, value in headers.items()}}
         try:
@@ -98,13 +107,22 @@ class Cluster:
             with refused:
                 return Answer(refused)
 
+    def url(self, site: str) -> str:
+        """Return the URL of a site's HTTP interface."""
+        scheme = next(one for one in ("https", "http") if self.sites[site].ready.get(one))
+        return f"{scheme}://{self.sites[site].ready[scheme][0]}"
+
+    def trust(self, context: ssl.SSLContext) -> None:
+        """Send requests over TLS with a context."""
+        self._opener = urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=context))
+
     @property
     def _headers(self) -> dict[str, str]:
         return {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
 
     def _read(self, site: str, path: str) -> list[str]:
         """Return the lines of a response."""
-        url = f"http://{self.sites[site].ready['http'][0]}{path}"
+        url = f"{self.url(site)}{path}"
         with self._opener.open(urllib.request.Request(url, headers=self._headers)) as response:
             return list(response.read().decode().splitlines())
 
@@ -179,11 +197,104 @@ def test_what_is_published_at_any_site_is_stored_by_the_owners_and_read_everywhe
 
 
 def test_a_forwarded_request_is_not_forwarded_again(pair: Cluster) -> None:
-    """A request that another site has forwarded to a site without the shard is 503, and nothing is stored."""
+    """A request that another site has forwarded to a site without the shard is 421, and nothing is stored."""
     message = {"topic": "one/hop", "payload": "1", "client_id": client_of(pair.owned("b"))}
-    answer = pair.ask("a", "POST", "/api/v5/messages", message, Topicstore_Forwarded="b")
-    assert (503, "1", "ShardElsewhereError") == (answer.status, answer.headers["Retry-After"], answer.json["title"])
+    for method, path in (("POST", "/api/v5/messages"), ("PUT", "/api/v5/retained")):
+        answer = pair.ask("a", method, path, message, Topicstore_Forwarded="b")
+        assert (421, "1") == (answer.status, answer.headers["Retry-After"])
+        assert "site b has forwarded" in answer.json["detail"]
     assert [] == pair.payloads("a", "one/hop")
+
+
+def test_every_change_may_be_sent_to_any_site(pair: Cluster) -> None:
+    """Retained messages, sessions, rules and limits are changed at their owner, and the client gets its response.
+
+    So are what it refuses and what isn't there. The other site has the change soon after.
+    """
+    for site in ("a", "b"):
+        for owner in ("a", "b"):
+            name = client_of(pair.owned(owner), f"change-{site}{owner}")
+            topic, here = f"set/{name}", f"/api/v5/retained?topic=set/{name}"
+            answer = pair.ask(site, "PUT", "/api/v5/retained", {"topic": topic, "payload": "1", "client_id": name})
+            assert (200, topic) == (answer.status, answer.json["topic"])
+            assert "application/json" == answer.headers["Content-Type"]
+            answer = pair.ask(site, "PUT", "/api/v5/retained", {"topic": topic, "payload": "", "client_id": name})
+            assert (400, "application/problem+json") == (answer.status, answer.headers["Content-Type"])
+            found = f"/api/v5/retained?filter={topic}"
+            wait_until(lambda there=found: pair.ask("a", "GET", there).json["items"], "the retained message")
+            wait_until(lambda there=found: pair.ask("b", "GET", there).json["items"], "the retained message")
+            assert {"topic": topic, "cleared": True} == pair.ask(site, "DELETE", here).json
+            with PahoClient(pair.sites[owner].port, name, clean=False, expiry=3_600) as client:
+                client.subscribe("nothing", 1)
+                path = f"/api/v5/sessions/{name}"
+                wait_until(lambda there=path: 200 == pair.ask("a", "GET", there).status, "the session")
+                wait_until(lambda there=path: 200 == pair.ask("b", "GET", there).status, "the session")
+                answer = pair.ask(site, "POST", f"{path}/kick")
+                assert (200, {"client_id": name, "kicked": True}) == (answer.status, answer.json)
+                assert 0x98 == client.ended()
+            assert {"client_id": name, "expired": True} == pair.ask(site, "DELETE", path).json
+        rule = {"topic_filter": f"rules/{site}/#"}
+        assert 201 == pair.ask(site, "POST", "/api/v5/persistence", rule).status
+        path = "/api/v5/persistence?topic_filter="
+        assert 200 == pair.ask(site, "DELETE", f"{path}rules/{site}/%23").status
+        assert 404 == pair.ask(site, "DELETE", f"{path}rules/{site}/%23").status
+        assert 400 == pair.ask(site, "PUT", "/api/v5/retention", {"max_age": "soon"}).status
+        days = {"a": 30, "b": 40}[site]
+        assert 86_400 * days == pair.ask(site, "PUT", "/api/v5/retention", {"max_age": f"{days}d"}).json["max_age"]
+        assert 200 == pair.ask(site, "PUT", "/api/v5/retention", {"max_age": None}).status
+
+
+def test_messages_are_deleted_at_all_owners(pair: Cluster) -> None:
+    """A deletion at any site removes the messages of all shards, and returns the number of all."""
+    clients = [client_of({shard}, "delete") for shard in range(SHARDS)]
+    for site in ("a", "b"):
+        messages = [{"topic": f"gone/{site}", "payload": "1", "client_id": client} for client in clients]
+        assert 200 == pair.ask(site, "POST", "/api/v5/messages?store=true", messages).status
+        answer = pair.ask(site, "DELETE", f"/api/v5/messages?filter=gone/{site}")
+        assert (200, {"deleted": SHARDS}) == (answer.status, answer.json)
+        assert [] == pair.payloads("a", f"gone/{site}") == pair.payloads("b", f"gone/{site}")
+        assert (
+            403 == pair.ask(site, "DELETE", "/api/v5/messages?filter=a", Authorization=f"Bearer {pair.writer}").status
+        )
+        answer = pair.ask(site, "DELETE", "/api/v5/messages?filter=a%23")
+        assert (400, "InvalidFilterError") == (answer.status, answer.json["title"])
+        for wrong in ("", "0,", "-1", str(SHARDS), "9" * 5_000):
+            assert 400 == pair.ask(site, "DELETE", "/api/v5/messages?filter=a", Topicstore_Shards=wrong).status
+
+
+def test_an_import_is_stored_by_the_owners_of_its_rows_once(pair: Cluster) -> None:
+    """Rows of all shards are imported through any site; a repetition through another one continues from its progress.
+
+    The user who runs the server may import its own topics, also for another site's shards.
+    """
+    clients = [client_of({shard}, "import") for shard in range(SHARDS)]
+    rows = [
+        {"topic": topic, "payload": f"{client} {number}", "client_id": client, "qos": 1}
+        for number in range(50)
+        for client in clients
+        for topic in ("imported/x", "$SYS/imported")
+    ]
+    (file := pair.root / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for site in ("a", "b"):
+        done = CliRunner().invoke(cli, ["import", str(pair.root / site), str(file)])
+        assert 0 == done.exit_code, done.output
+        for topic in ("imported/%23", "$SYS/imported"):
+            assert sorted(row["payload"] for row in rows[::2]) == sorted(pair.payloads(site, topic))
+
+
+def test_the_site_that_a_client_reaches_decides_what_it_may_do(pair: Cluster) -> None:
+    """A client's scope is that of its token at the site that forwards the request, and so a request is refused there.
+
+    The cluster's token grants nothing by itself.
+    """
+    settings = {"max_age": None}
+    for site in ("a", "b"):
+        assert 403 == pair.ask(site, "PUT", "/api/v5/retention", settings, Authorization=f"Bearer {pair.writer}").status
+        assert 401 == pair.ask(site, "PUT", "/api/v5/retention", settings, Authorization="Bearer none").status
+        name = client_of(pair.owned({"a": "b", "b": "a"}[site]), "may")
+        message = {"topic": "may", "payload": "1", "client_id": name}
+        answer = pair.ask(site, "PUT", "/api/v5/retained", message, Authorization=f"Bearer {pair.writer}")
+        assert 200 == answer.status
 
 
 def test_metrics_show_requests_takeovers_and_lag(pair: Cluster) -> None:
@@ -220,6 +331,10 @@ def test_a_site_that_does_not_forward_redirects_to_the_owner(cluster: Cluster) -
     expected = f"http://{cluster.sites['b'].ready['http'][0]}/api/v5/messages?store=true"
     assert (307, expected) == (answer.status, answer.headers["Location"])
     assert 421 == cluster.ask("a", "POST", "/api/v5/messages", [mine, other]).status
+    assert 421 == cluster.ask("a", "DELETE", "/api/v5/messages?filter=t").status
+    answer = cluster.ask("a", "PUT", "/api/v5/retained", other)
+    expected = f"http://{cluster.sites['b'].ready['http'][0]}/api/v5/retained"
+    assert (307, expected) == (answer.status, answer.headers["Location"])
     assert [] == cluster.payloads("b")
     cluster.sites["b"].kill()
     answer = cluster.ask("a", "POST", "/api/v5/messages", mine)
@@ -423,6 +538,138 @@ def test_a_listener_may_refer_clients_to_the_owner_of_their_session(cluster: Clu
             assert client.present
             client.publish("stays/here", str(shard), 1)
             assert [str(shard)] == client.payloads(1)
+
+
+@pytest.mark.slow
+def test_clients_wait_once_for_a_silent_log_store(cluster: Cluster) -> None:
+    """Only the first batch waits for the store; clients of all shards are then refused at once, until it is back.
+
+    Publishers of QoS 1 are disconnected, and send again; what needs no store is served.
+    """
+    cluster.settings["CLUSTER__STORE_TIMEOUT"] = "1s"
+    cluster.start("a")
+    wait_until(lambda: SHARDS == len(cluster.owned("a")), "the site owns all shards")
+    site, clients = cluster.sites["a"], [client_of({shard}, "silent") for shard in range(SHARDS)]
+    published = wire.publish("silent/x", b"1", qos=1, packet_id=1)
+    with site.client() as first, site.client() as second:
+        first.connect(clients[0])
+        second.connect(clients[1])
+        (cluster.root / "log").rename(cluster.root / "elsewhere")
+        first.send(published)
+        assert ("DISCONNECT", 0x89) == first.farewell()
+        second.send(published)
+        assert ("DISCONNECT", 0x89) == second.farewell()
+    for name in clients:
+        with site.client() as client:
+            assert 0x89 == client.connect(name, session_expiry_interval=3_600).reason
+    with site.client() as client:
+        assert 0 == client.connect(clients[0]).reason
+        client.ping()
+    message = {"topic": "silent/x", "payload": "1", "client_id": clients[2]}
+    answer = cluster.ask("a", "POST", "/api/v5/messages", message)
+    assert (503, "StorageUnavailableError") == (answer.status, answer.json["title"])
+    assert "nothing was queued" in answer.json["detail"]
+    (cluster.root / "elsewhere").rename(cluster.root / "log")
+    for name in clients[1:]:
+
+        def acknowledged(name: str = name) -> bool:
+            with site.client() as client:
+                client.connect(name)
+                client.send(published)
+                packet = client.receive()
+                return packet is not None and packet.kind == "PUBACK"
+
+        wait_until(acknowledged, "the store is back")
+    waited = [line for line in site.log().splitlines() if "may be stored" in line and "client_id" in line]
+    assert [clients[0]] == [json.loads(line)["client_id"] for line in waited]
+
+
+@pytest.mark.slow
+def test_sites_reach_each_other_over_tls(cluster: Cluster) -> None:
+    """Clients are passed on, and requests forwarded, over TLS with certificates of both sides.
+
+    A site whose certificate names another host gets nothing; new certificates and authorities count after SIGHUP.
+    """
+    authority = Authority(cluster.root)
+    files = [str(path) for path in authority.sign("server")]
+    wrong = authority.signs.issue_cert("elsewhere.example")
+    tls = {"CERTIFICATE": files[0], "KEY": files[1]}
+    required = {**tls, "CLIENT_AUTHORITIES": str(authority.path), "CLIENT_CERTIFICATES": "required"}
+    cluster.settings |= {"CLUSTER__TLS": "true", "CLUSTER__CA_FILE": str(authority.path)}
+    cluster.settings |= {f"CLUSTER__{key}": value for key, value in tls.items()}
+    cluster.settings |= {f"LISTENERS__MQTT__TLS__{key}": value for key, value in required.items()}
+    cluster.settings |= {f"HTTP__TLS__{key}": value for key, value in tls.items()}
+    cluster.trust(authority.trusting())
+    cluster.start("a", "b")
+    cluster.owners("a", "b")
+
+    def connected(site: str, name: str) -> PahoClient:
+        own = (str(authority.path), *files)
+        return PahoClient(cluster.sites[site].port, name, prepared=lambda client: client.tls_set(*own))
+
+    for site, owner in (("a", "b"), ("b", "a"), ("a", "a")):
+        name = client_of(cluster.owned(owner), f"tls{site}")
+        with connected(site, name) as client:
+            client.subscribe(f"tls/{name}/#", 1)
+            message = {"topic": f"tls/{name}/http", "payload": "1", "client_id": name}
+            assert 200 == cluster.ask(site, "PUT", "/api/v5/retained", message).status
+            client.publish(f"tls/{name}/mqtt", "x" * 300_000, 2)
+            assert ["1", "x" * 300_000] == client.payloads(2)
+            session = cluster.ask(owner, "GET", f"/api/v5/sessions/{name}").json
+            host, port = client.paho.socket().getsockname()
+            assert f"{host}:{port}" == session["connection"]["address"]
+    name = client_of(cluster.owned("b"), "wrong")
+    wrong.private_key_pem.write_to_path(files[1])
+    Path(files[0]).write_bytes(b"".join(one.bytes() for one in wrong.cert_chain_pems))
+    cluster.sites["b"].signal(signal.SIGHUP)
+    wait_until(lambda: "were read again" in cluster.sites["b"].log(), "the new certificate")
+    message = {"topic": "tls/wrong", "payload": "1", "client_id": name}
+    answer = cluster.ask("a", "PUT", "/api/v5/retained", message)
+    assert (503, True) == (answer.status, "certificate" in answer.json["detail"])
+    with cluster.sites["a"].client() as client:
+        context = authority.trusting(authority.sign("client"))
+        client.socket = context.wrap_socket(client.socket, server_hostname="127.0.0.1")
+        assert 0x88 == client.connect(name).reason
+    renewed = Authority(cluster.root)
+    renewed.sign("server")
+    for site, times in (("a", 1), ("b", 2)):
+        cluster.sites[site].signal(signal.SIGHUP)
+        log = cluster.sites[site].log
+        wait_until(lambda log=log, times=times: times == log().count("were read again"), "the new authority")
+    cluster.trust(renewed.trusting())
+    assert 200 == cluster.ask("a", "PUT", "/api/v5/retained", message).status
+
+
+def test_a_header_in_pieces_within_tls_is_read_and_one_of_nobody_refused(cluster: Cluster) -> None:
+    """A site's header may arrive in pieces, with the CONNECT behind it; one that no site has signed ends everything."""
+    authority = Authority(cluster.root)
+    files = [str(path) for path in authority.sign("server")]
+    cluster.settings |= {"LISTENERS__MQTT__TLS__CERTIFICATE": files[0], "LISTENERS__MQTT__TLS__KEY": files[1]}
+    cluster.settings |= {"CLUSTER__TLS": "true", "CLUSTER__CA_FILE": str(authority.path)}
+    cluster.start("a")
+    peer = Peer(via=VIA, address="192.0.2.1:50000", loopback=True, certificate_name="admin")
+    context = authority.trusting()
+    documents = Documents(open_log_store((cluster.root / "log").as_uri()), lambda _: None)
+    _, document = documents.newest()
+    assert document is not None
+    key = hmac.digest(document.token, b"mqtt", hashlib.sha256)
+
+    def answered(data: bytes, pieces: int) -> bytes:
+        with (
+            socket.create_connection(("127.0.0.1", cluster.sites["a"].port)) as plain,
+            context.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        ):
+            for start in range(0, len(data), pieces):
+                connection.sendall(data[start : start + pieces])
+            return connection.recv(1)
+
+    header = site_header(key, "b", peer)
+    for pieces in (1, 7, 10_000):
+        assert b"\x20" == answered(header + wire.connect("pieces"), pieces)
+    assert b"\x20" == answered(wire.connect("none"), 1)
+    assert b"" == answered(site_header(b"guessed", "b", peer) + wire.connect("guessed"), 10_000)
+    assert b"" == answered(header[:1] + b"nonsense", 10_000)
+    assert "the header is not from a site of this cluster" in cluster.sites["a"].log()
 
 
 # --- sites that end and die ---

@@ -10,10 +10,11 @@ import msgspec
 import pytest
 from topicstore.server.cluster import cluster_of
 from topicstore.server.config.load import read_settings
-from topicstore.server.config.model import ListenerSettings, ServerSettings, SettingsError
+from topicstore.server.config.model import ListenerSettings, ServerSettings, SettingsError, TlsSettings
 from topicstore.server.config.show import shown
 from topicstore.server.config.units import Address, Duration, Size, is_loopback
-from topicstore.server.listeners import Reserved
+from topicstore.server.listeners import ListenError, Reserved
+from topicstore.server.reload import check_files
 
 WHOLE = """
 [durable_sessions]
@@ -272,6 +273,7 @@ CLUSTER = '[cluster]\nurl = "s3://bucket/plant"\nsite = "hall-1"\n'
         ('site = "a b"', "cluster: the name of a site has 1 to 64 letters"),
         ('takeover_after = "1s"', "cluster: takeover_after is at least 3 times beat_interval, 1.5 s, not 1 s"),
         ('address = "host"', "cluster.address: 'host' is not HOST:PORT"),
+        ('certificate = "a.pem"', "cluster: certificate and key are given together"),
         ("takeover = 3", "cluster has no key 'takeover'; is 'takeover_after' meant?"),
     ],
 )
@@ -319,3 +321,29 @@ def test_a_server_without_an_address_for_its_cluster_has_that_of_its_first_plain
     settings = msgspec.structs.replace(settings, listeners=web)
     with Reserved(settings) as reserved, pytest.raises(SettingsError, match="address: it is missing"):
         cluster_of(settings, reserved)
+
+
+def test_a_server_whose_sites_use_tls_has_the_address_of_its_first_listener_with_tls(tmp_path: Path) -> None:
+    """With ``cluster.tls`` the default of ``cluster.address`` is a listener with TLS; without one, it is missing."""
+    files = TlsSettings(certificate=tmp_path / "server.pem", key=tmp_path / "server.key")
+    secure = ListenerSettings(listen=Address("127.0.0.1:0"), tls=files)
+    settings = read(f"{CLUSTER}tls = true\n", tmp_path)
+    settings = msgspec.structs.replace(settings, listeners={**ANYWHERE, "secure": secure})
+    with Reserved(settings) as reserved:
+        port = reserved.places("secure")[0].port
+        cluster = cluster_of(settings, reserved)
+    assert cluster is not None
+    assert f"127.0.0.1:{port}" == cluster.address
+    settings = msgspec.structs.replace(settings, listeners=ANYWHERE)
+    with Reserved(settings) as reserved, pytest.raises(SettingsError, match="with TLS and without proxies"):
+        cluster_of(settings, reserved)
+
+
+def test_tls_files_of_a_cluster_that_can_not_be_used_are_named(tmp_path: Path) -> None:
+    """A start and a reload name the files with which other sites can't be reached."""
+    (wrong := tmp_path / "wrong.pem").write_text("nonsense")
+    settings = read(f'{CLUSTER}ca_file = "{wrong}"\n', tmp_path)
+    with pytest.raises(ListenError, match=f"cluster: {re.escape(str(wrong))}: "):
+        check_files(settings)
+    with pytest.raises(ListenError, match="No such file"):
+        check_files(read(f'{CLUSTER}certificate = "none.pem"\nkey = "none.key"\n', tmp_path))

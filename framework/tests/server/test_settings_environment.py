@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from topicstore.server.config.load import read_settings
+from topicstore.server.config.load import Variable, read_settings
 from topicstore.server.config.model import SettingsError
 
 FILE = """
@@ -86,6 +86,25 @@ def test_what_is_wrong_is_said_with_the_variable(name: str, value: str, said: st
         read_settings(file, {f"TOPICSTORE__{name}": value})
     assert f"TOPICSTORE__{name}: " in str(caught.value)[: len(name) + 14]
     assert said in str(caught.value)
+
+
+def test_options_of_the_command_line_override_the_environment(tmp_path: Path) -> None:
+    """``--cluster`` and ``--site`` count before the settings are checked, so ``n_sites`` may stand in a file alone."""
+    (file := tmp_path / "server.toml").write_text("[durable_storage.messages]\nn_sites = 2\n")
+    options = [Variable("--cluster", ("cluster", "url"), "file:///x"), Variable("--site", ("cluster", "site"), "a")]
+    environ = {"TOPICSTORE__CLUSTER__SITE": "b", "TOPICSTORE__CLUSTER__POLL_INTERVAL": "9s"}
+    found = read_settings(file, environ, options=options)
+    assert found.cluster is not None
+    assert (2, "file:///x", "a", 9) == (
+        found.messages.n_sites,
+        found.cluster.url,
+        found.cluster.site,
+        found.cluster.poll_interval,
+    )
+    with pytest.raises(SettingsError, match=r"n_sites: 2 sites need a section \[cluster\]"):
+        read_settings(file, {})
+    with pytest.raises(SettingsError, match=r"^--site: cluster: object missing required field url"):
+        read_settings(file, {}, options=options[1:])
 
 
 def test_a_variable_within_what_is_no_table(tmp_path: Path) -> None:

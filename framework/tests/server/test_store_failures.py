@@ -140,6 +140,28 @@ def test_a_failure_that_lasts_is_a_line_and_its_end_another(
     assert lines == ["storing failed: no room", "storing works again"]
 
 
+def test_a_shard_that_moves_needs_no_operator(
+    embedded: Embedded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What fails because a shard moves to another site is logged as information, with all else as a warning."""
+    caplog.set_level(logging.INFO)
+    moved = ts.ShardMovedError("site a is releasing shard 1")
+    failing = Failing(monkeypatch, Sessions, "publish", moved)
+    ticks = Failing(monkeypatch, Sessions, "tick", ExceptionGroup("two", [moved, ExceptionGroup("more", [moved])]))  # type: ignore[arg-type]
+    with embedded.client("me") as client:
+        failing.times, ticks.times = 1, 1
+        client.send(wire.publish("a", b"x", qos=1, packet_id=1))
+        client.ended()
+    with embedded.client("me") as client:
+        assert client.publish("a", b"x", 1).reason < 0x80
+        wait_until(lambda: not ticks.times, "a tick")
+        client.publish("a", b"x", 1)
+    lines = [(one.levelno, one.message) for one in caplog.records if one.message.startswith(("storing", "what is due"))]
+    assert {logging.INFO} == {level for level, _ in lines}
+    assert {"storing failed: site a is releasing shard 1", "storing works again"} <= {text for _, text in lines}
+    assert any(text.startswith("what is due failed") for _, text in lines)
+
+
 def test_a_client_that_can_not_be_opened_gets_the_reason(embedded: Embedded, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = Failing(monkeypatch, Sessions, "open_many", ts.StorageFullError("no room"))
     for version, code in ((4, 3), (5, 0x97)):

@@ -2,8 +2,8 @@
 
 The directory is tried first. Backends that allow reading beside a writer, such as RocksDB, are read directly: a long
 replay then doesn't burden the server, and file permissions apply. If the database's lock prevents opening it, the
-command asks the server that holds the lock. The server writes its address into the directory
-(`topicstore.server.http.discovery`).
+command asks the server that holds the lock; and if the database is a site's copy, which only a site may write, the
+server that is the site. The server writes its address into the directory (`topicstore.server.http.discovery`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import topicstore
+from topicstore.storage.directory.manifest import read_manifest
 
 if TYPE_CHECKING:
     from topicstore.client.connection import Connection
@@ -24,20 +25,27 @@ AnyDatabase: TypeAlias = "topicstore.Database | RemoteDatabase"
 
 
 def opened(path: Path, mode: Literal["a", "r", "r+"], **arguments: Any) -> AnyDatabase:
-    """Open a database as `topicstore.open` does or, if it is locked, connect to the server that has it open.
+    """Open a database as `topicstore.open` does or, if it is locked or a copy, connect to the server that has it open.
 
     With a server, ``arguments`` are ignored, because the server has opened the database with its own. Raises the errors
     of `topicstore.open`; `DatabaseLockedError` also if the server can't be reached.
     """
     try:
         return topicstore.open(path, mode, **arguments)
-    except topicstore.DatabaseLockedError:
-        connection = connected(path)
+    except (topicstore.DatabaseLockedError, topicstore.ManifestMismatchError) as refused:
+        asked = isinstance(refused, topicstore.DatabaseLockedError) or _is_copy(path)
+        connection = connected(path) if asked else None
         if connection is None:
             raise
     from topicstore.client.remote_database import RemoteDatabase
 
     return RemoteDatabase(path, connection)
+
+
+def _is_copy(path: Path) -> bool:
+    """Return whether a directory has a site's copy of a database that a cluster shares."""
+    manifest = read_manifest(path)
+    return manifest is not None and manifest.cluster is not None
 
 
 def connected(path: Path) -> Connection | None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from .batch import ALL_FIELDS, MessageBatch
 from .cursors import Cursor
+from .errors import TopicstoreError
 from .model import MessageId
 from .replay_plan import Order, TimeRange
 from .state import State, StateWrite
@@ -70,6 +71,10 @@ class StoreRequest:
     destinations: Destinations | None = None
     """The destinations of the rows, or None if all rows are stored in the streams. If it is set, hooks must keep the
     number and the order of the batch's rows."""
+    failures: dict[int, TopicstoreError] | None = None
+    """None: if a shard's part fails, so does the request. On a site of a cluster it may be a dictionary instead: then
+    the parts of other shards are stored nevertheless, and it receives the errors by shard. A shard with an error has
+    stored nothing, unless the error says that this is unknown."""
 
 
 @attrs.frozen(kw_only=True, slots=False)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import Column, Constant, to_iterable
-from topicstore.contract.errors import DatabaseClosedError
+from topicstore.contract.errors import DatabaseClosedError, TopicstoreError
 from topicstore.contract.forking import ProcessLock
 from topicstore.contract.model import Properties
 from topicstore.contract.requests import Destinations, StoreResult
@@ -127,11 +127,16 @@ class Publisher:
         return _either(_shortened(rules.matching(batch)) if rules else False, _asked(batch.properties, len(batch)))
 
     def publish(
-        self, batch: MessageBatch, state: Mapping[int, Sequence[StateWrite]], requested: Chosen | None = None
+        self,
+        batch: MessageBatch,
+        state: Mapping[int, Sequence[StateWrite]],
+        requested: Chosen | None = None,
+        failures: dict[int, TopicstoreError] | None = None,
     ) -> PublishResult:
         """Publish messages that have been checked, and commit state by shard with them; see `Database.publish`.
 
         requested: the result of `requested`, if the caller has it.
+        failures:  receives the errors of shards, on a site of a cluster; the result has the messages of the others.
 
         The caller has loaded `filters`, unless all messages are requested. No message is delivered before the commit.
         """
@@ -144,15 +149,21 @@ class Publisher:
         if interest.tracks and stored is not False and _asked(batch.properties, len(batch)) is False:
             filters = self.rules.filters
             passing = interest.current == filters or interest.begin(filters)
-        result = _store(storage, batch, stored, keyed, writes, passing=passing)
+        result = _store(storage, batch, stored, keyed, writes, passing=passing, failures=failures)
+        if failures:
+            good = [storage.shard_of(client_id) not in failures for client_id in to_iterable(batch.client_ids)]
+            keyed = {row: place for row, place in keyed.items() if good[row]}
+        count = sum(good) if failures else len(batch)
         hub = self._hub
         if hub is not None and stored is not True:
             others = np.ones(len(batch), np.bool_) if stored is False else ~stored
+            if failures:
+                others &= np.array(good, np.bool_)
             _route(hub, batch, others, storage.clock())
         return PublishResult(
-            count=len(batch),
+            count=count,
             stored=result.count,
-            routed=len(batch) - result.count,
+            routed=count - result.count,
             retained=len(keyed) - (_without_payload(batch, keyed) if self._shared else 0),
             lifted=result.lifted,
             rejoin=result.rejoin,
@@ -207,25 +218,26 @@ def _store(
     state: Mapping[int, Sequence[StateWrite]],
     *,
     passing: bool = False,
+    failures: dict[int, TopicstoreError] | None = None,
 ) -> StoreResult:
     """Commit stored and retained messages and the state. If all messages are only passed on, plugins are not called.
 
     Raises the errors of `Storage.write` for all messages, also those that are only passed on.
     """
     if not keyed and stored is True:
-        return storage.write(batch, state, passing=passing)
+        return storage.write(batch, state, passing=passing, failures=failures)
     if keyed or stored is not False:
         earliest = storage.kept(EarliestEnd)
         if keyed:
             earliest.look(storage)
         rows = np.full(len(batch), stored) if isinstance(stored, bool) else stored
-        result = storage.write(batch, state, Destinations(stored=rows, keyed=keyed), passing=passing)
+        result = storage.write(batch, state, Destinations(stored=rows, keyed=keyed), passing=passing, failures=failures)
         earliest.expect(batch, keyed, storage.clock())
         return result
     storage.check_may_write()
     storage.check_times(batch)
     if state:
-        return storage.write(MessageBatch.empty(), state)
+        return storage.write(MessageBatch.empty(), state, failures=failures)
     return StoreResult(count=0, rejoin=MessageBatch.empty)
 
 

@@ -30,6 +30,7 @@ from .log_reader import LogReader, Machine
 from .objects import CHANGE_OVERHEAD, LARGEST_CHANGE, Entry, EntryTooLargeError, decode_entry, encode_entry
 from .owning import Answer, Outcome, Stage, after_put, again, may_acknowledge, may_put, may_release
 from .reading import apply
+from .silence import Silence
 from .taking_over import Step, after_fence, after_look, after_reading, at_end
 
 __all__ = ["Proposal", "ShardLog"]
@@ -53,6 +54,8 @@ class Proposal:
     alone: bool
     """Whether the change must be the only one of its entry."""
     _log: ShardLog
+    _proposed: float = attrs.field(factory=time.monotonic, init=False)
+    """The time (`time.monotonic`) of the proposal."""
     _done: threading.Event = attrs.field(factory=threading.Event, init=False)
     _failure: BaseException | None = attrs.field(default=None, init=False)
 
@@ -60,13 +63,14 @@ class Proposal:
         """Wait until the change is in the log and applied on this site.
 
         Raises `ShardMovedError`, the error with which applying the change failed, or `StorageUnavailableError` if
-        there is no result within ``timeout`` seconds; the change is then still in progress and may be stored later.
+        there is no result within ``timeout`` seconds of the proposal; the change is then still in progress and may be
+        stored later. Until the store answers, `ShardLog.check` refuses further changes at once.
         """
-        if not self._done.wait(timeout):
-            raise StorageUnavailableError(
-                f"the store has not answered for {timeout:g} s{self._log.reason}; the change is still on its way, and "
-                "may be stored"
-            )
+        left = None if timeout is None else max(self._proposed + timeout - time.monotonic(), 0.0)
+        if not self._done.wait(left):
+            reason = f"the store has not answered for {timeout:g} s{self._log.reason}"
+            self._log.waited(self._proposed, reason)
+            raise StorageUnavailableError(f"{reason}; the change is still on its way, and may be stored")
         if self._failure is not None:
             raise self._failure
 
@@ -134,7 +138,8 @@ class ShardLog:
     proposing.
 
     ``patience`` is the number of seconds that a change waits for others, to become one entry with them. A change does
-    not wait once the queued ones fill an entry, the shard is to be released, or the log is closed.
+    not wait once the queued ones fill an entry, the shard is to be released, or the log is closed. ``silence`` is
+    shared by all logs of a site.
     """
 
     def __init__(
@@ -148,6 +153,7 @@ class ShardLog:
         identity: Callable[[int], bytes] = secrets.token_bytes,
         threads: bool = True,
         patience: float = 0.0,
+        silence: Silence | None = None,
     ) -> None:
         self.reader = LogReader(store, shard, machine)
         self._store = store
@@ -183,6 +189,8 @@ class ShardLog:
         self._applier = _Applier(f"topicstore-applying-{shard}", threads=threads)
         self.failure: str | None = None
         """The error with which the store answered the last PUT; None after a success. Reading it needs no lock."""
+        self._silences = (Silence(), Silence() if silence is None else silence)
+        """The silence of the store towards this log, and towards the site."""
         self._unanswered = False
         """Whether a try of the current entry had no answer. Used by the writing thread."""
         self._epoch = 0
@@ -238,6 +246,7 @@ class ShardLog:
     def _begin(self, epoch: int) -> None:
         with self._lock:
             self._epoch, self._refuses, self._leaving = epoch, None, False
+            self._silences[0].end()
             self.takeovers += 1
             if self._threads:
                 self._thread = threading.Thread(target=self._work, name=f"topicstore-log-{self._shard}", daemon=True)
@@ -248,10 +257,20 @@ class ShardLog:
     def check(self, size: int) -> None:
         """Raise the error that `propose` raises for a change of ``size`` bytes; return if the change is accepted.
 
-        Until the caller releases the shard's lock, only a change of the owner can make a later `propose` fail.
+        Also raises `StorageUnavailableError` if a wait for the store was in vain and the store has not answered since
+        (`Silence`), so that callers don't wait for it one after the other. Until the caller releases the shard's lock,
+        only a change of the owner can make a later `propose` fail.
         """
         with self._lock:
+            silent = next((one.reason for one in self._silences if one.reason is not None), None)
+            if self._refuses is None and silent is not None:
+                raise StorageUnavailableError(f"{silent}; nothing was queued")
             self._check_locked(size)
+
+    def waited(self, since: float, reason: str) -> None:
+        """Let `check` refuse changes, because a caller has waited for the store since a time in vain."""
+        for silence in self._silences:
+            silence.begin(since, reason)
 
     def _check_locked(self, size: int) -> None:
         if size + CHANGE_OVERHEAD > LARGEST_CHANGE:
@@ -292,13 +311,15 @@ class ShardLog:
         """Wait until a change of ``size`` bytes fits in the queue, or the log accepts no changes at all.
 
         The caller doesn't hold the shard's lock, which applying an entry may need. Raises `StorageUnavailableError`
-        after ``timeout`` seconds.
+        after ``timeout`` seconds; then `check` refuses changes at once until the store answers.
         """
+        began = time.monotonic()
         with self._room:
-            if not self._room.wait_for(lambda: self._has_room_locked(size) or self._refuses is not None, timeout):
-                raise StorageUnavailableError(
-                    f"the store has not taken queued changes for {timeout:g} s{self.reason}; nothing was queued"
-                )
+            done = self._room.wait_for(lambda: self._has_room_locked(size) or self._refuses is not None, timeout)
+        if not done:
+            reason = f"the store has not taken queued changes for {timeout:g} s{self.reason}"
+            self.waited(began, reason)
+            raise StorageUnavailableError(f"{reason}; nothing was queued")
 
     def _has_room_locked(self, size: int) -> bool:
         return not self._queue or self._queued + size + CHANGE_OVERHEAD <= _MOST_QUEUED
@@ -495,6 +516,8 @@ class ShardLog:
             return Answer.NONE, None
         else:
             self.failure = None
+            for silence in self._silences:
+                silence.end()
         return answer, found
 
     def _failed(self, failure: str) -> None:

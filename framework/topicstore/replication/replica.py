@@ -33,6 +33,7 @@ from .heads import BEGINNING, Kind, Progress
 from .log import ShardLog
 from .objects import Base, Entry
 from .reading import LocalWrite
+from .silence import Silence
 from .snapshots import clear, has_contents, pieces_of_generation, pieces_of_state, put_piece
 from .taking_over import Step
 
@@ -101,10 +102,17 @@ class Replica:
 
     timeout:  the seconds that a caller waits for the log store; None for no limit.
     patience: the seconds that a proposed write waits for others (`ShardLog`).
+    silence:  the silence of the store towards the site; by default its own.
     """
 
     def __init__(
-        self, shard: Shard, store: LogStore, site: str, timeout: float | None = None, patience: float = 0.0
+        self,
+        shard: Shard,
+        store: LogStore,
+        site: str,
+        timeout: float | None = None,
+        patience: float = 0.0,
+        silence: Silence | None = None,
     ) -> None:
         self.shard = shard
         self.progress = _progress_of(shard)
@@ -129,7 +137,7 @@ class Replica:
         """The error of the last attempt to follow or take over the shard; None if it succeeded."""
         self.caught_up = float("-inf")
         """The time (`time.monotonic`) at which this site last had all entries of the log."""
-        self.log = ShardLog(store, shard.number, self, site, patience=patience)
+        self.log = ShardLog(store, shard.number, self, site, patience=patience, silence=silence)
         self._site = site
         self._timeout = timeout
         self._place = f"{store.place}: shard {shard.number}"

@@ -26,7 +26,7 @@ class Cluster:
     options:            options of the log store, such as ``{"config": {"endpoint": …}}``.
     address:            the address of this site, which errors on other sites name.
     http_address:       the URL of this site's HTTP interface, such as ``http://host:18083``, to which the servers of
-                        other sites forward publishes.
+                        other sites forward requests.
     n_sites:            the number of sites that must have joined before anything is stored. Once they have, sites may
                         leave.
     replication_factor: the number of sites that keep each shard; None for all. With up to three sites, all keep every

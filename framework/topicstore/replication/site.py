@@ -42,6 +42,7 @@ from .info import ClusterInfo, cluster_info
 from .objects import BEATS, CLAIMS, Beat, Claim, ClusterDocument, GenerationPlan, ShardPlace
 from .replica import Replica
 from .settings import Cluster, check_site
+from .silence import Silence
 from .watching import OwnersProgress, Silences
 
 __all__ = ["ReplicaLag", "ShardOwner", "Site"]
@@ -95,6 +96,8 @@ class Site:
         self._documents = Documents(store, self._back_off)
         self._current: tuple[int, ClusterDocument] | None = None
         """The last document that was read, and its number. Replaced as a whole."""
+        self._silence = Silence()
+        """The silence of the log store towards this site."""
         self._silences = Silences()
         self._silent: Mapping[str, float] = {}
         self._owners_progress = OwnersProgress(cluster.takeover_after + cluster.poll_interval)
@@ -215,7 +218,8 @@ class Site:
         Raises `StorageUnavailableError`, `CorruptionError`, and the errors of creating a generation.
         """
         timeout, patience = self.cluster.store_timeout, self.cluster.flush_interval
-        self.replicas = [Replica(shard, self.store, self.name, timeout, patience) for shard in shards]
+        silence = self._silence
+        self.replicas = [Replica(shard, self.store, self.name, timeout, patience, silence) for shard in shards]
         self.enter()
         for replica in self.replicas:
             self._do(replica)
@@ -318,6 +322,7 @@ class Site:
         # document says which of the two is the site, and the next beat shows that it is alive.
         with suppress(ObjectExistsError):
             self.store.create(name, BEATS.encode(name, beat))
+        self._silence.end()
         self._beat_number += 1
         if self._beat_number > 2:
             self.store.delete(names.beat(self.name, self._beat_number - 2))

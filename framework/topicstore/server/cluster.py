@@ -1,4 +1,7 @@
-"""The server as a site of a cluster: its settings for `topicstore.open`, with the addresses that other sites use."""
+"""The server as a site of a cluster: its settings for `topicstore.open`, and connections to other sites.
+
+The settings have the addresses that other sites use, and the files with which they trust each other's certificates.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import hashlib
 import hmac
 import ipaddress
 import socket
+import ssl
 import tomllib
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,9 +21,10 @@ from topicstore.replication.site import Site
 
 from .config.model import ClusterSettings, ServerSettings, SettingsError
 from .config.units import written_address
-from .listeners.reserving import Place, Reserved
+from .listeners.reserving import ListenError, Place, Reserved
+from .listeners.tls import refuse_passphrase
 
-__all__ = ["cluster_of", "http_token", "mqtt_key"]
+__all__ = ["SiteTls", "cluster_of", "http_token", "mqtt_key"]
 
 
 def cluster_of(settings: ServerSettings, reserved: Reserved) -> Cluster | None:
@@ -63,11 +68,11 @@ def _address(settings: ServerSettings, cluster: ClusterSettings, reserved: Reser
     if cluster.address is not None:
         return cluster.address
     for name, listener in settings.listeners.items():
-        if listener.protocol == "mqtt" and listener.tls is None and not listener.proxies:
+        if listener.protocol == "mqtt" and (listener.tls is not None) == cluster.tls and not listener.proxies:
             return _reachable(reserved.places(name))
     raise SettingsError(
         "cluster.address: it is missing: other sites reach this one at a listener for MQTT over TCP, and none of the "
-        "listeners is one without TLS and proxies"
+        f"listeners is one {'with TLS and without proxies' if cluster.tls else 'without TLS and proxies'}"
     )
 
 
@@ -97,6 +102,45 @@ def http_token(site: Site) -> str:
 def mqtt_key(site: Site) -> bytes:
     """Return the key with which the sites of a cluster sign the headers of clients' connections that they pass on."""
     return hmac.digest(site.token, b"mqtt", hashlib.sha256)
+
+
+class SiteTls:
+    """TLS of the connections to other sites, from files that can be replaced while the server runs. Thread-safe."""
+
+    def __init__(self, settings: ClusterSettings | None) -> None:
+        """Read the files that the settings name. Raises `ListenError`."""
+        self._settings = settings
+        self._context: ssl.SSLContext | None = None
+        if settings is not None and (settings.tls or settings.ca_file or settings.certificate):
+            self._context = self.read()
+
+    def read(self) -> ssl.SSLContext:
+        """Read the files again; `use` applies what this returns. Raises `ListenError`."""
+        files = self._settings
+        try:
+            context = ssl.create_default_context(cafile=None if files is None else files.ca_file)
+            if files is not None and files.certificate is not None:
+                context.load_cert_chain(files.certificate, files.key, password=refuse_passphrase)
+        except (OSError, ValueError) as bad:  # OpenSSL doesn't report which file caused the error
+            named = () if files is None else (files.ca_file, files.certificate, files.key)
+            raise ListenError(f"cluster: {' and '.join(str(one) for one in named if one)}: {bad}") from bad
+        return context
+
+    def use(self, context: ssl.SSLContext) -> None:
+        """Use a context for new connections."""
+        self._context = context
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """The context of connections over TLS, which checks certificates and the names of hosts."""
+        if self._context is None:
+            self._context = self.read()
+        return self._context
+
+    @property
+    def for_mqtt(self) -> ssl.SSLContext | None:
+        """The context of connections for MQTT clients; None if the settings want none."""
+        return self.context if self._settings is not None and self._settings.tls else None
 
 
 def _reachable(places: list[Place]) -> str:

@@ -39,6 +39,10 @@ def check_files(settings: ServerSettings) -> None:
         from .listeners.tls import Certificate
 
         Certificate(settings.http.tls)
+    if settings.cluster is not None:
+        from .cluster import SiteTls
+
+        SiteTls(settings.cluster)
 
 
 _UNTIL_RESTART = ("data_dir", "n_sites", "options", "plugins", "replication_factor")

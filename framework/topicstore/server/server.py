@@ -34,6 +34,7 @@ from .reload import Reloaded, in_force, new_access, summary, with_access_of
 if TYPE_CHECKING:
     from topicstore.sessions import Session
 
+    from .cluster import SiteTls
     from .http.http_server import HttpServer
     from .queue_bounds import QueueBounds
 
@@ -90,6 +91,8 @@ class Server:
         self._broker: Broker | None = None
         self._listeners: list[Listener] = []
         self._http: HttpServer | None = None
+        self._tls: SiteTls | None = None
+        """TLS of connections to other sites; None without a cluster."""
         self._recovery = Recovery(self._storages)
         self._queue_bounds: QueueBounds | None = None
         """The bounds of what waits for sessions; None until the settings have some."""
@@ -129,7 +132,11 @@ class Server:
             http_server = await asyncio.to_thread(_http_server) if settings.http is not None else None
             descriptors = Descriptors.of(settings, self._storages.values())
             await asyncio.to_thread(self._bans.reread)
-            broker = Broker(self._db, settings, access, self._bans, descriptors.clients)
+            if self._db.cluster is not None:
+                from .cluster import SiteTls  # only for a site of a cluster
+
+                self._tls = await asyncio.to_thread(SiteTls, settings.cluster)
+            broker = Broker(self._db, settings, access, self._bans, descriptors.clients, self._tls)
             undo.push_async_callback(broker.stop)
             for name, one in settings.listeners.items():
                 bound = reserved.take(name)
@@ -144,7 +151,9 @@ class Server:
             self._recovery.start()
             self._bound_queues(settings.limits)
             if settings.http is not None and http_server is not None:
-                self._http = http = await asyncio.to_thread(http_server, self._db, settings.http, self, descriptors)
+                self._http = http = await asyncio.to_thread(
+                    http_server, self._db, settings.http, self, descriptors, self._tls
+                )
                 undo.push_async_callback(asyncio.to_thread, http.stop)
                 await asyncio.to_thread(http.start, reserved.take(None))
             else:
@@ -247,6 +256,8 @@ class Server:
             reloaded, following = summary(before, settings), in_force(before, settings)
             await asyncio.to_thread(check_database, self._db, following)
             await asyncio.to_thread(self._bans.reread)
+            tls = self._tls
+            context = None if tls is None else await asyncio.to_thread(tls.read)
             access = new_access(before, following)
             if access is None:  # a new `Access` has just read its files
                 await asyncio.to_thread(broker.serving.access.reread)
@@ -264,6 +275,8 @@ class Server:
                     await _close(access)
                 raise
             replacement.finish()
+            if tls is not None and context is not None:
+                tls.use(context)
             self._settings, self._listeners = following, replacement.listeners
             if access is not None:
                 self._retired += [] if self._access is None else [self._access]

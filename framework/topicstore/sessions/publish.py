@@ -6,15 +6,14 @@ Messages are given as objects or as columns.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import numpy as np
 
 from topicstore.contract.batch import FIELDS, MessageBatch
 from topicstore.contract.columns import to_list
-from topicstore.contract.errors import InvalidMessageError, ShardElsewhereError, StateConflictError, TopicstoreError
-from topicstore.contract.log_store import StorageUnavailableError
+from topicstore.contract.errors import InvalidMessageError, StateConflictError, TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.validation import check_equal_lengths
 from topicstore.pubsub.publish import PublishResult
@@ -123,29 +122,23 @@ def _publish(
 ) -> PublishedRows:
     result: PublishResult | None = None
     while result is None:
+        failures: dict[int, TopicstoreError] | None = {} if registry.shared else None
         rows, new = new_messages(sessions, messages.qos, ids, _some(range(len(messages)), refused))
         try:
-            result = registry.publisher.publish(messages.batch(rows), writes_of(registry, new))
+            result = registry.publisher.publish(messages.batch(rows), writes_of(registry, new), failures=failures)
         except InvalidMessageError as bad:
             _refuse_message(bad, sessions, messages, ids, rows, refused, partial=partial)
         except StateConflictError as conflict:
             _refuse_overtaken(registry, conflict, sessions, new, refused, partial=partial)
-        except ShardElsewhereError:  # nothing was stored; without the sessions that have moved, it may be
-            known = len(refused)
-            registry.mutex.hold(registry.end_moved)
-            check_sessions(registry, sessions, refused, partial=partial)
-            if len(refused) == known:  # another shard, of a retained message
-                raise
-        except StorageUnavailableError as failure:  # the messages may still be stored, with their packet ids
-            _lose(registry, new, failure)
-            raise
         except BaseException:
             adopt_committed(registry, new)
             registry.mutex.hold(registry.end_moved)
             raise
+    if failures:
+        new = _refuse_failed(registry, failures, sessions, rows, new, refused, partial=partial)
     for session, some in new.items():
         session.incoming.update(some)
-    published = set(rows) if len(rows) + len(refused) < len(messages) else None
+    published = set(rows) if failures or len(rows) + len(refused) < len(messages) else None
     repeated = [] if published is None else [row for row in range(len(messages)) if row not in published]
     return PublishedRows(
         result=result,
@@ -155,8 +148,37 @@ def _publish(
     )
 
 
-def _lose(registry: SessionRegistry, new: NewIds, failure: TopicstoreError) -> None:
-    registry.mutex.hold(lambda: registry.commits.lose(new, failure))
+def _refuse_failed(
+    registry: SessionRegistry,
+    failures: Mapping[int, TopicstoreError],
+    sessions: Sequence[Session],
+    rows: Sequence[int],
+    new: NewIds,
+    refused: Refused,
+    *,
+    partial: bool,
+) -> NewIds:
+    """Refuse the published rows of shards that have failed; return the packet ids of the other shards.
+
+    Sessions of shards that have moved end, and so do those whose packet ids may still be stored.
+    """
+    shard_of = registry.states.shard_of
+    failed = {session: ids for session, ids in new.items() if shard_of(session.client_id) in failures}
+    for shard, failure in failures.items():
+        _lose(registry, [session for session in failed if shard_of(session.client_id) == shard], failure)
+    adopt_committed(registry, {session: ids for session, ids in failed.items() if session.ended is None})
+    registry.mutex.hold(registry.end_moved)
+    if not partial:
+        raise next(iter(failures.values()))
+    for row in rows:
+        why = failures.get(shard_of(sessions[row].client_id))
+        if why is not None:
+            refused[row] = why
+    return {session: ids for session, ids in new.items() if session not in failed}
+
+
+def _lose(registry: SessionRegistry, sessions: Sequence[Session], failure: TopicstoreError) -> None:
+    registry.mutex.hold(lambda: registry.commits.lose(sessions, failure))
 
 
 def _refuse_message(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -119,10 +119,15 @@ def _warn_of_other_archives(storage: Storage, copy: Path) -> None:
             )
 
 
-def delete(storage: Storage, request: ReplayRequest) -> int:
-    """Delete the messages that a replay would return; see `Database.delete`."""
+def delete(storage: Storage, request: ReplayRequest, shards: Collection[int] | None) -> int:
+    """Delete the messages of some shards that a replay would return; see `Database.delete`."""
     storage.check_may_write()
-    bounds = [(shard, shard.writer.watermark) for shard in storage.shards]
+    for number in shards or ():
+        storage.check_shard(number)
+    chosen = storage.shards if shards is None else [storage.shards[number] for number in sorted(set(shards))]
+    for shard in chosen:
+        shard.writer.check_owned()
+    bounds = [(shard, shard.writer.watermark) for shard in chosen]
     # All shards are checked before the first one deletes anything.
     check_local(found for shard, bound in bounds for found in _archived(storage, shard, request, bound))
     return guarded(

@@ -24,6 +24,7 @@ from topicstore.contract.errors import (
     InvalidCursorError,
     PlaceAheadError,
     ReadOnlyDatabaseError,
+    TopicstoreError,
     WrongDatabaseError,
 )
 from topicstore.contract.forking import ProcessLock, holds_lock, remember
@@ -179,10 +180,12 @@ class Storage:
         destinations: Destinations | None = None,
         *,
         passing: bool = False,
+        failures: dict[int, TopicstoreError] | None = None,
     ) -> StoreResult:
         """Store a checked batch, and state by shard, through the hooks. Raises the errors of `Database.store`.
 
-        passing: whether the spans of `interest` may cover the messages.
+        passing:  whether the spans of `interest` may cover the messages.
+        failures: receives the errors of shards, whose parts alone are not stored (`StoreRequest.failures`).
         """
         self.check_may_write()
         for shard in state:
@@ -197,7 +200,7 @@ class Storage:
                     self._end_spans(batch)
             if stores:
                 self.quota.admit()
-            request = StoreRequest(db=self, batch=batch, state=state, destinations=destinations)
+            request = StoreRequest(db=self, batch=batch, state=state, destinations=destinations, failures=failures)
             result: StoreResult = (
                 self.hooks.topicstore_store(request=request)
                 if self.plugins

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TypeGuard
 
 import numpy as np
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.engine import STATE
-from topicstore.contract.errors import InvalidMessageError, PluginError, TopicstoreError
+from topicstore.contract.errors import DatabaseClosedError, InvalidMessageError, PluginError, TopicstoreError
 from topicstore.contract.requests import StoreRequest, StoreResult
 from topicstore.contract.state import StateWrite
 from topicstore.runtime.locks import holding
@@ -30,10 +31,12 @@ def store_batch(
 ) -> StoreResult:
     """Commit each shard's part of a batch; all parts are checked before the first is committed.
 
-    Raises the errors of `topicstore.database.Database.store`.
+    Raises the errors of `topicstore.database.Database.store`; with `StoreRequest.failures`, those of logs are put there
+    instead.
     """
     started = time.perf_counter()
     pending: list[PendingWrite] = []
+    failures = request.failures
 
     def submit() -> None:
         _prepare_locked(pending)
@@ -41,7 +44,7 @@ def store_batch(
             writes = {one.writer.number: one.write for one in pending}
             for shard, key, value in encode_keyed(request.batch, request.destinations, _rejoin(pending), clock()):
                 writes[shard].put(STATE, key, value)
-        submit_locked(pending)
+        submit_locked(pending, failures)
 
     try:
         while True:
@@ -50,19 +53,20 @@ def store_batch(
                 holding([one.writer.lock for one in pending], submit)
                 break
             except LogFullError:  # nothing was proposed
-                _wait_for_room(pending)
+                _wait_for_room(pending, failures)
     except BaseException:
         for one in pending:
             if not one.number:
                 one.writer.counters.failed_batches += 1
         raise
     finally:  # even if a shard failed, because others have committed
-        finish_commits(pending)
+        finish_commits(pending, failures)
+    stored = pending if not failures else [one for one in pending if one.writer.number not in failures]
     seconds = time.perf_counter() - started
-    for one in pending:
+    for one in stored:
         one.writer.latencies.store.observe(seconds)
-    count = sum([len(one.messages) for one in pending])
-    return StoreResult(count=count, lifted=sum([one.lifted for one in pending]), rejoin=partial(_rejoin, pending))
+    count = sum([len(one.messages) for one in stored])
+    return StoreResult(count=count, lifted=sum([one.lifted for one in stored]), rejoin=partial(_rejoin, stored))
 
 
 def _split_batch(request: StoreRequest, shards: Sequence[Shard], shard_map: ShardMap) -> list[PendingWrite]:
@@ -100,45 +104,74 @@ def _prepare_locked(pending: Sequence[PendingWrite]) -> None:
         raise min(refused, key=lambda bad: -1 if bad.index is None else bad.index)
 
 
-def _wait_for_room(pending: Sequence[PendingWrite]) -> None:
+def _wait_for_room(pending: Sequence[PendingWrite], failures: dict[int, TopicstoreError] | None) -> None:
+    """Wait until the logs may have room for writes of which none was proposed; forget what other logs have refused."""
+    refused = set(failures or ())
+    if failures:
+        failures.clear()
     for one in pending:
-        if one.writer.log is not None and one.proposal is not None:
+        if one.writer.log is not None and one.proposal is not None and one.writer.number not in refused:
             one.writer.log.wait_for_room(one)
 
 
-def submit_locked(pending: Sequence[PendingWrite]) -> None:
+def submit_locked(pending: Sequence[PendingWrite], failures: dict[int, TopicstoreError] | None = None) -> None:
     """Encode prepared writes of several shards, then commit them. The caller holds the locks of all their writers.
 
     A writer with a log proposes its write to the log instead. If a commit fails, the earlier ones remain: the caller
-    must complete these with `finish_commits`.
+    must complete these with `finish_commits`. With ``failures``, a log that refuses its write, unless its queue is
+    full, does not keep the others from being proposed; its error is added there, by shard.
     """
     for one in pending:
         if one.writer.log is None:
             one.writer.encode_locked(one)
         else:
-            one.writer.log.encode_locked(one)
+            _unless_refused(one, one.writer.log.encode_locked, failures)
     for one in pending:
         if one.writer.log is None:
             one.writer.commit_locked(one)
-        else:
-            one.writer.propose_locked(one)
+        elif not failures or one.writer.number not in failures:
+            _unless_refused(one, one.writer.propose_locked, failures)
 
 
-def finish_commits(pending: Sequence[PendingWrite]) -> None:
+def _unless_refused(
+    one: PendingWrite, step: Callable[[PendingWrite], object], failures: dict[int, TopicstoreError] | None
+) -> None:
+    """Take a step of a write; add a refusal by the log to ``failures``, or raise it without them."""
+    try:
+        step(one)
+    except LogFullError:
+        raise
+    except TopicstoreError as refused:
+        if failures is None or not _concerns_shard(refused):
+            raise
+        one.writer.counters.failed_batches += 1
+        failures[one.writer.number] = refused
+
+
+def _concerns_shard(error: BaseException) -> TypeGuard[TopicstoreError]:
+    """Return whether an error is of a shard, which may fail alone, and not of the whole database or the program."""
+    return isinstance(error, TopicstoreError) and not isinstance(error, DatabaseClosedError)
+
+
+def finish_commits(pending: Sequence[PendingWrite], failures: dict[int, TopicstoreError] | None = None) -> None:
     """Complete the committed writes, even if one of them fails, because committed messages must become visible.
 
-    The caller must hold no lock of a writer. Raises the first error.
+    The caller must hold no lock of a writer. Raises the first error; errors of the library are added to ``failures``
+    instead, by shard, if it is given.
     """
-    failures: list[BaseException] = []
+    raised: list[BaseException] = []
     for one in pending:
         if one.number:
             try:
                 one.writer.finish_commit(one)
             except BaseException as failed:  # noqa: BLE001 - the first one is raised after all are completed
                 one.writer.counters.failed_batches += 1
-                failures.append(failed)
-    if failures:
-        raise failures[0]
+                if failures is None or not _concerns_shard(failed):
+                    raised.append(failed)
+                else:
+                    failures[one.writer.number] = failed
+    if raised:
+        raise raised[0]
 
 
 def commit_state(shards: Sequence[Shard], by_shard: Mapping[int, Sequence[StateWrite]]) -> dict[int, TopicstoreError]:

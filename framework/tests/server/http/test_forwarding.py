@@ -4,50 +4,137 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+import pytest
 import topicstore as ts
-from topicstore.contract.batch import MessageBatch
-from topicstore.replication.site import ShardOwner
-from topicstore.server.http.forwarding import Forwarder
+from litestar.exceptions import HTTPException
+from topicstore.replication.site import ShardOwner, Site
+from topicstore.server.cluster import SiteTls
+from topicstore.server.http.forwarding import Call, Forwarder
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import PATIENCE
 
-ANSWER = b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"count":1}'
+CALL = Call("POST", "/", {}, b"x" * 200_000)
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read(1)
-    writer.write(ANSWER)
-    await writer.drain()
-    await reader.read()
-    writer.close()
+class Answer(msgspec.Struct):
+    """What the other site answers."""
+
+    count: int
 
 
-def test_a_site_that_does_not_answer_holds_up_no_request_for_another(tmp_path: Path) -> None:
-    """While a silent site has many requests, one for a site that answers is forwarded, and answered."""
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A site of a cluster that waits long for its log store."""
     need("rocksdb")
-    batch = MessageBatch.from_messages([ts.Message("a", b"1", "c")])
-
-    async def forwarded(forwarder: Forwarder, silent: socket.socket) -> int:
-        server = await asyncio.start_server(_answer, "127.0.0.1", 0)
-        ports = {"silent": silent.getsockname()[1], "answers": server.sockets[0].getsockname()[1]}
-        owners = {name: ShardOwner(name, "", f"http://127.0.0.1:{port}") for name, port in ports.items()}
-        waiting = [asyncio.create_task(forwarder.forward({owners["silent"]: batch}, "/", "")) for _ in range(20)]
-        await asyncio.sleep(0)  # they begin
-        try:
-            answers = await asyncio.wait_for(forwarder.forward({owners["answers"]: batch}, "/", ""), PATIENCE)
-        finally:
-            silent.close()  # resets the connections
-            await asyncio.gather(*waiting, return_exceptions=True)
-            server.close()
-        return answers[0].count
-
     cluster = ts.Cluster((tmp_path / "log").as_uri(), store_timeout=2 * PATIENCE)
-    with ts.open(tmp_path / "a", cluster=cluster, site="a") as db, socket.create_server(("127.0.0.1", 0)) as silent:
+    with ts.open(tmp_path / "a", cluster=cluster, site="a") as db:
         assert db.cluster is not None
-        forwarder = Forwarder(db.cluster, "token")
-        try:
-            assert 1 == asyncio.run(forwarded(forwarder, silent))
-        finally:
-            forwarder.stop()
+        yield db.cluster
+
+
+def owner_at(address: tuple[str, int], name: str = "b") -> ShardOwner:
+    return ShardOwner(name, "", f"http://{address[0]}:{address[1]}")
+
+
+async def answered(forwarder: Forwarder, answer: bytes) -> Answer | HTTPException:
+    """Return what a site gets that forwards a request to one which sends some bytes, and closes the connection."""
+
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(len(CALL.body))
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(respond, "127.0.0.1", 0)
+    async with server:
+        owner = owner_at(server.sockets[0].getsockname())
+        [found] = await asyncio.wait_for(forwarder.ask({owner: CALL}, Answer), PATIENCE)
+    return found
+
+
+def head(status: str, body: bytes, more: str = "") -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{more}\r\n".encode() + body
+
+
+def test_a_site_that_does_not_answer_holds_up_no_request_for_another(site: Site) -> None:
+    """While a silent site has many requests, one for a site that answers is forwarded, and answered.
+
+    The requests for the silent site end at once when their clients are gone, or the server stops.
+    """
+
+    async def forwarded(silent: socket.socket) -> Answer | HTTPException:
+        forwarder = Forwarder(site, "token", SiteTls(None))
+        owner = owner_at(silent.getsockname(), "silent")
+        waiting = [asyncio.create_task(forwarder.ask({owner: CALL}, Answer)) for _ in range(20)]
+        await asyncio.sleep(0)  # they begin
+        found = await answered(forwarder, head("200 OK", b'{"count":1}'))
+        for one in waiting:
+            one.cancel()
+        await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), PATIENCE)
+        assert all(one.cancelled() for one in waiting)
+        return found
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert Answer(1) == asyncio.run(forwarded(silent))
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "said"),
+    [
+        (head("507 Full", b'{"detail":"no room"}', "Retry-After: 9\r\n"), 507, "site b: no room"),
+        (head("403 Forbidden", b'{"detail":"no"}'), 502, "site b: no"),
+        (head("200 OK", b"<html>"), 502, "site b: an answer that is not the expected JSON"),
+        (head("200 OK", b" " * (1 << 21)), 502, "site b gave too long an answer"),
+        (head("200 OK", b'{"count"')[:-3], 503, "it is unknown whether it has carried the request out"),
+        (b"", 503, "it is unknown whether it has carried the request out"),
+        (b"SSH-2.0-x\r\n\r\n", 503, "it is unknown whether it has carried the request out"),
+    ],
+)
+def test_what_a_site_refuses_or_does_not_answer_is_an_error_with_its_name(
+    site: Site, sent: bytes, status: int, said: str
+) -> None:
+    """Errors of the other site pass on, but for those of the token; broken responses leave the outcome unknown."""
+    found = asyncio.run(answered(Forwarder(site, "token", SiteTls(None)), sent))
+    assert isinstance(found, HTTPException)
+    assert status == found.status_code
+    assert said in found.detail
+    assert {"Retry-After": "9"} == found.headers if status == 507 else not found.headers
+
+
+def test_a_silent_site_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site has the time for which it waits for the log store, and a little more; waiting for a turn counts alike."""
+
+    async def forwarded(silent: socket.socket) -> list[HTTPException | Answer]:
+        forwarder = Forwarder(site, "token", SiteTls(None))
+        assert forwarder._patience > site.cluster.store_timeout
+        monkeypatch.setattr(forwarder, "_patience", 0.01)
+        calls = [forwarder.ask({owner_at(silent.getsockname()): CALL}, Answer) for _ in range(20)]
+        return [found for [found] in await asyncio.gather(*calls)]
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        found = asyncio.run(forwarded(silent))
+    assert {503} == {one.status_code for one in found if isinstance(one, HTTPException)}
+    assert any("gave no answer" in str(one) for one in found)
+
+
+def test_a_site_without_http_is_named(site: Site) -> None:
+    """A site that serves no HTTP, and one that can't be reached, are errors of which the last may be repeated."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = closed.getsockname()
+    owners = ShardOwner("b", "", ""), owner_at(address, "c")
+    forwarder = Forwarder(site, "token", SiteTls(None))
+    none, gone = asyncio.run(forwarder.ask(dict.fromkeys(owners, CALL), Answer))
+    assert isinstance(none, HTTPException)
+    assert isinstance(gone, HTTPException)
+    assert (503, "site b, which writes the shard, serves no HTTP", None) == (
+        none.status_code,
+        none.detail,
+        none.headers,
+    )
+    assert (503, {"Retry-After": "1"}) == (gone.status_code, gone.headers)
+    assert "site c, which writes the shard, can't be reached at http://127.0.0.1:" in gone.detail

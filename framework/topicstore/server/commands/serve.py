@@ -107,11 +107,13 @@ def serve(
     with Signals() as signals:
         check_installed()
         with _importing():
-            from topicstore.server.config.load import read_settings
+            from topicstore.server.config.load import Variable, read_settings
+
+        given = (("--cluster", "url", cluster), ("--site", "site", site))
+        options = [Variable(name, ("cluster", key), value) for name, key, value in given if value is not None]
 
         def read(*, empty_ok: bool = False) -> ServerSettings:
-            found = _with_arguments(read_settings(config, empty_ok=empty_ok), listen, http)
-            found = _with_cluster(found, cluster, site)
+            found = _with_arguments(read_settings(config, empty_ok=empty_ok, options=options), listen, http)
             sessions = with_rules(found.durable_sessions, store, keep)
             return msgspec.structs.replace(found, durable_sessions=sessions)
 
@@ -150,23 +152,6 @@ def _with_arguments(settings: ServerSettings, listen: tuple[str, ...], http: tup
         section = msgspec.structs.replace(section, listen=Addresses.read([_address(one, "--http") for one in http]))
         settings = msgspec.structs.replace(settings, http=section)
     return settings
-
-
-def _with_cluster(settings: ServerSettings, url: str | None, site: str | None) -> ServerSettings:
-    """Return settings with the log store and the name of ``--cluster`` and ``--site``."""
-    from topicstore.server.config.model import ClusterSettings
-
-    there = settings.cluster
-    if url is None and site is None:
-        return settings
-    if there is None and (url is None or site is None):
-        raise click.UsageError("--cluster and --site are given together, unless the settings have a section [cluster]")
-    with naming("--cluster"):
-        if there is None:
-            section = ClusterSettings(url=url or "", site=site or "")
-        else:
-            section = msgspec.structs.replace(there, url=url or there.url, site=site or there.site)
-        return msgspec.structs.replace(settings, cluster=section)
 
 
 def _listener(text: str) -> ListenerSettings:

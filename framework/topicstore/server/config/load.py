@@ -48,7 +48,7 @@ PREFIX = "TOPICSTORE__"
 
 @attrs.frozen
 class Variable:
-    """An environment variable that sets a setting."""
+    """An environment variable, or an option of a command, that sets a setting."""
 
     name: str
     place: tuple[str, ...]
@@ -301,7 +301,7 @@ class Configuration:
     given: Mapping[str, Any]
     """The file's document."""
     variables: tuple[Variable, ...]
-    """The settings of the environment."""
+    """The settings of the environment and of the command line."""
 
     def origin(self, place: tuple[str, ...]) -> str:
         """Return the origin of a setting: ``default``, ``file``, or the name of a variable."""
@@ -321,18 +321,27 @@ def _has(given: Any, place: Sequence[str]) -> bool:
 
 
 def read_settings(
-    path: Path | None, environ: Mapping[str, str] = os.environ, *, empty_ok: bool = True
+    path: Path | None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    empty_ok: bool = True,
+    options: Iterable[Variable] = (),
 ) -> ServerSettings:
     """Return the settings of a file, or of no file, and the environment. Raises `SettingsError`.
 
-    ``empty_ok``: whether an empty file means all defaults. A running server refuses an empty file, which an interrupted
-    editor or a full disk may have left.
+    empty_ok: whether an empty file means all defaults. A running server refuses an empty file, which an interrupted
+              editor or a full disk may have left.
+    options:  settings of the command line, which override those of the environment.
     """
-    return read_configuration(path, environ, empty_ok=empty_ok).settings
+    return read_configuration(path, environ, empty_ok=empty_ok, options=options).settings
 
 
 def read_configuration(
-    path: Path | None, environ: Mapping[str, str] = os.environ, *, empty_ok: bool = True
+    path: Path | None,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    empty_ok: bool = True,
+    options: Iterable[Variable] = (),
 ) -> Configuration:
     """Return the settings as `read_settings` does, with the origin of each. Raises `SettingsError`."""
     text = "" if path is None else _text(path)
@@ -344,7 +353,7 @@ def read_configuration(
         raise SettingsError(f"{path}: {bad}") from bad
     for place, problem in unknown_keys(given):
         raise SettingsError(f"{_where(path, text, place)}: {problem}")
-    found = variables(environ, given)
+    found = (*variables(environ, given), *options)
     document = overlay(given, found)
     folder = Path.cwd() if path is None else path.parent
     try:

@@ -542,13 +542,24 @@ class ClusterSettings(Section, frozen=True):
     """The name of this site. A later process of the same name replaces an earlier one."""
     address: Address | None = None
     """The address at which clients and the other sites reach this site's MQTT listener, ``"HOST:PORT"``. The default is
-    that of the first listener for MQTT over TCP without TLS, with the machine's name in place of a wildcard address."""
+    that of the first listener for MQTT over TCP without TLS (with ``tls``, of the first one with TLS), with the
+    machine's name in place of a wildcard address."""
     http_address: str | None = None
     """The URL at which the other sites reach this site's HTTP interface, ``"http://HOST:PORT"``. The default is that of
     ``[http]``, with the machine's name in place of a wildcard address."""
     forward: bool = True
-    """Whether messages that are published over HTTP for a shard of another site are forwarded to it. If not, the client
-    is redirected there with 307."""
+    """Whether requests over HTTP that change a shard of another site are forwarded to it. If not, the client is
+    redirected there with 307."""
+    tls: bool = False
+    """Whether clients' connections are passed on to other sites over TLS. Then ``address`` is that of a listener with
+    TLS, at all sites. Their certificates must name the host of their ``address``."""
+    ca_file: Path | None = None
+    """Certificates of the authorities that sign the other sites' certificates, in PEM, for ``tls`` and for an
+    ``http_address`` with ``https``; by default those of the system. Read again with the listeners' certificates."""
+    certificate: Path | None = None
+    """This site's certificate for connections to other sites, if their listeners require one; with ``key``."""
+    key: Path | None = None
+    """The certificate's private key, without a passphrase."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """Options of the log store. Credentials rather stand in the environment, or in ``options_file``."""
     options_file: Path | None = None
@@ -569,6 +580,8 @@ class ClusterSettings(Section, frozen=True):
     def __post_init__(self) -> None:
         from topicstore.replication.settings import check_site
 
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("certificate and key are given together")
         try:
             check_site(self.site)
             self.cluster(self.options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ import attrs
 from litestar.di import NamedDependency
 
 import topicstore as ts
-from topicstore.contract.batch import MessageBatch
+from topicstore.contract.errors import ShardElsewhereError
 from topicstore.server.access.bans import Bans
 from topicstore.server.config.model import HttpSettings, Rule, ServerSettings
 from topicstore.server.listeners.listener import Listener
@@ -75,10 +75,22 @@ class Mqtt(Protocol):
 
 
 class Forwards(Protocol):
-    """The part of `topicstore.server.http.forwarding.Forwarder` that request handlers use, outside a cluster never."""
+    """The part of `topicstore.server.http.forwarding.Forwarder` that handlers use, outside a cluster never."""
 
-    async def forward(self, parts: Mapping[Any, MessageBatch], path: str, query: str) -> list[Any]:
-        """Send each part of a request to its owner, and return the owners' answers."""
+    def answer(self, request: Any, error: ShardElsewhereError) -> Any:
+        """Return the response to a request of which nothing was done, because a shard has another owner."""
+
+    def check(self, request: Any, owners: Collection[Any], *, here: bool) -> None:
+        """Raise `HTTPException` unless parts of a request may be forwarded to their owners."""
+
+    def call(self, request: Any, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Any:
+        """Return a client's request for another site."""
+
+    async def ask(self, calls: Mapping[Any, Any], kind: type[Any]) -> list[Any]:
+        """Send requests to their sites, and return their answers."""
+
+    def raise_first(self, answers: Sequence[object], done: str) -> None:
+        """Raise the first error among answers; its text also says what was ``done``."""
 
 
 @attrs.frozen(kw_only=True)

@@ -1,43 +1,60 @@
-"""Publishes of a cluster's clients: each message goes to the site that owns its publisher's shard.
+"""Requests of a cluster's clients for the sites that own their shards.
 
-A site stores the messages of its own shards, and forwards the others to their owners with the cluster's token. A
-forwarded request has the header `FORWARDED`, and is not forwarded again: a document that two sites have read at
-different times could otherwise send a request round in circles.
+A change of another site's shard raises `ShardElsewhereError`, and nothing was done: then the request is forwarded to
+the owner as a whole, with the cluster's token, the scope that this site has granted the client, and the client's body;
+the response passes back. Requests that concern several sites are split by owner: the messages of a publish, an import,
+and a deletion. A forwarded request has the header `FORWARDED`, and is not forwarded again: a document that two sites
+have read at different times could otherwise send a request round in circles.
 """
 
 from __future__ import annotations
 
 import asyncio
-import http.client
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import http
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import attrs
+import h11
 import msgspec
 import numpy as np
+from litestar import Request, Response
 from litestar.exceptions import HTTPException
+from litestar.types import Receive, Scope, Send
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import to_iterable
 from topicstore.contract.errors import ShardElsewhereError
 from topicstore.replication.site import ShardOwner, Site
+from topicstore.server.cluster import SiteTls
+from topicstore.server.listeners import ListenError
 
 from .formats.media_types import ARROW
 from .formats.written import written
+from .guards import GRANTED, granted
+from .problems import problem
 
-__all__ = ["FORWARDED", "RETRY", "Forwarder", "Parts", "parts_of", "redirection"]
+__all__ = ["RETRY", "Call", "Forwarder", "Parts", "Reply", "owners_of", "parts_of"]
+
+T = TypeVar("T")
 
 FORWARDED = "Topicstore-Forwarded"
 """The header of a forwarded request; its value is the name of the site that forwards."""
 RETRY: Mapping[str, str] = {"Retry-After": "1"}
 """The header of responses to requests that may succeed as soon as a shard has an owner."""
-_THREADS = 8
+_CALLS = 8
 """Most requests that are forwarded to one site at the same time; others wait, and a silent site holds up only its own.
-These threads are not those of the database, which a
-forwarded request needs on the other site: two sites that forward to each other must not wait for each other."""
+A site may use all of its threads for them, so it holds none while it waits for another site."""
+_MARGIN = 5.0
+"""Seconds to connect to a site, and seconds by which its answer may take longer than it waits for the log store."""
 _LARGEST_ANSWER = 1 << 20
+_PIECE = 64 << 10
+_PASSED = ("accept", "content-type", "user-agent")
+"""The client's headers that are forwarded."""
+_OWN = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding", b"upgrade")
+"""The headers of a response that concern one connection alone."""
 
 
 @attrs.frozen
@@ -46,8 +63,19 @@ class Parts:
 
     here: MessageBatch
     """The messages of this site's own shards."""
-    elsewhere: Mapping[ShardOwner, MessageBatch]
-    """The messages of other sites' shards, by owner."""
+    elsewhere: Mapping[ShardOwner, bytes]
+    """The messages of other sites' shards by owner, as Arrow's IPC stream format."""
+
+
+def owners_of(site: Site, shards: Collection[int]) -> dict[int, ShardOwner | None]:
+    """Return the owner of each shard; None for this site. Raises `ShardElsewhereError` if one has no owner."""
+    owners: dict[int, ShardOwner | None] = {}
+    for shard in sorted(shards):
+        owner = None if site.owns(shard) else site.owner(shard)
+        if owner is None and not site.owns(shard):
+            raise ShardElsewhereError(f"no site writes shard {shard} at the moment", shard)
+        owners[shard] = owner
+    return owners
 
 
 def parts_of(site: Site, batch: MessageBatch, shards: Mapping[str, int]) -> Parts:
@@ -55,127 +83,276 @@ def parts_of(site: Site, batch: MessageBatch, shards: Mapping[str, int]) -> Part
 
     Raises `ShardElsewhereError` if a shard has no owner at the moment.
     """
-    owners: dict[int, ShardOwner | None] = {}
-    for shard in sorted(set(shards.values())):
-        owner = None if site.owns(shard) else site.owner(shard)
-        if owner is None and not site.owns(shard):
-            raise ShardElsewhereError(f"no site writes shard {shard} at the moment", shard)
-        owners[shard] = owner
+    owners = owners_of(site, set(shards.values()))
     if not any(owners.values()):
         return Parts(batch, {})
     rows: dict[ShardOwner | None, list[int]] = {}
     for row, client_id in enumerate(to_iterable(batch.client_ids)):
         rows.setdefault(owners[shards[client_id]], []).append(row)
     split = {owner: batch.take(np.array(some)) for owner, some in rows.items()}
-    return Parts(split.pop(None, batch[:0]), {owner: part for owner, part in split.items() if owner is not None})
+    here = split.pop(None, batch[:0])
+    return Parts(here, {one: b"".join(written([part], ARROW)) for one, part in split.items() if one is not None})
 
 
-def redirection(parts: Parts, path: str, query: str) -> HTTPException:
-    """Return the response for messages of another site's shards where nothing is forwarded: 307, with its address.
-
-    Messages of several sites can't be redirected, and are refused with 421.
-    """
-    owner, *others = parts.elsewhere
-    if others or len(parts.here):
-        sites = ", ".join(sorted(one.site for one in parts.elsewhere))
-        return HTTPException(
-            status_code=421,
-            detail=f"the messages belong to shards of several sites ({sites} and others), and this server forwards "
-            "none: send the messages of each publisher by themselves",
-        )
+def _redirection(owner: ShardOwner, request: Request[Any, Any, Any]) -> HTTPException:
+    """Return the response of a site that forwards nothing: 307, with the owner's address."""
     if not owner.http_address:
         return HTTPException(status_code=503, detail=f"site {owner.site}, which writes the shard, serves no HTTP")
-    location = f"{owner.http_address}{path}" + f"?{query}" * bool(query)
-    return HTTPException(status_code=307, detail=f"site {owner.site} writes the shard", headers={"Location": location})
+    headers = {"Location": f"{owner.http_address}{_target(request.scope)}"}
+    return HTTPException(status_code=307, detail=f"site {owner.site} writes the shard", headers=headers)
 
 
-class _Answer(msgspec.Struct):
-    """The fields of another site's answer: counts, or the detail of a problem."""
+def _target(scope: Any) -> str:
+    """Return the path and the query of a request, as they were sent."""
+    query = scope["query_string"].decode("latin-1")
+    return str(scope["raw_path"].decode("latin-1")) + f"?{query}" * bool(query)
 
-    count: int = 0
-    stored: int = 0
-    routed: int = 0
-    retained: int = 0
+
+class _Problem(msgspec.Struct):
+    """The fields of another site's problem document that are used."""
+
     detail: str = ""
 
 
+class Reply:
+    """The response of another site, whose body is read as it is used."""
+
+    def __init__(self, status: int, headers: Sequence[tuple[bytes, bytes]], pieces: AsyncIterator[bytes]) -> None:
+        self.status, self.headers = status, headers
+        self.pieces = pieces
+        """The pieces of the body. Raises `HTTPException` if the site doesn't send the rest."""
+
+
+@attrs.frozen
+class Call:
+    """A request for another site."""
+
+    method: str
+    target: str
+    """The path and the query, percent-encoded."""
+    headers: Mapping[str, str]
+    body: bytes = b""
+
+
 class Forwarder:
-    """Requests from one site to others, in threads of its own for each of them. Used in the event loop only."""
+    """Requests from one site to others. Used in the event loop of HTTP only.
 
-    def __init__(self, site: Site, token: str) -> None:
-        self._site, self._token = site, token
-        self._threads: dict[str, ThreadPoolExecutor] = {}
-        """The threads by the site to which they forward."""
-        self._patience = site.cluster.store_timeout
+    A request waits for its own site alone: for one of `_CALLS` turns, and then at most `Cluster.store_timeout` and a
+    little for each answer of the site, which itself waits that long for the log store. When the server stops, the task
+    that forwards is cancelled, and its connection closed.
+    """
 
-    def stop(self) -> None:
-        """Wait for the requests that are being forwarded, and end the threads. Idempotent."""
-        for threads in self._threads.values():
-            threads.shutdown(wait=False, cancel_futures=True)
-        for threads in self._threads.values():
-            threads.shutdown()
+    def __init__(self, site: Site, token: str, tls: SiteTls) -> None:
+        self._site, self._token, self._tls = site, token, tls
+        self._turns: dict[str, asyncio.Semaphore] = {}
+        """The turns of requests by the site to which they are forwarded."""
+        self._patience = site.cluster.store_timeout + _MARGIN
 
-    def _threads_for(self, site: str) -> ThreadPoolExecutor:
-        """Return the threads that forward to a site; end those of sites that were removed from the cluster."""
-        if site not in self._threads:
-            for gone in self._threads.keys() - self._site.document.sites.keys():
-                self._threads.pop(gone).shutdown(wait=False)
-            self._threads[site] = ThreadPoolExecutor(_THREADS, "topicstore-forwarding")
-        return self._threads[site]
+    def call(
+        self, request: Request[Any, Any, Any], body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> Call:
+        """Return a client's request for another site: with the scope that this site has granted the client."""
+        named = (
+            {name: value for name, value in request.headers.items() if name in _PASSED} if headers is None else headers
+        )
+        own = {FORWARDED: self._site.name, GRANTED: granted(request) or ""}
+        return Call(request.method, _target(request.scope), {**named, **own}, body)
 
-    async def forward(self, parts: Mapping[ShardOwner, MessageBatch], path: str, query: str) -> list[_Answer]:
-        """Send each part to its owner, all at the same time, and return the owners' answers.
+    def check(self, request: Request[Any, Any, Any], owners: Collection[ShardOwner], *, here: bool) -> None:
+        """Raise `HTTPException` unless parts of a request may be forwarded to their owners.
 
-        Raises `HTTPException` if an owner doesn't answer or refuses; its text says which messages were published.
+        A request that was forwarded already gets 421. If nothing is forwarded, a request for one owner alone gets 307
+        with its address, and one for several, or with a part that is ``here``, 421.
         """
-        loop = asyncio.get_running_loop()
-        calls = [
-            loop.run_in_executor(self._threads_for(owner.site), self._send, owner, part, f"{path}?{query}")
-            for owner, part in parts.items()
-        ]
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        answers = [one for one in found if isinstance(one, _Answer)]
-        for one in found:
-            if isinstance(one, HTTPException) and answers:
-                published = sum(answer.count for answer in answers)
-                one.detail = f"{one.detail}; {published} messages of the request were published by other sites"
-            if isinstance(one, BaseException):
-                raise one
-        return answers
+        if (sender := request.headers.get(FORWARDED)) is not None:
+            text = f"site {sender} has forwarded the request for a shard that another site writes by now"
+            raise HTTPException(status_code=421, detail=text, headers=dict(RETRY))
+        if not owners or self._forwards(request):
+            return
+        owner, *others = owners
+        if not others and not here:
+            raise _redirection(owner, request)
+        sites = ", ".join(sorted(one.site for one in owners))
+        raise HTTPException(
+            status_code=421,
+            detail=f"the request concerns shards of several sites ({sites} and others), and this server forwards none: "
+            "send what concerns the shards of each site by itself",
+        )
 
-    def _send(self, owner: ShardOwner, part: MessageBatch, target: str) -> _Answer:
-        parsed = urlsplit(owner.http_address)
-        if parsed.hostname is None:
-            raise HTTPException(status_code=503, detail=f"site {owner.site}, which writes the shard, serves no HTTP")
-        body = b"".join(written([part], ARROW))
-        headers = {
-            "Authorization": f"Bearer {self._token}",
-            "Content-Type": ARROW,
-            FORWARDED: self._site.name,
-        }
-        kind: Any = http.client.HTTPSConnection if parsed.scheme == "https" else http.client.HTTPConnection
-        connection: http.client.HTTPConnection = kind(parsed.hostname, parsed.port, timeout=self._patience)
+    def answer(self, request: Request[Any, Any, Any], error: ShardElsewhereError) -> Response[bytes] | None:
+        """Return the response to a request of which nothing was done, because a shard has another owner.
+
+        It is that of the owner, or a redirection there if the settings say so. A request that was forwarded already
+        gets 421. Returns None while the shard has no owner, and for a request that only reads.
+        """
+        if (sender := request.headers.get(FORWARDED)) is not None:
+            text = f"{error}; site {sender} has forwarded the request here, and it is not forwarded again"
+            return problem(421, text, name=type(error).__name__, headers=RETRY)
+        owner = self._site.owner(error.shard)
+        if owner is None or request.method == "GET":
+            return None
+        if not self._forwards(request):
+            there = _redirection(owner, request)
+            return problem(there.status_code, there.detail, headers=there.headers)
+        return _Forwarded(self, owner)
+
+    @staticmethod
+    def _forwards(request: Request[Any, Any, Any]) -> bool:
+        settings = request.app.state.context.mqtt.settings.cluster
+        return settings is None or bool(settings.forward)
+
+    async def ask(self, calls: Mapping[ShardOwner, Call], kind: type[T]) -> list[T | HTTPException]:
+        """Send requests to their sites, all at the same time; return the answers, JSON of a type, in their order.
+
+        A site that can't be reached, does not answer or refuses has an `HTTPException` as its answer.
+        """
+        answers = [self._ask(owner, call, kind) for owner, call in calls.items()]
+        return list(await asyncio.gather(*answers))
+
+    @staticmethod
+    def raise_first(answers: Sequence[object], done: str) -> None:
+        """Raise the first error among answers; its text also says what was ``done``, unless all sites have failed."""
+        errors = [one for one in answers if isinstance(one, HTTPException)]
+        if errors and len(errors) < len(answers):
+            errors[0].detail = f"{errors[0].detail}; {done}"
+        if errors:
+            raise errors[0]
+
+    async def _ask(self, owner: ShardOwner, call: Call, kind: type[T]) -> T | HTTPException:
         try:
-            connection.connect()
-        except OSError as bad:
-            connection.close()
-            detail = f"site {owner.site}, which writes the shard, can't be reached at {owner.http_address}: {bad}"
-            raise HTTPException(status_code=503, detail=detail, headers=dict(RETRY)) from bad
+            async with self.send(owner, call) as reply:
+                data = b""
+                async for piece in reply.pieces:
+                    data += piece
+                    if len(data) > _LARGEST_ANSWER:
+                        return HTTPException(status_code=502, detail=f"site {owner.site} gave too long an answer")
+        except HTTPException as failed:
+            return failed
         try:
-            connection.request("POST", target, body, headers)
-            response = connection.getresponse()
-            data, retry = response.read(_LARGEST_ANSWER), response.getheader("Retry-After")
-        except (OSError, http.client.HTTPException) as bad:
-            detail = f"site {owner.site} gave no answer ({bad}); it is unknown whether it has stored its messages"
-            raise HTTPException(status_code=503, detail=detail) from bad
-        finally:
-            connection.close()
-        try:
-            answer = msgspec.json.decode(data, type=_Answer)
+            if reply.status == http.HTTPStatus.OK:
+                return msgspec.json.decode(data, type=kind)
+            detail = msgspec.json.decode(data, type=_Problem).detail
         except msgspec.DecodeError:
-            answer = _Answer(detail="an answer that is not JSON")
-        if response.status == http.HTTPStatus.OK:
-            return answer
-        status = 502 if response.status in (401, 403, 404, 405) else response.status
-        more = {} if retry is None else {"Retry-After": retry}
-        raise HTTPException(status_code=status, detail=f"site {owner.site}: {answer.detail}", headers=more)
+            detail = "an answer that is not the expected JSON"
+        status = 502 if reply.status in (200, 401, 403, 404, 405) else reply.status
+        retry = dict(reply.headers).get(b"retry-after")
+        more = {} if retry is None else {"Retry-After": retry.decode("latin-1")}
+        return HTTPException(status_code=status, detail=f"site {owner.site}: {detail}", headers=more)
+
+    @asynccontextmanager
+    async def send(self, owner: ShardOwner, call: Call) -> AsyncIterator[Reply]:
+        """Send a request to a site, and yield its response. Raises `HTTPException` if there is none."""
+        gone = self._turns.keys() - self._site.document.sites.keys()
+        for name in gone:
+            del self._turns[name]
+        turns = self._turns.setdefault(owner.site, asyncio.Semaphore(_CALLS))
+        try:
+            async with asyncio.timeout(self._patience):
+                await turns.acquire()
+        except TimeoutError as late:
+            detail = f"site {owner.site} has not answered other requests for {self._patience:g} s"
+            raise HTTPException(status_code=503, detail=detail, headers=dict(RETRY)) from late
+        try:
+            reader, writer = await self._connect(owner)
+            try:
+                yield await self._exchange(owner, call, reader, writer)
+            finally:
+                writer.transport.abort()
+        finally:
+            turns.release()
+
+    async def _connect(self, owner: ShardOwner) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        at = urlsplit(owner.http_address)
+        if at.hostname is None:
+            raise HTTPException(status_code=503, detail=f"site {owner.site}, which writes the shard, serves no HTTP")
+        secure = at.scheme == "https"
+        try:
+            async with asyncio.timeout(_MARGIN):
+                port, context = at.port or (443 if secure else 80), self._tls.context if secure else None
+                return await asyncio.open_connection(at.hostname, port, ssl=context)
+        except (OSError, TimeoutError, ListenError) as bad:
+            why = str(bad) or "no answer"
+            detail = f"site {owner.site}, which writes the shard, can't be reached at {owner.http_address}: {why}"
+            raise HTTPException(status_code=503, detail=detail, headers=dict(RETRY)) from bad
+
+    async def _exchange(
+        self, owner: ShardOwner, call: Call, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Reply:
+        """Send a request on a connection, and return its response with the rest of its body."""
+        protocol = h11.Connection(h11.CLIENT)
+        headers = {
+            "Host": urlsplit(owner.http_address).netloc,
+            "Connection": "close",
+            "Authorization": f"Bearer {self._token}",
+            "Content-Length": str(len(call.body)),
+            **call.headers,
+        }
+
+        async def event() -> h11.Event | type[h11.PAUSED]:
+            while (found := protocol.next_event()) is h11.NEED_DATA:
+                async with asyncio.timeout(self._patience):
+                    protocol.receive_data(await reader.read(_PIECE))
+            return found  # type: ignore[return-value]
+
+        async def pieces() -> AsyncIterator[bytes]:
+            with self._unanswered(owner):
+                while isinstance(found := await event(), h11.Data):
+                    yield bytes(found.data)
+
+        with self._unanswered(owner):
+            writer.write(
+                protocol.send(h11.Request(method=call.method, target=call.target, headers=[*headers.items()])) or b""
+            )
+            for start in range(0, len(call.body), _PIECE):
+                writer.write(protocol.send(h11.Data(data=call.body[start : start + _PIECE])) or b"")
+                async with asyncio.timeout(self._patience):
+                    await writer.drain()
+            writer.write(protocol.send(h11.EndOfMessage()) or b"")
+            while isinstance(found := await event(), h11.InformationalResponse):
+                continue
+            if not isinstance(found, h11.Response):
+                raise OSError("its connection has ended")
+        return Reply(found.status_code, list(found.headers), pieces())
+
+    @contextmanager
+    def _unanswered(self, owner: ShardOwner) -> Iterator[None]:
+        """Convert the failure of a connection to `HTTPException`."""
+        try:
+            yield
+        except (OSError, TimeoutError, h11.ProtocolError) as bad:
+            why = str(bad) or f"for {self._patience:g} s"
+            detail = f"site {owner.site} gave no answer ({why}); it is unknown whether it has carried the request out"
+            raise HTTPException(status_code=503, detail=detail) from bad
+
+
+class _Forwarded(Response[bytes]):
+    """The response of a shard's owner to a client's request, which is forwarded as a whole."""
+
+    def __init__(self, forwarder: Forwarder, owner: ShardOwner) -> None:
+        super().__init__(b"")
+        self._forwarder, self._owner = forwarder, owner
+
+    def to_asgi_response(self, app: Any, request: Request[Any, Any, Any], **_: Any) -> Any:
+        """Return the ASGI application that forwards the request, and sends the response."""
+
+        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+            begun = False
+            try:
+                call = self._forwarder.call(request, await request.body())
+                async with self._forwarder.send(self._owner, call) as reply:
+                    if reply.status == http.HTTPStatus.UNAUTHORIZED:
+                        text = f"site {self._owner.site} does not accept the cluster's token"
+                        raise HTTPException(status_code=502, detail=text)
+                    headers = [one for one in reply.headers if one[0] not in _OWN]
+                    begun = True
+                    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+                    async for piece in reply.pieces:
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+            except HTTPException as failed:
+                if begun:
+                    raise
+                refused = problem(failed.status_code, failed.detail, headers=failed.headers)
+                await refused.to_asgi_response(None, request)(scope, receive, send)
+
+        return respond

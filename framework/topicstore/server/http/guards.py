@@ -17,10 +17,13 @@ from .parameters import check_query
 from .threads import asking
 from .tokens import SCOPES, Scope, TokenFileError
 
-__all__ = ["granted", "is_owner", "needs", "takes_way"]
+__all__ = ["GRANTED", "granted", "is_owner", "is_site", "needs", "takes_way"]
 
 Connection = ASGIConnection[Any, Any, Any, Any]
 Guard = Callable[[Connection, BaseRouteHandler], None]
+
+GRANTED = "Topicstore-Granted"
+"""The header of a request that another site of a cluster forwards; its value is the scope that the client has there."""
 
 _log = logging.getLogger("topicstore.server.http")
 _OWN_PAGES = ("same-origin", "none")
@@ -57,8 +60,16 @@ def is_owner(connection: Connection) -> bool:
     return context.tokens.is_own(_token(connection) or "")
 
 
+def is_site(connection: Connection) -> bool:
+    """Return whether another site of the cluster has forwarded a request, which it has checked."""
+    context: Context = connection.app.state.context
+    return context.tokens.is_of_cluster(_token(connection) or "")
+
+
 def granted(connection: Connection) -> Scope | None:
     """Return the scope of a request, by its token or its origin; None if it has none.
+
+    The scope of a client's request that another site of the cluster forwards is what that site has granted.
 
     Raises `ServiceUnavailableException` if the tokens can't be read.
     """
@@ -67,6 +78,9 @@ def granted(connection: Connection) -> Scope | None:
     try:
         if token is None:
             return "admin" if _is_local(connection) and _is_open(context) else None
+        if context.tokens.is_of_cluster(token):
+            given = connection.headers.get(GRANTED, "")
+            return next((scope for scope in SCOPES if scope == given), None)
         return context.tokens.scope_of(token)
     except TokenFileError as bad:
         if context.logged.get("tokens") != str(bad):

@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
@@ -38,6 +38,9 @@ from .jobs import Jobs
 from .middleware import by_sent_path
 from .threads import FairThreads
 from .tokens import Tokens, token_file
+
+if TYPE_CHECKING:
+    from topicstore.server.cluster import SiteTls
 
 __all__ = ["HttpServer"]
 
@@ -108,17 +111,27 @@ class _Uvicorn(uvicorn.Server):
 class HttpServer:
     """The HTTP interface of one database. `start`, `reload` and `stop` may be called in any thread."""
 
-    def __init__(self, db: ts.Database, settings: HttpSettings, mqtt: Mqtt, descriptors: Descriptors) -> None:
-        """Set up the interface; generates the site's id if there is none. Raises what `Sites.this` raises."""
+    def __init__(
+        self,
+        db: ts.Database,
+        settings: HttpSettings,
+        mqtt: Mqtt,
+        descriptors: Descriptors,
+        tls: SiteTls | None = None,
+    ) -> None:
+        """Set up the interface; generates the site's id if there is none. Raises what `Sites.this` raises.
+
+        ``tls``: TLS of connections to other sites; None without a cluster.
+        """
         self._settings, self._descriptors = settings, descriptors
         forwarder, token = None, None
-        if db.cluster is not None:
+        if db.cluster is not None and tls is not None:
             from topicstore.server.cluster import http_token  # only for a site of a cluster
 
             from .forwarding import Forwarder
 
             token = http_token(db.cluster)
-            forwarder = Forwarder(db.cluster, token)
+            forwarder = Forwarder(db.cluster, token, tls)
         sites, memory = Sites(db, mqtt.storages), MemoryBudget(max(settings.memory, settings.body_size))
         self.context = Context(
             db=db,
@@ -144,8 +157,6 @@ class HttpServer:
         self._closer = Closer()
         self._closer.add(self.context.threads.shutdown)
         self._closer.add(self.context.jobs.join)
-        if forwarder is not None:
-            self._closer.add(forwarder.stop)
         self._patience = _FAREWELL
         """Seconds that requests have to end when the server stops."""
         self._certificate: Certificate | None = None

@@ -140,6 +140,13 @@ def _of_topicstore(request: Request[Any, Any, Any], error: errors.TopicstoreErro
     return problem(status, str(error), name=type(error).__name__, headers=headers, more=where)
 
 
+def _of_elsewhere(request: Request[Any, Any, Any], error: errors.ShardElsewhereError) -> Response[bytes]:
+    """Return the response of the shard's owner; the problem if there is none, or if this server is in no cluster."""
+    forwarder = request.app.state.context.forwarder
+    found = None if forwarder is None else forwarder.answer(request, error)
+    return _of_topicstore(request, error) if found is None else found
+
+
 def _log_once(logged: dict[str, str], error: errors.TopicstoreError) -> None:
     """Log an error that an operator has to resolve, unless the last error of its class had the same text."""
     kind, text = type(error).__name__, str(error)
@@ -160,6 +167,7 @@ def _of_fault(request: Request[Any, Any, Any], error: Exception) -> Response[byt
 
 HANDLERS: dict[int | type[Exception], Callable[..., Response[bytes]]] = {
     HTTPException: _of_http,
+    errors.ShardElsewhereError: _of_elsewhere,
     errors.TopicstoreError: _of_topicstore,
     UnwantedError: _of_unwanted,
     Exception: _of_fault,

@@ -55,7 +55,7 @@ class Tokens:
     """The tokens of a file, which is read again when it was replaced. Thread-safe."""
 
     def __init__(self, path: Path, cluster: str | None = None) -> None:
-        """``cluster`` is the token of the other sites of a cluster, which forward publishes; None without a cluster."""
+        """``cluster`` is the token of the other sites of a cluster, which forward requests; None without a cluster."""
         self.path = path
         self._cluster = None if cluster is None else _digest(cluster)
         self.own = secrets.token_urlsafe(_BYTES)
@@ -115,6 +115,10 @@ class Tokens:
         """Return whether a text is the token `own`."""
         return hmac.compare_digest(_digest(self.own), _digest(text))
 
+    def is_of_cluster(self, text: str) -> bool:
+        """Return whether a text is the token with which other sites of the cluster forward requests."""
+        return self._cluster is not None and hmac.compare_digest(self._cluster, _digest(text))
+
     def scope_of(self, text: str) -> Scope | None:
         """Return the scope of a token; None if there is no such token.
 
@@ -123,8 +127,6 @@ class Tokens:
         if self.is_own(text):
             return "admin"
         digest = _digest(text)
-        if self._cluster is not None and hmac.compare_digest(self._cluster, digest):
-            return "write"
         scope: Scope | None = None
         for token in self._watched.now():  # compares all tokens, so that the time reveals nothing
             if hmac.compare_digest(token.digest, digest):

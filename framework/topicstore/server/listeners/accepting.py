@@ -14,6 +14,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from topicstore.server.config.units import site_of, written_address
@@ -117,7 +118,10 @@ class Acceptor:
     async def _begin(self, accepted: socket.socket, peer: Any) -> None:
         """Create the protocol of a connection, after a proxy's header and the TLS handshake."""
         source: Source | Via | None = None
-        if self._proxies or self._key is not None:
+        make = self._make
+        if self._key is not None and self._context is not None:
+            make = self._edge(self._key, peer)
+        elif self._proxies or self._key is not None:
             from .proxy_header import ProxyHeaderError  # few listeners are behind a proxy
 
             try:
@@ -131,7 +135,7 @@ class Acceptor:
         handshake = None if self._context is None else self._patience
         try:
             await self._loop.connect_accepted_socket(
-                lambda: self._make(source), accepted, ssl=self._context, ssl_handshake_timeout=handshake
+                lambda: make(source), accepted, ssl=self._context, ssl_handshake_timeout=handshake
             )
         except (OSError, EOFError) as bad:  # such as a failed handshake: `ssl.SSLError` is an OSError
             accepted.close()
@@ -144,6 +148,13 @@ class Acceptor:
         except BaseException:
             accepted.close()
             raise
+
+    def _edge(self, key: bytes, peer: Any) -> Callable[[object], asyncio.Protocol]:
+        """Return what makes the protocol of a connection whose first bytes, within TLS, may be a site's header."""
+        from .site_header import SiteEdge  # only for a site of a cluster
+
+        refused = partial(self._note, self._without_header, peer)
+        return lambda _: SiteEdge(self._make, key, self._patience, refused)
 
     async def _read_header(self, accepted: socket.socket, host: str) -> Source | Via | None:
         from .proxy_header import ProxyHeaderError, is_proxy, read_header

@@ -52,7 +52,7 @@ class Listener:
         key: bytes | None = None,
     ) -> None:
         self._settings, self._limits = settings, limits
-        self._key = key if settings.protocol == "mqtt" and settings.tls is None and not settings.proxies else None
+        self._key = key if settings.protocol == "mqtt" and not settings.proxies else None
         self._connect, self._below = connect, below
         self.via = _via(name, settings)
         self._factory = self._factory_for(connect)

@@ -125,12 +125,31 @@ async def read_binary(accepted: socket.socket) -> tuple[bytes, bytes, Source | N
     return await _binary(accepted, data)
 
 
-async def _binary(accepted: socket.socket, signature: bytes) -> tuple[bytes, bytes, Source | None]:
-    head = signature + await _exactly(accepted, 4)
+def split_binary(received: bytes) -> tuple[bytes, bytes, Source | None] | None:
+    """Return what `read_binary` returns, if received bytes have a whole header of version 2; None if they are fewer.
+
+    Raises `ProxyHeaderError`, also as soon as they can't become one.
+    """
+    if received[: len(SIGNATURE)] != SIGNATURE[: len(received)]:
+        raise ProxyHeaderError("there is no header")
+    head = received[: len(SIGNATURE) + 4]
+    if len(head) < len(SIGNATURE) + 4:
+        return None
+    rest = received[len(head) :][: _size_of_rest(head)]
+    return (head, rest, parse_binary(head, rest)) if len(rest) == _size_of_rest(head) else None
+
+
+def _size_of_rest(head: bytes) -> int:
+    """Return the number of bytes after the first 16 of a header. Raises `ProxyHeaderError` if they are too many."""
     size = int.from_bytes(head[14:16])
     if size > _LONGEST_REST:
         raise ProxyHeaderError(f"the header has {size:,} bytes, more than {_LONGEST_REST:,}")
-    rest = await _exactly(accepted, size)
+    return size
+
+
+async def _binary(accepted: socket.socket, signature: bytes) -> tuple[bytes, bytes, Source | None]:
+    head = signature + await _exactly(accepted, 4)
+    rest = await _exactly(accepted, _size_of_rest(head))
     return head, rest, parse_binary(head, rest)
 
 

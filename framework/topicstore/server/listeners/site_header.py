@@ -5,6 +5,8 @@ and port in both places, and one extension (TLV) of the type `_EXTENSION`: an HM
 over all that precedes and follows it in the header, then 16 random bytes, then a `Via` as MessagePack. A client of MQTT
 or of TLS never begins with the header's first byte, so that one listener serves clients and sites.
 
+At a listener with TLS the header is within TLS, at others it precedes everything else.
+
 The HMAC is what a site trusts: only the cluster's sites know the key. The random bytes differ in each header, so that
 its HMAC shows no other one.
 """
@@ -17,13 +19,15 @@ import hmac
 import ipaddress
 import secrets
 import socket
+from collections.abc import Callable
+from typing import cast
 
 import msgspec
 
 from .peer import Peer, Relayed, Via
-from .proxy_header import SIGNATURE, ProxyHeaderError, read_binary
+from .proxy_header import SIGNATURE, ProxyHeaderError, Source, read_binary, split_binary
 
-__all__ = ["begins_with_header", "read_site_header", "site_header"]
+__all__ = ["SiteEdge", "begins_with_header", "read_site_header", "site_header"]
 
 _EXTENSION = 0xE7
 """One of the types that the protocol leaves to programs (PP2_TYPE_MIN_CUSTOM to PP2_TYPE_MAX_CUSTOM)."""
@@ -79,7 +83,10 @@ async def read_site_header(accepted: socket.socket, key: bytes) -> Via:
 
     Raises `ProxyHeaderError` for an invalid header, or one that no site of the cluster has made, and OSError.
     """
-    head, rest, source = await read_binary(accepted)
+    return _verified(*await read_binary(accepted), key)
+
+
+def _verified(head: bytes, rest: bytes, source: Source | None, key: bytes) -> Via:
     at = {_TCP4: 12, _TCP6: 36}.get(head[13], 0)
     value = rest[at + 3 :]
     mac, value = value[:_MAC], value[_MAC:]
@@ -92,3 +99,60 @@ async def read_site_header(accepted: socket.socket, key: bytes) -> Via:
     except msgspec.DecodeError as bad:
         raise ProxyHeaderError(f"the site's extension is invalid: {bad}") from bad
     return msgspec.structs.replace(via, source=source)
+
+
+class SiteEdge(asyncio.Protocol):
+    """A connection of a listener with TLS, until its first bytes show whether a client or a site has connected.
+
+    A site sends its header within TLS. Then the protocol that ``make`` returns serves the connection.
+
+    make:     returns the protocol for a client, or for a connection that a site passes on.
+    key:      the key with which the cluster's sites sign headers.
+    patience: the time limit in seconds for the first bytes, and for the header.
+    refused:  is called with the reason if a header is refused. Then the connection ends.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Via | None], asyncio.Protocol],
+        key: bytes,
+        patience: float,
+        refused: Callable[[str], object],
+    ) -> None:
+        self._make, self._key, self._patience, self._refused = make, key, patience, refused
+        self._received = b""
+        self._transport: asyncio.Transport  # set by `connection_made`
+        self._timer: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin to wait for the first bytes."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._timer = asyncio.get_running_loop().call_later(self._patience, self._transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Look at the first bytes; once they are known, let another protocol serve the connection."""
+        self._received += data
+        received = self._received
+        if received[:1] != SIGNATURE[:1]:
+            self._serve(None, received)
+            return
+        try:
+            header = split_binary(received)
+            if header is not None:
+                head, rest, source = header
+                self._serve(_verified(head, rest, source, self._key), received[len(head) + len(rest) :])
+        except ProxyHeaderError as bad:
+            self._refused(str(bad))
+            self._transport.abort()
+
+    def _serve(self, via: Via | None, rest: bytes) -> None:
+        self._timer.cancel()
+        inner = self._make(via)
+        self._transport.set_protocol(inner)
+        inner.connection_made(self._transport)
+        if rest:
+            inner.data_received(rest)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the time limit."""
+        self._timer.cancel()

@@ -12,6 +12,7 @@ from .reserving import ListenError
 
 __all__ = [
     "Certificate",
+    "refuse_passphrase",
     "tls_context",
     "unusable_files",
 ]
@@ -27,7 +28,7 @@ def tls_context(settings: TlsSettings, *, protocol: str) -> ssl.SSLContext:
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[settings.minimum_version]
-    context.load_cert_chain(settings.certificate, settings.key, password=_no_passphrase)
+    context.load_cert_chain(settings.certificate, settings.key, password=refuse_passphrase)
     context.verify_mode = _VERIFY[settings.client_certificates]
     if settings.client_authorities is not None:
         context.load_verify_locations(settings.client_authorities)
@@ -68,7 +69,7 @@ def _is_missing(path: Path) -> bool:
     return False
 
 
-def _no_passphrase() -> str:
+def refuse_passphrase() -> str:
     """Refuse a key with a passphrase, for which OpenSSL would prompt on the terminal."""
     raise ssl.SSLError("the private key has a passphrase; a server can't ask for it")
 

@@ -29,6 +29,8 @@ from .requests import Client, RequestBatch, Responses
 from .store_thread import StoreThread
 
 if TYPE_CHECKING:
+    from topicstore.server.cluster import SiteTls
+
     from .upstream import Relays
 
 __all__ = ["Broker"]
@@ -50,8 +52,20 @@ _log = logging.getLogger("topicstore.server")
 class Broker:
     """The MQTT connections of one event loop, served by one database. Created and used in the event loop only."""
 
-    def __init__(self, db: ts.Database, settings: ServerSettings, access: Access, bans: Bans, clients: int) -> None:
-        """``clients``: the number of clients for which there are file descriptors."""
+    def __init__(
+        self,
+        db: ts.Database,
+        settings: ServerSettings,
+        access: Access,
+        bans: Bans,
+        clients: int,
+        tls: SiteTls | None = None,
+    ) -> None:
+        """Serve nobody yet.
+
+        clients: the number of clients for which there are file descriptors.
+        tls:     TLS of connections to other sites; None without a cluster.
+        """
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._sessions = db.sessions
@@ -59,10 +73,10 @@ class Broker:
             loop, settings, access, bans, clients, version=ts.__version__, counts=self._sessions.counts
         )
         self.serving.schedule = self._schedule
-        if db.cluster is not None:
+        if db.cluster is not None and tls is not None:
             from .upstream import Relays  # only for a site of a cluster
 
-            self.serving.relays = Relays(db, db.cluster)
+            self.serving.relays = Relays(db, db.cluster, tls)
         self._store = StoreThread(db, self._on_end)
         self._thread = ThreadPoolExecutor(1, "topicstore-server")
         self._scheduled = False

@@ -109,6 +109,10 @@ _BUDGET = 256 << 20
 _LEAST, _MOST = 16 << 10, 256 << 10
 """Bounds of the bytes of payloads that are delivered to one client with one batch."""
 
+_MOVES = ts.ShardElsewhereError, ts.ShardMovedError
+_OF_CLIENTS = ts.InvalidMessageError, ts.SessionEndedError
+"""Errors of rows that are the fault of clients, or the end of their connection."""
+
 _log = logging.getLogger("topicstore.server")
 
 
@@ -124,8 +128,9 @@ class StoreThread:
         """The time at which the sessions' next timer is due (`time.monotonic`)."""
         self._ticked = 0.0
         """The time at which timers were last served (`time.monotonic`)."""
-        self._failures: dict[str, str] = {}
-        """The text of the last failure by kind of work, so that the log has a lasting failure only once."""
+        self._failures: dict[str, tuple[str, int]] = {}
+        """The text of the last failure by kind of work, so that the log has a lasting failure only once, and its level
+        in the log."""
         self.thread = 0
         """The identifier (`threading.get_ident`) of the thread that is serving a batch; 0 if there is none."""
         self.connected = 0
@@ -301,10 +306,13 @@ class StoreThread:
     def _published(self, rows: list[Row]) -> tuple[Sequence[bool], Mapping[int, TopicstoreError]]:
         try:
             outcome = self._sessions.publish(rows, partial=True)
-        except TopicstoreError as failed:  # such as a full disk or a quota: nothing was stored
+        except TopicstoreError as bad:  # such as a full disk or a quota: nothing was stored
+            self._log_failure("storing", bad)
+            return self._unstored(rows, bad)
+        failed = next((one for one in outcome.refused.values() if not isinstance(one, _OF_CLIENTS)), None)
+        if failed is not None:  # an error of some shards of a cluster
             self._log_failure("storing", failed)
-            return self._unstored(rows, failed)
-        if self._failures and any(row[1].qos for row in rows):
+        elif self._failures and any(row[1].qos for row in rows):
             self._log_recovery("storing")
         return outcome.matched, outcome.refused
 
@@ -429,13 +437,25 @@ class StoreThread:
                 self._log_recovery(what)
 
     def _log_failure(self, what: str, failed: BaseException) -> None:
-        """Log a failure, unless the previous failure of the same work had the same text."""
+        """Log a failure, unless the previous failure of the same work had the same text.
+
+        A shard of a cluster that moves, as when a site joins or ends in order, needs no operator.
+        """
         text = str(failed)
-        if self._failures.get(what) != text:
-            self._failures[what] = text
-            _log.warning("%s failed: %s", what, text)
+        known = self._failures.get(what)
+        if known is None or known[0] != text:
+            level = logging.INFO if _has_only(failed, _MOVES) else logging.WARNING
+            self._failures[what] = text, level
+            _log.log(level, "%s failed: %s", what, text)
 
     def _log_recovery(self, what: str) -> None:
-        """Log that work succeeds again, if it had failed."""
-        if self._failures.pop(what, None) is not None:
-            _log.warning("%s works again", what)
+        """Log that work succeeds again, if it had failed, at the level at which the failure was logged."""
+        if (known := self._failures.pop(what, None)) is not None:
+            _log.log(known[1], "%s works again", what)
+
+
+def _has_only(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Return whether an error, or each one of a group, is one of some kinds."""
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(kinds)[1] is None
+    return isinstance(error, kinds)

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 import topicstore as ts
 from topicstore.replication.objects import ClusterDocument
 from topicstore.replication.site import ShardOwner, Site
-from topicstore.server.cluster import mqtt_key
+from topicstore.server.cluster import SiteTls, mqtt_key
 from topicstore.server.config.units import Address
 from topicstore.server.listeners.peer import Peer
 from topicstore.server.listeners.site_header import site_header
@@ -40,8 +40,8 @@ _TRIES = 4_096
 class Relays:
     """The way from a client id to the site that serves the client. Used in the event loop only."""
 
-    def __init__(self, db: ts.Database, site: Site) -> None:
-        self._site = site
+    def __init__(self, db: ts.Database, site: Site, tls: SiteTls) -> None:
+        self._site, self._tls = site, tls
         self._shard_of = db.storage.shard_of
         self.key = mqtt_key(site)
         """The key of headers."""
@@ -72,7 +72,7 @@ class Relays:
         address, loop = Address(owner.address), asyncio.get_running_loop()
         try:
             async with asyncio.timeout(patience):
-                _, upstream = await loop.create_connection(Upstream, address.host, address.port)
+                _, upstream = await loop.create_connection(Upstream, address.host, address.port, ssl=self._tls.for_mqtt)
         except TimeoutError as late:
             raise OSError("it did not answer in time") from late
         upstream.transport.write(site_header(self.key, self._site.name, peer))

@@ -6,6 +6,7 @@ The progress is part of the state of each shard (`topicstore.cli.files.progress`
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import Annotated, Any
 
 import attrs
 import msgspec
+import numpy as np
 from litestar import Request, delete, get, post
 from litestar.exceptions import ClientException, NotFoundException
 from litestar.params import JSONBody, MsgPackBody, PathParameter
 
+from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import to_iterable
 from topicstore.contract.errors import InvalidArgumentError, NotADatabaseError
 from topicstore.contract.state import StateWrite
@@ -24,7 +27,8 @@ from topicstore.pubsub.publish import store_retaining
 from topicstore.server.http.context import Context, TheContext
 from topicstore.server.http.formats.media_types import ARROW
 from topicstore.server.http.formats.read import UNPACKED, read
-from topicstore.server.http.guards import is_owner, needs
+from topicstore.server.http.formats.written import written
+from topicstore.server.http.guards import is_owner, is_site, needs
 from topicstore.server.http.jobs import Job, JobCancelledError, Kind, Progress, Work, place_below, place_of_owner
 from topicstore.server.http.parameters import Page
 from topicstore.server.mqtt.topics import check_published
@@ -69,7 +73,12 @@ class Stored(msgspec.Struct):
 
 @get("/imports", guards=[needs("write")], tags=["imports"], sync_to_thread=True)
 def imports(context: TheContext) -> list[Marker]:
-    """Return the progress of each import in each shard; keys and values are base64."""
+    """Return the progress of each import in each shard; keys and values are base64.
+
+    On a site of a cluster, the response has what any site had stored before the request.
+    """
+    if context.db.cluster is not None:
+        context.db.cluster.refresh()
     shards = context.db.storage.shards
     return [
         Marker(shard.number, key, value)
@@ -79,27 +88,83 @@ def imports(context: TheContext) -> list[Marker]:
     ]
 
 
-@post("/imports", guards=[needs("write")], tags=["imports"], status_code=200, sync_to_thread=True)
-def store_rows(context: TheContext, request: Request[Any, Any, Any], data: MsgPackBody[Marked]) -> Stored:
-    """Store rows of an import together with its progress, in one write for each shard."""
+@post("/imports", guards=[needs("write")], tags=["imports"], status_code=200)
+async def store_rows(context: TheContext, request: Request[Any, Any, Any], data: MsgPackBody[Marked]) -> Stored:
+    """Store rows of an import together with its progress, in one write for each shard.
+
+    On a site of a cluster, each site stores the rows and the progress of its own shards. If one of them fails, the
+    response says how many rows the others have stored; repeat the import, which continues from its progress.
+    """
+    loop, threads, forwarder = asyncio.get_running_loop(), context.threads, context.forwarder
+    free = is_owner(request) or is_site(request)
+    if forwarder is None:
+        return await loop.run_in_executor(threads, _store, context, data, free)
+    parts = await loop.run_in_executor(threads, _parts, context, data, free)
+    here, stored = parts.pop(None, None), Stored(0, 0)
+    if parts:
+        forwarder.check(request, parts, here=here is not None)
+        headers = {"Content-Type": "application/vnd.msgpack"}
+        calls = {owner: forwarder.call(request, msgspec.msgpack.encode(part), headers) for owner, part in parts.items()}
+        answers = await forwarder.ask(calls, Stored)
+        for answer in answers:
+            if isinstance(answer, Stored):
+                stored = Stored(stored.count + answer.count, stored.lifted + answer.lifted)
+        forwarder.raise_first(answers, f"other sites have stored {stored.count} rows")
+    if here is not None:
+        own = await loop.run_in_executor(threads, _store, context, here, free)
+        stored = Stored(stored.count + own.count, stored.lifted + own.lifted)
+    return stored
+
+
+def _rows(context: Context, data: Marked, free: bool) -> MessageBatch:
+    """Return the checked rows of an import; ``free``: whether they may have the topics of servers."""
     db = context.db
     db.storage.check_may_write()
     batch = read(data.rows, ARROW, UNPACKED * context.settings.body_size)
-    if not is_owner(request):
+    if not free:
         check_published(to_iterable(batch.topics))
-    state: dict[int, list[StateWrite]] = {}
     for marker in data.markers:
         if not marker.key.startswith(_KEYS) or not 0 <= marker.shard < db.manifest.shards:
             raise InvalidArgumentError(f"{marker.key!r} is not the key of an import, or there is no such shard")
+    for flags in (data.stored, data.retained) if data.retained is not None else ():
+        if flags is not None and len(flags) != len(batch):
+            raise InvalidArgumentError("stored and retained have an entry for each row")
+    return batch
+
+
+def _store(context: Context, data: Marked, free: bool) -> Stored:
+    db, batch = context.db, _rows(context, data, free)
+    state: dict[int, list[StateWrite]] = {}
+    for marker in data.markers:
         state.setdefault(marker.shard, []).append(StateWrite(marker.key, marker.value))
     if data.retained is None:
         result = db.store(batch, state=state)
     else:
         stored = data.stored if data.stored is not None else [True] * len(batch)
-        if not len(batch) == len(stored) == len(data.retained):
-            raise InvalidArgumentError("stored and retained have an entry for each row")
         result = store_retaining(db.storage, batch, state, stored=stored, retained=data.retained)
     return Stored(result.count, result.lifted)
+
+
+def _parts(context: Context, data: Marked, free: bool) -> dict[Any, Marked]:
+    """Return the parts of an import by the sites of the cluster that store them; that of this site has the key None."""
+    from topicstore.server.http.forwarding import owners_of  # only for a site of a cluster
+
+    batch, site = _rows(context, data, free), context.db.cluster
+    assert site is not None  # noqa: S101 - there is a forwarder
+    shards = [context.db.storage.shard_of(client_id) for client_id in to_iterable(batch.client_ids)]
+    owners = owners_of(site, {*shards, *(marker.shard for marker in data.markers)})
+    rows: dict[Any, list[int]] = {owner: [] for owner in owners.values()}
+    for row, shard in enumerate(shards):
+        rows[owners[shard]].append(row)
+    return {
+        owner: Marked(
+            rows=b"".join(written([batch.take(np.array(some, np.intp))], ARROW)),
+            markers=[marker for marker in data.markers if owners[marker.shard] == owner],
+            stored=None if data.stored is None else [data.stored[row] for row in some],
+            retained=None if data.retained is None else [data.retained[row] for row in some],
+        )
+        for owner, some in rows.items()
+    } or {None: data}
 
 
 class JobRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):

@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+from collections.abc import Collection
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 from litestar import Request, Response, delete, get, post
 from litestar.datastructures import ResponseHeader
-from litestar.exceptions import ClientException
+from litestar.exceptions import ClientException, HTTPException
 from litestar.params import QueryParameter
 
 from topicstore.contract.batch import MessageBatch
@@ -25,7 +26,7 @@ from topicstore.contract.errors import InvalidCursorError, ShardElsewhereError
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.publish import PublishResult
 from topicstore.server.http.context import Context, TheContext
-from topicstore.server.http.formats.media_types import chosen
+from topicstore.server.http.formats.media_types import ARROW, chosen
 from topicstore.server.http.formats.read import READ, UNPACKED, read
 from topicstore.server.http.formats.written import WRITTEN, written
 from topicstore.server.http.guards import needs
@@ -108,9 +109,14 @@ class Published:
     retained: int
     """Number of messages that became their topics' retained messages."""
 
-    def plus(self, count: int, stored: int, routed: int, retained: int) -> Published:
+    def plus(self, other: Published) -> Published:
         """Return the sum of two results."""
-        return Published(self.count + count, self.stored + stored, self.routed + routed, self.retained + retained)
+        return Published(
+            self.count + other.count,
+            self.stored + other.stored,
+            self.routed + other.routed,
+            self.retained + other.retained,
+        )
 
 
 @post("/messages", guards=[needs("write")], tags=["messages"], status_code=200, opt={"consumes": tuple(READ)})
@@ -138,23 +144,25 @@ async def publish(
     media_type = request.headers.get("content-type", "")
     if context.forwarder is None:
         return await loop.run_in_executor(threads, lambda: _publish(context, _batch(context, body, media_type), store))
-    from topicstore.server.http import forwarding  # only for a site of a cluster
-
-    parts = await loop.run_in_executor(threads, _parts, context, body, media_type)
+    parts, forwarder = await loop.run_in_executor(threads, _parts, context, body, media_type), context.forwarder
     published = Published(0, 0, 0, 0)
     if parts.elsewhere:
-        path, query = request.scope["path"], request.scope["query_string"].decode("latin-1")
-        if (sender := request.headers.get(forwarding.FORWARDED)) is not None:
-            shard = f"site {sender} has forwarded messages for a shard that another site writes by now"
-            raise ShardElsewhereError(shard)
-        settings = context.mqtt.settings.cluster
-        if settings is not None and not settings.forward:
-            raise forwarding.redirection(parts, path, query)
-        for answer in await context.forwarder.forward(parts.elsewhere, path, query):
-            published = published.plus(answer.count, answer.stored, answer.routed, answer.retained)
+        forwarder.check(request, parts.elsewhere, here=bool(len(parts.here)))
+        headers = {"Content-Type": ARROW}
+        calls = {owner: forwarder.call(request, part, headers) for owner, part in parts.elsewhere.items()}
+        answers = await forwarder.ask(calls, Published)
+        for answer in answers:
+            if isinstance(answer, Published):
+                published = published.plus(answer)
+        forwarder.raise_first(answers, f"{published.count} messages of the request were published by other sites")
     if len(parts.here) or not parts.elsewhere:
-        here = await loop.run_in_executor(threads, _publish, context, parts.here, store)
-        published = published.plus(here.count, here.stored, here.routed, here.retained)
+        try:
+            published = published.plus(await loop.run_in_executor(threads, _publish, context, parts.here, store))
+        except ShardElsewhereError as moved:
+            if not parts.elsewhere:
+                raise
+            text = f"{moved}; {published.count} messages of the request were published by other sites"
+            raise HTTPException(status_code=503, detail=text, headers={"Retry-After": "1"}) from moved
     return published
 
 
@@ -292,19 +300,59 @@ class Deleted:
     deleted: int
 
 
-@delete(
-    "/messages", guards=[needs("admin")], tags=["messages"], status_code=200, opt={"way": "heavy"}, sync_to_thread=True
-)
-def delete_messages(
+_SHARDS = "Topicstore-Shards"
+"""The header of a deletion that another site forwards; its value is the shards to delete from, with commas."""
+
+
+@delete("/messages", guards=[needs("admin")], tags=["messages"], status_code=200, opt={"way": "heavy"})
+async def delete_messages(
     context: TheContext,
+    request: Request[Any, Any, Any],
     topic_filter: Annotated[str, QueryParameter(name="filter", description="A topic filter of MQTT.")],
     start: TheStart = None,
     until: TheUntil = None,
     by: TheBy = "position",
 ) -> Deleted:
-    """Delete matching messages stored before the request, in chunks; an interrupted request can be repeated."""
-    db = context.db
-    return Deleted(db.delete(topic_filter, time_asked(db, start) or 0, time_asked(db, until), by=by))
+    """Delete matching messages stored before the request, in chunks; an interrupted request can be repeated.
+
+    On a site of a cluster, each site deletes the messages of its own shards. If one of them fails, the response says
+    how many messages the others have deleted.
+    """
+    loop, db = asyncio.get_running_loop(), context.db
+    TopicFilter(topic_filter)  # before another site is asked
+
+    def own(shards: Collection[int] | None) -> int:
+        return db.delete(topic_filter, time_asked(db, start) or 0, time_asked(db, until), by=by, shards=shards)
+
+    if context.forwarder is None or db.cluster is None:
+        return Deleted(await loop.run_in_executor(context.threads, own, None))
+    from topicstore.server.http.forwarding import owners_of  # only for a site of a cluster
+
+    given = request.headers.get(_SHARDS)
+    shards = range(db.manifest.shards) if given is None else _numbers(given, db.manifest.shards)
+    wanted: dict[Any, list[int]] = {}
+    for shard, owner in owners_of(db.cluster, shards).items():
+        wanted.setdefault(owner, []).append(shard)
+    here = wanted.pop(None, None)
+    forwarder, deleted = context.forwarder, 0
+    if wanted:
+        forwarder.check(request, wanted, here=here is not None)
+        calls = {one: forwarder.call(request, b"", {_SHARDS: ",".join(map(str, some))}) for one, some in wanted.items()}
+        answers = await forwarder.ask(calls, Deleted)
+        deleted = sum(answer.deleted for answer in answers if isinstance(answer, Deleted))
+        forwarder.raise_first(answers, f"other sites have deleted {deleted} messages")
+    if here is not None:
+        deleted += await loop.run_in_executor(context.threads, own, here)
+    return Deleted(deleted)
+
+
+def _numbers(text: str, shards: int) -> list[int]:
+    """Return the numbers of shards that a header has. Raises `ClientException`."""
+    parts = text.split(",")
+    known = set(map(str, range(shards)))
+    if not known.issuperset(parts):
+        raise ClientException(f"{_SHARDS} has numbers of shards, not {text[:100]!r}")
+    return list(map(int, parts))
 
 
 ROUTES = [publish, replay, delete_messages, explain, histogram]
