@@ -89,7 +89,13 @@ EQUIVALENT = {
 
 _HUNG = 124
 """The exit code of a run that exceeded its timeout."""
-_OPTIONS = ("-n0", "-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", "--tb=no", f"--timeout={HANGS}")
+_PLUGINS = ("xdist.plugin", "pytest_timeout", "_hypothesis_pytestplugin")
+"""The pytest plugins that the tests need; importing all that are installed takes longer than most tests."""
+_OPTIONS = (
+    *("-x", "-q", "-m", "not slow", "--tb=no", f"--timeout={HANGS}", "-p", "no:cacheprovider"),
+    *("-o", "addopts=", "--import-mode=importlib"),
+    *(option for plugin in _PLUGINS for option in ("-p", plugin)),
+)
 
 _COMPARED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
@@ -116,6 +122,8 @@ _LEFT = (ast.FunctionDef, ast.ClassDef, ast.JoinedStr, ast.pattern)
 _UNSEEN = {ast.AnnAssign: "annotation", ast.Raise: "exc"}
 """The fields that are not searched: types, which nothing evaluates, and errors, whose texts are no promises."""
 
+Reached = dict[str, tuple[float, list[tuple[str, int]]]]
+"""The seconds of each test, and the statements that it reaches, each by its file and line."""
 Node = ast.expr | list[ast.stmt]
 Place = tuple[ast.AST, str, int | None]
 """The location of a node: its parent, the field, and the index if the field is a list."""
@@ -228,6 +236,7 @@ def install() -> None:
 def _pytest(arguments: Sequence[str], timeout: float | None = None, **variables: str) -> tuple[int, str]:
     """Run pytest in a child process; return its exit code, or `_HUNG` after a timeout, and its output."""
     environment = {**os.environ, "TOPICSTORE_CONFORMANCE": "quick", "PYTHONPATH": str(HERE), "PYTHONHASHSEED": "0"}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     command = [sys.executable, "-m", "pytest", *_OPTIONS, *arguments]
     with (
         tempfile.TemporaryFile("w+") as output,
@@ -246,11 +255,11 @@ def _pytest(arguments: Sequence[str], timeout: float | None = None, **variables:
         return code, output.read()
 
 
-def reached(tests: Sequence[str]) -> dict[str, tuple[float, list[tuple[str, int]]]]:
-    """Return what each test of the suites reaches, as `reaching.read` does; exit if one fails without a mutation."""
+def reached(suite: str) -> Reached:
+    """Return what each test of a suite reaches, as `reaching.read` does; exit if one fails without a mutation."""
     folders = "backends", "layouts", "framework/topicstore", "conformance/topicstore_conformance"
     sources = [path for folder in (*folders, Path(_PARTS).parent) for path in sorted((ROOT / folder).rglob("*.py"))]
-    digest = hashlib.sha256(repr(tests).encode())
+    digest = hashlib.sha256(suite.encode())
     for path in sources:
         digest.update(path.read_bytes())
     directory = KEPT / digest.hexdigest()[:16]
@@ -258,9 +267,9 @@ def reached(tests: Sequence[str]) -> dict[str, tuple[float, list[tuple[str, int]
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "tests").unlink(missing_ok=True)
         reaching.prepare(directory, [file for of in SUITES for file in _files(ROOT / of)])
-        code, output = _pytest([*tests, "-p", "reaching"], **{reaching.VARIABLE: str(directory)})
+        code, output = _pytest([suite, "-p", "reaching"], **{reaching.VARIABLE: str(directory)})
         if code:
-            raise SystemExit(f"these fail without a mutation: {' '.join(tests)}\n{output}")
+            raise SystemExit(f"{suite} fails without a mutation\n{output}")
         (directory / "whole").touch()
     return reaching.read(directory)
 
@@ -281,10 +290,12 @@ def outcome(file: Path, number: int, first: Sequence[str], then: Sequence[str], 
 def main(count: int, seed: int, *folders: str) -> None:
     """Make ``count`` mutations, and print their outcomes; exit if tests fail without a mutation."""
     chosen = {of: tests for of, tests in SUITES.items() if not folders or of in folders}
-    records = {tuple(tests): reached(tests) for tests in chosen.values()}
+    of_suites = {suite: reached(suite) for suite in sorted({suite for tests in chosen.values() for suite in tests})}
+    records: dict[str, Reached] = {
+        of: {test: found for suite in tests for test, found in of_suites[suite].items()} for of, tests in chosen.items()
+    }
     sites = []
-    for of, tests in chosen.items():
-        record = records[tuple(tests)]
+    for of, record in records.items():
         for file in _files(ROOT / of):
             lines = {line for _, places in record.values() for name, line in places if name == str(file)}
             made = enumerate(mutations(ast.parse(file.read_text())))
@@ -300,7 +311,7 @@ def main(count: int, seed: int, *folders: str) -> None:
         at, _, change = described.partition(": ")
         if (name, source.splitlines()[int(at) - 1].strip(), change) in EQUIVALENT:
             continue
-        record = records[tuple(chosen[of])]
+        record = records[of]
         first = sorted((test for test in record if (str(file), line) in record[test][1]), key=lambda test: record[test])
         by = outcome(file, number, first, chosen[of], sum(seconds for seconds, _ in record.values()))
         print(f"{'found' if by else 'SURVIVED':<9} {name}:{described}  {by.rpartition('/')[2]}", flush=True)
