@@ -2,9 +2,9 @@
 
 As a program, ``python generated.py COUNT SEED FOLDER...`` makes one mutation at a time, in these folders of `SUITES`
 or in all, each in a statement that the suites of its folder reach, and prints which test found it, and the scores.
-First the suites run without a mutation, must pass, and record which test reaches which line (`reaching`). These tests
-then run with the mutation, the quickest first, until one fails; after them all others, for a value that one test may
-leave in a cache for the next. A mutation that breaks no promise isn't counted (`EQUIVALENT`).
+First the suites run without a mutation, must pass, and record which test reaches which line (`reaching`). Only these
+tests then run with the mutation, the quickest first, until one fails. A mutation that breaks no promise isn't counted
+(`EQUIVALENT`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import NamedTuple
 
 import reaching
+from equivalent import EQUIVALENT
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -73,20 +75,6 @@ SUITES = {
 }
 """The suites that must find a mutation, by the file or the folder in which it is made. Other tests don't count."""
 
-EQUIVALENT = {
-    (
-        "layouts/topicstore_layouts/block/payloads.py",
-        "if prefix == _prefix(int(self._sizes.min())) and most < len(self._raw) < 1 << 31:",
-        "1  →  2",
-    ): "a block has payloads of at most 1 MB, or one message, of at most 256 MB",
-    (
-        "layouts/topicstore_layouts/skipstream/verification.py",
-        "mixed ^= mixed >> np.uint64(31)",
-        "mixed ^= mixed >> np.uint64(31)  →  pass",
-    ): "the last step of the mixing only spreads bits that are spread already",
-}
-"""The mutations that break no promise, by file, line and description, each with the reason. They aren't counted."""
-
 _HUNG = 124
 """The exit code of a run that exceeded its timeout."""
 _PLUGINS = ("xdist.plugin", "pytest_timeout", "_hypothesis_pytestplugin")
@@ -127,6 +115,17 @@ Reached = dict[str, tuple[float, list[tuple[str, int]]]]
 Node = ast.expr | list[ast.stmt]
 Place = tuple[ast.AST, str, int | None]
 """The location of a node: its parent, the field, and the index if the field is a list."""
+
+
+class Mutation(NamedTuple):
+    """A mutation of a source's syntax tree."""
+
+    place: Place
+    new: Node
+    line: int
+    """The line of the statement around the place."""
+    function: str
+    """The name of the function around the place."""
 
 
 def changes_of(node: ast.AST) -> Iterator[Node]:
@@ -180,11 +179,12 @@ def _changed_statements(node: ast.AST) -> Iterator[list[ast.stmt]]:
             yield body
 
 
-def mutations(tree: ast.AST) -> Iterator[tuple[Place, Node, int]]:
-    """Yield the mutations within functions: the node's place, the new node, and the line of the statement around it."""
+def mutations(tree: ast.AST) -> Iterator[Mutation]:
+    """Yield the mutations within functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            yield from _within(node, ["body"], node.lineno)
+            for place, new, line in _within(node, ["body"], node.lineno):
+                yield Mutation(place, new, line, node.name)
 
 
 def _within(parent: ast.AST, fields: Sequence[str], line: int) -> Iterator[tuple[Place, Node, int]]:
@@ -200,10 +200,10 @@ def _within(parent: ast.AST, fields: Sequence[str], line: int) -> Iterator[tuple
                 yield from _within(child, child._fields, around)
 
 
-def changed(source: str, number: int) -> tuple[ast.AST, str, int]:
-    """Return a source's syntax tree with one mutation, its description, and the line of the statement around it."""
+def changed(source: str, number: int) -> tuple[ast.AST, int, str, str]:
+    """Return a source's syntax tree with one mutation; its line, its function, and a description."""
     tree = ast.parse(source)
-    (parent, field, index), new, line = next(itertools.islice(mutations(tree), number, None))
+    (parent, field, index), new, _, function = next(itertools.islice(mutations(tree), number, None))
     value = getattr(parent, field)
     node = value if index is None else value[index]
     if isinstance(new, list):
@@ -216,8 +216,8 @@ def changed(source: str, number: int) -> tuple[ast.AST, str, int]:
     for each in ast.walk(tree):
         if not hasattr(each, "lineno"):
             ast.copy_location(each, node)
-    before = ast.unparse(node).splitlines()[0]
-    return ast.fix_missing_locations(tree), f"{node.lineno}: {before}  →  {described.splitlines()[0]}", line
+    described = f"{ast.unparse(node).splitlines()[0]}  →  {described.splitlines()[0]}"
+    return ast.fix_missing_locations(tree), node.lineno, function, described
 
 
 def install() -> None:
@@ -274,17 +274,13 @@ def reached(suite: str) -> Reached:
     return reaching.read(directory)
 
 
-def outcome(file: Path, number: int, first: Sequence[str], then: Sequence[str], seconds: float) -> str:
-    """Run some tests with a mutation, and if they pass, others; return the one that found it, or an empty string.
-
-    Without a mutation all together take ``seconds``.
-    """
-    for tests in (first, then):
-        code, output = _pytest(tests, 60 + SLOWER * seconds, **{VARIABLE: f"{number} {file}"})
-        if code:
-            failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-            return failed[1] if failed else "no end" if code == _HUNG else f"exit code {code}"
-    return ""
+def outcome(file: Path, number: int, tests: Sequence[str], seconds: float) -> str:
+    """Run tests, which take ``seconds`` without a mutation, with it; return the one that fails, or an empty string."""
+    code, output = _pytest(tests, 60 + SLOWER * seconds, **{VARIABLE: f"{number} {file}"})
+    if not code:
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    return failed[1] if failed else "no end" if code == _HUNG else f"exit code {code}"
 
 
 def main(count: int, seed: int, *folders: str) -> None:
@@ -299,7 +295,7 @@ def main(count: int, seed: int, *folders: str) -> None:
         for file in _files(ROOT / of):
             lines = {line for _, places in record.values() for name, line in places if name == str(file)}
             made = enumerate(mutations(ast.parse(file.read_text())))
-            sites += [(of, file, number, line) for number, (_, _, line) in made if line in lines]
+            sites += [(of, file, number, one.line) for number, one in made if one.line in lines]
     random.Random(seed).shuffle(sites)
     found: Counter[str] = Counter()
     made: Counter[str] = Counter()
@@ -307,14 +303,13 @@ def main(count: int, seed: int, *folders: str) -> None:
         if made.total() == count:
             break
         source, name = file.read_text(), str(file.relative_to(ROOT))
-        described = changed(source, number)[1]
-        at, _, change = described.partition(": ")
-        if (name, source.splitlines()[int(at) - 1].strip(), change) in EQUIVALENT:
+        _, at, function, change = changed(source, number)
+        if (function, source.splitlines()[at - 1].strip(), change) in EQUIVALENT.get(name, {}):
             continue
         record = records[of]
-        first = sorted((test for test in record if (str(file), line) in record[test][1]), key=lambda test: record[test])
-        by = outcome(file, number, first, chosen[of], sum(seconds for seconds, _ in record.values()))
-        print(f"{'found' if by else 'SURVIVED':<9} {name}:{described}  {by.rpartition('/')[2]}", flush=True)
+        tests = sorted((test for test in record if (str(file), line) in record[test][1]), key=lambda test: record[test])
+        by = outcome(file, number, tests, sum(record[test][0] for test in tests))
+        print(f"{'found' if by else 'SURVIVED':<9} {name}:{at}: {change}  {by.rpartition('/')[2]}", flush=True)
         made[of] += 1
         found[of] += bool(by)
     for of, total in made.items():
