@@ -571,6 +571,7 @@ ROWS = [
     # structure
     M("nothing is learned", "test_few_streams_serve_many_topics", {"SKIPSTREAM.open": lambda call, me, given: SkipstreamSlab(*given.values(), LearnedTopics(given["generation"], (1_000_000,)))}, "skipstream"),
     M("topics move", "test_no_topic_moves", {"SLAB.streams": lie(TWO), "SLAB.cover": lie([0, 1]), "SLAB.begin": argument(stream=lambda stream: stream // 2), NEXT: two_halves}, "reference"),
+    M("streams beyond the numbers of a byte are left out", "test_more_structures_than_a_byte_counts", {"SLAB.cover": result(lambda streams: [stream for stream in streams if stream < 256])}, "skipstream"),
     M("the structure is lost", "test_the_structure_is_there_after_reopening", {"SKIPSTREAM.open": open_anew}, "skipstream"),
     M("children come first", "test_learned_names_the_streams", {"SLAB.learned": result(lambda nodes: iter(list(nodes)[::-1]))}, "skipstream"),
     M("heirs are kept in memory", "test_a_generation_inherits", {"SKIPSTREAM.create": inherit, "SKIPSTREAM.open": open_heir}, "skipstream"),
