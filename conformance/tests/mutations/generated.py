@@ -61,7 +61,7 @@ SUITES = {
     "layouts/topicstore_layouts/reference.py": _suites(_LAYOUTS, "Reference"),
     "layouts/topicstore_layouts/block/": _suites(_LAYOUTS, "Block", "BlockOfFewRows"),
     "layouts/topicstore_layouts/table.py": _suites(_LAYOUTS, "Table"),
-    "layouts/topicstore_layouts/shared/": _suites(_LAYOUTS, "Block", "Skipstream"),
+    "layouts/topicstore_layouts/shared/": _suites(_LAYOUTS, "Block", "BlockOfFewRows", "Skipstream"),
     "layouts/topicstore_layouts/skipstream/": _suites(_LAYOUTS, "Skipstream", "SkipstreamOfFewHashes"),
     "layouts/topicstore_layouts/wildcard_optimized/": _suites(
         _LAYOUTS, "WildcardOptimized", "WildcardOptimizedOfFewBits"

@@ -621,6 +621,7 @@ ROWS = [
     M("a failure after a delete loses messages", "test_random_histories", {DELETE: also(lambda me, given: happened(me).add("delete")), STORE: after_a_failure, "SLAB.committed": also(lambda me, given: vars(me).update(failed=False))}, "reference"),
     M("every third batch is lost", "test_random_histories", {STORE: nth(3, lie())}, "reference"),
     # limits
+    M("payloads of 32 KB lose a byte", "test_one_payload_of_many_sizes", {STORE: stored(payload=lambda payload: payload[:-1] if len(payload) == 32_768 else payload)}, "reference"),
     M("payloads of 64 KB are cut", "test_payloads_of_every_size", {STORE: stored(payload=lambda payload: payload[:65_535])}, "reference"),
     M("payloads have lengths of three bytes", "test_a_payload_past_every_buffer", {STORE: stored(payload=lambda payload: payload[: len(payload) & 0xFFFFFF])}, "reference"),
     M("payloads have 128 MB", "test_the_largest_payloads", {STORE: stored(payload=lambda payload: payload[: 1 << 27])}, "reference"),
