@@ -94,12 +94,57 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "1  →  2",
         ): "a block has payloads of at most 1 MB, or one message, of at most 256 MB",
     },
+    "layouts/topicstore_layouts/block/segments.py": {
+        (
+            "holding",
+            "np.add.at(edges, self.places[topics, 1] + 1, -1)",
+            "1  →  0",
+        ): "more frames are read than hold the topics, and their rows are selected",
+    },
+    "layouts/topicstore_layouts/block/verification.py": {
+        (
+            "_all_segments",
+            "before = key[1]",
+            "1  →  2",
+        ): "a value is bound to its key, so no damage makes segments overlap",
+    },
+    "layouts/topicstore_layouts/shared/learned_topics.py": {
+        (
+            "describe",
+            "with self._lock:",
+            "with self._lock:  →  nodes = self._nodes[_FIRST_NODE:]",
+        ): "a list is copied in one step of the interpreter",
+    },
+    "layouts/topicstore_layouts/skipstream/postings.py": {
+        (
+            "read",
+            "return self.last >= last",
+            "self.last >= last  →  self.last > last",
+        ): "candidates that the list would rule out are read and checked",
+    },
+    "layouts/topicstore_layouts/skipstream/slab.py": {
+        (
+            "next",
+            "after = max(at, limits.bound + 1) if exhausted else at",
+            "limits.bound + 1  →  limits.bound - 1",
+        ): "it counts only where no chunk was read, so nothing is read twice",
+    },
     "layouts/topicstore_layouts/skipstream/verification.py": {
         (
             "_summed",
             "mixed ^= mixed >> np.uint64(31)",
             "mixed ^= mixed >> np.uint64(31)  →  pass",
         ): "the last step of the mixing only spreads bits that are spread already",
+    },
+    "layouts/topicstore_layouts/table.py": {
+        (
+            "_inline",
+            "values: list[bytes | None] = list(to_iterable(payloads))",
+            "to_iterable(payloads)  →  payloads",
+        ): "a column of payloads has the same items, more slowly",
+    },
+    "layouts/topicstore_layouts/wildcard_optimized/keymapper.py": {
+        ("_bits", "if room >= 0:", "0  →  -1"): "no key is shorter than a position, of eight bytes",
     },
 }
 """By file; by function, line and description of the mutation."""

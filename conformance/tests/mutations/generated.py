@@ -155,6 +155,8 @@ def _changed_operators(node: ast.AST) -> Iterator[ast.expr]:
 def _changed_calls(node: ast.AST) -> Iterator[ast.expr]:
     """Yield a call with swapped arguments, or what it is called with."""
     match node:
+        case ast.Call(ast.Name("min" | "max"), [_, _, *_]):
+            return  # the order of their arguments doesn't matter
         case ast.Call(called, [first, second, *others], keywords) if not isinstance(first, ast.Starred):
             yield ast.Call(called, [second, first, *others], keywords)
         case ast.Call(_, [argument], []) if not isinstance(argument, ast.Starred | ast.GeneratorExp):

@@ -23,7 +23,7 @@ def taken(given, lock, other):
         if len(given) > 1 and other:
             raise ValueError('a text of 2 numbers')
         break
-    return min(given[0] - 1, 1000), given.pop(), given[0] if given else None
+    return print(given[0] - 1, 1000), given.pop(), min(LIMIT, other), given[0] if given else None
 """
 
 
@@ -52,7 +52,7 @@ def test_every_kind_of_mutation_is_made() -> None:
         "len(given)  →  given",
         "len(given) > 1  →  len(given) >= 1",
         "len(given) > 1 and other  →  len(given) > 1 or other",
-        "min(given[0] - 1, 1000)  →  min(1000, given[0] - 1)",
+        "print(given[0] - 1, 1000)  →  print(1000, given[0] - 1)",
         "raise ValueError('a text of 2 numbers')  →  pass",
         "while True:  →  while not True:",
         "with lock:  →  given.sort()",
