@@ -101,6 +101,13 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "1  →  0",
         ): "more frames are read than hold the topics, and their rows are selected",
     },
+    "layouts/topicstore_layouts/block/slab.py": {
+        (
+            "cover",
+            "return streams if len(streams) == 1 else [ALL]",
+            "1  →  2",
+        ): "streams may be read one by one or together, and the caller merges them",
+    },
     "layouts/topicstore_layouts/block/verification.py": {
         (
             "_all_segments",
