@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from functools import partial
+from types import FunctionType
+from typing import cast
 
 import pytest
 from topicstore.contract.errors import DatabaseClosedError
@@ -52,7 +54,7 @@ class Followers(Fixtures):
 
         def begun() -> Future[SubscriptionBatch]:
             waiting = begin(partial(subscription.fetch, timeout=PATIENCE))
-            wait_until(lambda: running(ThreadWaiter.wait), "a fetch to wait")
+            wait_until(lambda: running(cast("FunctionType", ThreadWaiter.wait)), "a fetch to wait")
             return waiting
 
         with world.db.subscribe("t/#") as subscription:
