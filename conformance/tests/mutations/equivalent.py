@@ -87,6 +87,27 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "0  →  1",
         ): "no write has the number 0",
     },
+    "framework/topicstore/lifecycle/clock_guard.py": {
+        (
+            "stored",
+            "if differ < self._lowest:",
+            "differ < self._lowest  →  differ <= self._lowest",
+        ): "an equal value is set again",
+    },
+    "framework/topicstore/pubsub/filter_index.py": {
+        (
+            "put_locked",
+            "if len(topic) > _LONGEST:",
+            "if len(topic) > _LONGEST:  →  if not len(topic) > _LONGEST:",
+        ): "routes of other topics are cached, and found as before",
+    },
+    "framework/topicstore/storage/generations.py": {
+        (
+            "generation_infos",
+            "sealed=None if one.sealed is None else max(record.sealed or 0 for record in records),",
+            "0  →  -1",
+        ): "all seals are later than both",
+    },
     "layouts/topicstore_layouts/block/payloads.py": {
         (
             "toarrow",

@@ -50,7 +50,7 @@ def _suites(file: str, *names: str) -> list[str]:
 
 
 _OF_PARTS = _suites(_PARTS, "RocksdbBlock")
-_OF_STORAGE = [*_suites(_DATABASES, "MemoryBlock"), *_OF_PARTS]
+_OF_STORAGE = [*_suites(_DATABASES, "MemoryBlock", "RocksdbBlock"), *_OF_PARTS]
 SUITES = {
     "backends/topicstore_backends/memory.py": _suites(_ENGINES, "Memory", "TinyMemory"),
     "backends/topicstore_backends/rocksdb/": _suites(_ENGINES, "Rocksdb", "TinyRocksdb"),

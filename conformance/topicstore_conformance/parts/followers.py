@@ -50,7 +50,10 @@ class Followers(Fixtures):
                     assert sorted(mine) == mine
 
     def test_waiting_followers_are_woken(self, world: World) -> None:
-        """A fetch that waits ends with the next matching message, and with an error when the database is closed."""
+        """A fetch that waits ends with the next matching message, and with an error when the database is closed.
+
+        Other subscriptions of the same filter, which are closed meanwhile, change nothing.
+        """
 
         def begun() -> Future[SubscriptionBatch]:
             waiting = begin(partial(subscription.fetch, timeout=PATIENCE))
@@ -60,6 +63,8 @@ class Followers(Fixtures):
         with world.db.subscribe("t/#") as subscription:
             for number in range(3):
                 waiting = begun()
+                with world.db.subscribe("t/#"):
+                    pass
                 world.db.store(numbered([number]))
                 assert [number] == payloads(waiting.result(2 * PATIENCE).messages)
             waiting = begun()
