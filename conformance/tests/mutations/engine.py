@@ -38,7 +38,7 @@ from topicstore.contract.errors import (
 )
 from topicstore_backends.plugin import topicstore_backends
 from topicstore_conformance.backend.suite import BackendSuite
-from topicstore_conformance.faults.threads import PATIENCE
+from topicstore_conformance.faults.threads import PATIENCE, begin
 from topicstore_conformance.subjects.pairs import make_backend
 from topicstore_conformance.subjects.subject import BackendSubject
 
@@ -98,6 +98,11 @@ def subject_of(row: M) -> BackendSubject:
     around = {"raw_get": memory_get, "raw_put": memory_put} if row.on == "memory" else {}
     declared = CAPABILITIES[row.on] | set(row.declares.split())
     return BackendSubject(make=partial(make, row.on), capabilities=declared, **around)
+
+
+def aside(call: Call, me: Any, given: Given) -> None:
+    """Begin the call in another thread, and return."""
+    begin(call)
 
 
 # --- changes of batches and scans ------------------------------------------------------------
@@ -904,6 +909,8 @@ ROWS = [
     M("threads flush what they wrote", "test_every_kind_of_write_is_made_durable", {WRITE: also(lambda me, given: vars(me).update(writer=threading.get_ident())), "ENGINE.flush_log": own_flush}, "rocksdb"),
     M("only puts are fsynced", "test_every_kind_of_write_is_made_durable", {WRITE: lambda call, me, given: call(sync=given["sync"] and bool(given["batch"].runs))}, "rocksdb"),
     M("a flush joins another", "test_a_flush_within_a_flush_covers_its_own_writes", {"ENGINE.flush_log": joined_flush}, "rocksdb"),
+    M("close leaves a flush alone", "test_close_waits_for_a_call_that_makes_durable", {CLOSE: aside}, "rocksdb"),
+    M("close leaves a checkpoint alone", "test_close_waits_for_a_checkpoint", {CLOSE: aside}, "duckdb"),
     M("range deletes need no room", "test_every_kind_of_write_tells_of_a_full_disk", {WRITE: swallow_ranges}, "rocksdb"),
     M("a full disk is any other error", "test_every_kind_of_write_tells_of_a_full_disk", {WRITE: disguise(StorageFullError, EngineError)}, "rocksdb"),
     M("deletes of wrong keys are ignored", "test_every_call_refuses_a_wrong_key", {WRITE: operations(lambda all_: [o for o in all_ if o[2] is not None or isinstance(o[1], tuple if o[0].shape else bytes)])}),

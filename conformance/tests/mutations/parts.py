@@ -17,6 +17,7 @@ from topicstore.lifecycle.retention_policy import RetentionSettings
 from topicstore.pubsub import publish as publishing
 from topicstore.pubsub import retained, retained_lookup
 from topicstore.pubsub.durable_filters import DurableFilters
+from topicstore.pubsub.notifier import Notifier
 from topicstore.pubsub.persistence_rules import PersistenceRules
 from topicstore.pubsub.subscription import Subscription
 from topicstore.queues.queue import Queue
@@ -43,7 +44,7 @@ DAY = 86_400_000_000
 
 # the classes and modules that the rows name
 DATABASE, SESSIONS, SESSION, QUEUE, QUEUES, POLICY = ts.Database, Sessions, Session, Queue, Queues, WritePolicy
-PUBLISHING, LOOKUP, SUBSCRIPTION, RETENTION = publishing, retained_lookup, Subscription, Retention
+PUBLISHING, LOOKUP, SUBSCRIPTION, RETENTION, NOTIFIER = publishing, retained_lookup, Subscription, Retention, Notifier
 GENERATIONS, ENGINE, OPENER = Generations, RocksdbEngine, ShardOpener
 RECEIVING, QOS2, IN_FLIGHT, COMMITS, OPENING = receiving, qos2, InFlight, Commits, Opening
 FILTERS, RULES, RETAINED, EXPIRY, STORED_SESSIONS = DurableFilters, PersistenceRules, retained, expiry, SessionState
@@ -213,6 +214,7 @@ ROWS = [
     # subscriptions
     M("fetches lack their first message", "test_stored_then_new", FETCHED, MEMORY, brief=True),
     M("places are the beginning", "test_places_outlast_reopening", AGAIN, DISK),
+    M("nobody is woken", "test_waiting_followers_are_woken", {"NOTIFIER.notify": lie()}, MEMORY, brief=True),
     M("dropped generations aren't reported", "test_followers_pass_dropped_generations", {"SUBSCRIPTION.fetch": result(lambda found: attrs.evolve(found, dropped=()))}, MEMORY),
     M("retention does nothing", "test_followers_pass_expired_messages", {"RETENTION.run": lie()}, MEMORY, brief=True),
     M("places are the beginning", "test_a_killed_follower", AGAIN, DISK),

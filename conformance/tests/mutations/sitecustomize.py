@@ -10,3 +10,7 @@ if os.environ.get("MUTANT"):
     import generated
 
     generated.install()
+if os.environ.get("REACHED"):
+    import reaching
+
+    reaching.install()

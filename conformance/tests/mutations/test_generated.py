@@ -10,39 +10,85 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parent))  # the modules beside this file belong to no package
 
-from generated import REACHED, VARIABLE, changed, places
+import reaching
+from generated import VARIABLE, changed, mutations
 
 SOURCE = """
 LIMIT = 7
 
-def taken(given, lock):
+def taken(given, lock, other):
     with lock:
         given.sort()
-        return given[0] if len(given) > 1 or not given else None
+    while True:
+        if len(given) > 1 and other:
+            raise ValueError('a text of 2 numbers')
+        break
+    return print(given[0] - 1, 1000), given.pop(), min(LIMIT, other), given[0] if given else None
 """
 
 
-def test_each_place_has_a_change_of_its_own() -> None:
-    """Every changeable place within functions has one mutation, which removes a statement or changes an expression."""
-    told = [changed(SOURCE, number)[1].split(": ", 1)[1] for number, _ in enumerate(places(ast.parse(SOURCE)))]
-    assert sorted(told) == [
+def test_every_kind_of_mutation_is_made() -> None:
+    """Operators, constants, calls, arguments, conditions and statements within functions each have their mutations."""
+    numbers = range(len(list(mutations(ast.parse(SOURCE)))))
+    described = [changed(SOURCE, number)[-1] for number in numbers]
+    assert [
+        "0  →  -1",
+        "0  →  -1",
         "0  →  1",
+        "0  →  1",
+        "1  →  0",
+        "1  →  0",
         "1  →  2",
+        "1  →  2",
+        "1000  →  1001",
+        "1000  →  999",
+        "break  →  continue",
+        "given.pop()  →  given",
+        "given.sort()  →  given",
         "given.sort()  →  pass",
+        "given[0] - 1  →  given[0] + 1",
+        "given[0] if given else None  →  None if given else given[0]",
+        "if len(given) > 1 and other:  →  if not (len(given) > 1 and other):",
+        "len(given)  →  given",
         "len(given) > 1  →  len(given) >= 1",
-        "len(given) > 1 or not given  →  len(given) > 1 and (not given)",
-        "not given  →  given",
-        "with lock:  →  given.sort(); return given[0] if len(given) > 1 or not given else None",
-    ]
+        "len(given) > 1 and other  →  len(given) > 1 or other",
+        "print(given[0] - 1, 1000)  →  print(1000, given[0] - 1)",
+        "raise ValueError('a text of 2 numbers')  →  pass",
+        "while True:  →  while not True:",
+        "with lock:  →  given.sort()",
+    ] == sorted(described)
 
 
-def test_a_process_runs_its_mutation_and_records_that_it_was_reached(tmp_path: Path) -> None:
-    """A process runs the mutated code and records that it was reached, and the source file is not changed."""
-    file, reached = tmp_path / "some.py", tmp_path / "reached"
+def test_a_process_runs_its_mutation(tmp_path: Path) -> None:
+    """A process that a test starts runs the mutated code, and the source file is not changed."""
+    file = tmp_path / "some.py"
     file.write_text("def one():\n    return 1\n")
-    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parent)])
-    environment = {**os.environ, VARIABLE: f"0 {file}", REACHED: str(reached), "PYTHONPATH": path}
-    command = [sys.executable, "-c", "import some; print(some.one())"]
-    assert "2\n" == subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-    assert reached.exists()
+    assert "2\n" == printed("import some; print(some.one())", tmp_path, **{VARIABLE: f"0 {file}"})
     assert "def one():\n    return 1\n" == file.read_text()
+
+
+def test_reached_lines_are_recorded(tmp_path: Path) -> None:
+    """Each test's lines are recorded, also of a process that it kills."""
+    file = tmp_path / "some.py"
+    file.write_text("import os\ndef one(last):\n    if last:\n        os.kill(os.getpid(), 9)\n    return 1\n")
+    tests = tmp_path / "test_some.py"
+    tests.write_text(
+        "import subprocess, sys, some\n"
+        "def test_here():\n    some.one(False)\n"
+        "def test_there():\n    subprocess.run([sys.executable, '-c', 'import some; some.one(True)'])\n"
+    )
+    reaching.prepare(tmp_path, [file])
+    arguments = ["-c", "/dev/null", "-q", "-p", "reaching", "-p", "no:cacheprovider", str(tests)]
+    printed(
+        f"import pytest; raise SystemExit(pytest.main({arguments}))", tmp_path, **{reaching.VARIABLE: str(tmp_path)}
+    )
+    lines = {test.rpartition("::")[2]: places for test, (_, places) in reaching.read(tmp_path).items()}
+    assert {"test_here": [(str(file), 3), (str(file), 5)], "test_there": [(str(file), 3), (str(file), 4)]} == lines
+
+
+def printed(program: str, beside: Path, **variables: str) -> str:
+    """Run a program that can import modules beside it and the modules of this folder; return what it prints."""
+    path = os.pathsep.join([str(beside), str(Path(__file__).parent)])
+    command = [sys.executable, "-c", program]
+    environment = {**os.environ, **variables, "PYTHONPATH": path}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from concurrent.futures import wait
 from contextlib import closing
 from itertools import product
 from pathlib import Path
@@ -29,7 +30,7 @@ from .fixtures import Fixtures, contents, put
 __all__ = ["EveryWrite"]
 
 MOMENTS = 0.3
-"""The seconds for which a write may wait for another thread's flush: an engine may let a write begin only after it."""
+"""The seconds for which a call may wait for another thread's: an engine may let it begin only after the other."""
 Kind = Callable[[WriteBatch, Keyspace[Any], Callable[[int], Any]], object]
 KINDS: dict[str, Kind] = {
     "put": lambda batch, keyspace, key: batch.put(keyspace, key(3), b"new"),
@@ -144,6 +145,34 @@ def flush_in_a_flush(make: Make, path: Path) -> None:
     child.end()
 
 
+def close_within_a_call(make: Make, path: Path, how: str) -> None:
+    """Close an engine while another thread's call is held in its fsync; report whether one was held.
+
+    Then report whether close returned before that call, and the outcomes of both.
+
+    how: "write", "flush_log" or "checkpoint".
+    """
+    gate = faults.Gate()
+    engine = make().open_shard(path, KEYSPACES, create=True)
+    put(engine, DATA, {(1, 2, 0): b"on disk"})
+    batch = WriteBatch()
+    batch.put(DATA, (1, 2, 1), b"more")
+    calls: dict[str, Callable[[], object]] = {
+        "write": lambda: engine.write(batch, sync=True),
+        "flush_log": engine.flush_log,
+        "checkpoint": lambda: engine.checkpoint(path.with_name("copy")),
+    }
+    gate.close()
+    call = begin(calls[how])
+    child.tell(gate.held())
+    closing = begin(engine.close)
+    closed = bool(wait([closing], MOMENTS).done)
+    child.tell(closed and not wait([call], MOMENTS).done)  # the call may have been held for too short a time
+    gate.let()
+    child.tell([outcome(lambda: call.result(PATIENCE)), outcome(lambda: closing.result(PATIENCE))])
+    child.end()
+
+
 WRONG_NUMBERS = (
     (1, 2),
     (1, 2, 3, 4),
@@ -178,6 +207,25 @@ class EveryWrite(Fixtures):
         if not held:
             pytest.skip("the engine calls neither fsync nor fdatasync in its own process")
         assert ended == "EngineError", "it returned, although no fsync that began after the write succeeded"
+
+    @requires("persistent", "sync")
+    @pytest.mark.parametrize("how", ["write", "flush_log"])
+    def test_close_waits_for_a_call_that_makes_durable(self, subject: BackendSubject, shard: Path, how: str) -> None:
+        """Close waits for another thread's `write` with `sync`, or its `flush_log`."""
+        self._close_waits(subject, shard, how)
+
+    @requires("persistent", "checkpoint")
+    def test_close_waits_for_a_checkpoint(self, subject: BackendSubject, shard: Path) -> None:
+        """Close waits for a checkpoint that another thread is making."""
+        self._close_waits(subject, shard, "checkpoint")
+
+    def _close_waits(self, subject: BackendSubject, shard: Path, how: str) -> None:
+        self._can_fail()
+        held, early, ended = child.run(subject.make, close_within_a_call, shard, how)
+        if not held:
+            pytest.skip("the engine calls neither fsync nor fdatasync in its own process")
+        assert not early, f"close returned while {how} was running"
+        assert [one for one in ended if one not in ("", "EngineError")] == [], "not as if one had followed the other"
 
     @requires("persistent")
     def test_every_kind_of_write_tells_of_a_full_disk(self, subject: BackendSubject, shard: Path) -> None:

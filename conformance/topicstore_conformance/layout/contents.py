@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore import Message, Properties
+from topicstore import Message, MessageBatch, Properties, TopicFilter
 
 from topicstore_conformance.conditions.profiles import COSTLY, tries
 from topicstore_conformance.oracle import strategies
 from topicstore_conformance.subjects.subject import LayoutSubject
 
-from .fixtures import Fixtures, Stored, numbered
+from .fixtures import Fixtures, Stored, numbered, plenty
 
 __all__ = ["Contents"]
 
@@ -72,6 +72,31 @@ class Contents(Fixtures):
             stored.check(topic_filter, deadline=0.0)
 
         try_it()
+
+    def test_batches_are_the_same_in_arrow(self, stored: Stored) -> None:
+        """A batch that is read has the same messages in Arrow: whole or selected, of equal payloads or others."""
+        of_sizes = (8, 8, 8), (0, 100, 255), (200, 256, 300), (255, 256, 65_535), (256, 300, 65_535), (65_536, 70_000)
+        properties = None, Properties(1, 2, "text/plain", "answer", b"\0", (("a", "1"), ("a", "2")))
+        for number, sizes in enumerate(of_sizes):
+            payloads = [bytes((number, at)) * (size // 2) + b"x" * (size % 2) for at, size in enumerate(sizes * 3)]
+            stored.put(
+                Message(f"t/{at % 4}", payload, f"c{at % 2}", at % 3, at % 2 == 0, 2**40 + at, properties[at % 5 == 4])
+                for at, payload in enumerate(payloads)
+            )
+        for change in (stored.end_epoch, stored.reopen, stored.compact):
+            change()
+            for topic_filter in map(TopicFilter, ("#", "t/1")):
+                for stream in stored.slab.cover(topic_filter):
+                    self._check_arrow(stored, stream, topic_filter)
+
+    @staticmethod
+    def _check_arrow(stored: Stored, stream: int, topic_filter: TopicFilter) -> None:
+        place, exhausted = stored.slab.begin(stream, topic_filter, 0), False
+        while not exhausted:
+            step = stored.slab.next(stream, topic_filter, place, plenty(stored.last, limit=10))
+            place, exhausted = step.place, step.exhausted
+            arrow = step.batch.to_arrow()
+            assert step.batch.to_messages() == MessageBatch.from_arrow(arrow).to_messages()
 
     def test_hostile_topics(self, stored: Stored) -> None:
         """Unusual topics that MQTT 5 allows stay unchanged and distinct: empty levels, any Unicode, 65,535 bytes."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 from topicstore import TopicFilter
 from topicstore.contract.engine import KEYSPACES, STATE, Engine, WriteBatch
 
@@ -58,6 +60,15 @@ class Structure(Fixtures):
             assert before == [sorted((i.stream, i.pattern) for i in stored.slab.streams(t)) for t in asked]
             assert nodes == sorted((node.path, node.stream or 0) for node in stored.slab.learned())
             stored.check_all()
+
+    def test_more_structures_than_a_byte_counts(self, stored: Stored) -> None:
+        """Topics of 512 structures are found by filters, also after the slab is opened again and compacted."""
+        stored.put(numbered(["/".join(levels) for levels in product("ab", repeat=9)], 512))
+        filters = "#", "b/#", "+/+/b/#", "b/b/b/b/b/b/b/b/+", "b/b/b/b/b/b/b/b/b", "a/b/a/b/a/b/a/b/a"
+        for change in (stored.end_epoch, stored.reopen, stored.compact):
+            change()
+            for topic_filter in filters:
+                stored.check(topic_filter)
 
     def test_learned_names_the_streams(self, stored: Stored) -> None:
         """Learned nodes are listed with parents before children, and a node's path equals the pattern of its stream."""

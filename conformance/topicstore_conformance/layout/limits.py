@@ -44,6 +44,13 @@ class Limits(Fixtures):
         compacted(stored, "t/1", "u")
         stored.check("#", limit_bytes=1)
 
+    def test_one_payload_of_many_sizes(self, stored: Stored) -> None:
+        """One message of a batch with payloads of many sizes is read whole, small or large, by its own topic."""
+        some = sizes(65_537)
+        filler = [Message("filler", b"%d" % number, "c") for number in range(4 * len(some))]
+        stored.put([*filler, *(Message(f"t/{size}", unlike(size, at), "c") for at, size in enumerate(some)), *filler])
+        compacted(stored, *(f"t/{size}" for size in some if size in (0, 255, 256, 32_768, 65_535, 65_536, 65_537)))
+
     def test_a_payload_past_every_buffer(self, stored: Stored) -> None:
         """A payload of more than 16 MB is read back whole, beside small ones, before and after compaction."""
         self._large(stored, 16 * MEGABYTE + 1)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from topicstore.pubsub.subscription import Subscription
+from concurrent.futures import Future
+from functools import partial
+from types import FunctionType
+from typing import cast
+
+import pytest
+from topicstore.contract.errors import DatabaseClosedError
+from topicstore.pubsub.notifier import ThreadWaiter
+from topicstore.pubsub.subscription import Subscription, SubscriptionBatch
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.faults.striking import Fault
-from topicstore_conformance.faults.threads import PATIENCE
+from topicstore_conformance.faults.threads import PATIENCE, begin, running, wait_until
 from topicstore_conformance.parts.fixtures import DAY, Fixtures, deaths, drop_first, numbered, payloads
 from topicstore_conformance.parts.machines import World
 
@@ -40,6 +48,29 @@ class Followers(Fixtures):
                 for topic in range(4):
                     mine = [number for number in found if (number % 3, number % 4) == (publisher, topic)]
                     assert sorted(mine) == mine
+
+    def test_waiting_followers_are_woken(self, world: World) -> None:
+        """A fetch that waits ends with the next matching message, and with an error when the database is closed.
+
+        Other subscriptions of the same filter, which are closed meanwhile, change nothing.
+        """
+
+        def begun() -> Future[SubscriptionBatch]:
+            waiting = begin(partial(subscription.fetch, timeout=PATIENCE))
+            wait_until(lambda: running(cast("FunctionType", ThreadWaiter.wait)), "a fetch to wait")
+            return waiting
+
+        with world.db.subscribe("t/#") as subscription:
+            for number in range(3):
+                waiting = begun()
+                with world.db.subscribe("t/#"):
+                    pass
+                world.db.store(numbered([number]))
+                assert [number] == payloads(waiting.result(2 * PATIENCE).messages)
+            waiting = begun()
+            world.db.close()
+            with pytest.raises(DatabaseClosedError):
+                waiting.result(2 * PATIENCE)
 
     @requires("persistent")
     def test_places_outlast_reopening(self, world: World) -> None:
