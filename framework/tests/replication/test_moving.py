@@ -18,6 +18,7 @@ import topicstore as ts
 from topicstore.replication import bases, names, replica, site
 from topicstore.replication.info import ShardInfo
 from topicstore.replication.snapshots import has_contents
+from topicstore.shard import reader
 from topicstore.shard.generations import Generations
 from topicstore_conformance.faults.threads import begin, running, wait_until
 
@@ -279,7 +280,7 @@ def test_a_replay_waits_while_a_base_replaces_the_copy(sites: Sites, monkeypatch
     """A replay that begins while a base replaces all contents of a shard has the messages that the site had before."""
     monkeypatch.setattr(site, "_BASE_BYTES", 1)
     replays: list[Future[list[int]]] = []
-    waiting = (Generations.with_slabs, Generations.slab, Generations.listed)
+    waiting = (Generations.undisturbed, Generations.slab, Generations.listed)
 
     def read_part(*args: Any) -> bytes:
         replays.append(begin(lambda: payloads(b, fresh=False)))
@@ -298,6 +299,52 @@ def test_a_replay_waits_while_a_base_replaces_the_copy(sites: Sites, monkeypatch
             wait_until(lambda: cut(sites) > before, "a cut behind the site")
         wait_until(lambda: replays, "a base")
         assert all(0 in one.result(NEVER) for one in replays)
+        assert [*range(20)] == payloads(b)
+
+
+def test_reads_that_a_base_overtakes_begin_again(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads that run while a base replaces all contents return those before or after it, and never a part."""
+    monkeypatch.setattr(site, "_BASE_BYTES", 1)
+    reads: dict[str, Future[Any]] = {}
+    planning, replacing = threading.Event(), threading.Event()
+    reaches = reader._reaches
+
+    def reaches_late(*args: Any) -> bool:  # so that a plan that has begun sees a half of the contents
+        if not planning.is_set():
+            planning.set()
+            assert replacing.wait(NEVER)
+        return reaches(*args)
+
+    def read_part(*args: Any) -> bytes:
+        replacing.set()
+        wait_until(lambda: reads["plan"].done() or running(Generations.undisturbed), "a plan that waits, or has ended")
+        reads["retained"] = begin(lambda: b.retained("#"))
+        reads["state"] = begin(lambda: b.state(0).get(b"\2k"))
+        reads["scan"] = begin(lambda: [*b.state(0).scan()])
+        reads["topics"] = begin(lambda: [one.topic for one in b.topics() if one.messages])
+        for read in reads.values():
+            wait_until(lambda read=read: read.done() or running(Generations.undisturbed), "reads that wait")  # type: ignore[misc]
+        return bases.read_part(*args)
+
+    with sites.open("a", log_retention=0) as a, sites.open("b") as b:
+        a.publish([ts.Message("a/0", b"0", "c", retain=True)], state={0: [ts.StateWrite(b"\2k", b"v")]})
+        assert [0] == payloads(b)
+        assert b.cluster is not None
+        with b.cluster.replicas[0]._reading:  # the replica doesn't read
+            before = cut(sites)
+            for number in range(1, 20):
+                a.store(messages(number))
+            wait_until(lambda: cut(sites) > before, "a cut behind the site")
+            monkeypatch.setattr(reader, "_reaches", reaches_late)
+            reads["plan"] = begin(lambda: payloads(b, fresh=False))
+            assert planning.wait(NEVER)
+            monkeypatch.setattr(replica, "read_part", read_part)
+        wait_until(lambda: "topics" in reads and all(one.done() for one in reads.values()), "the reads")
+        assert 0 in reads["plan"].result()
+        assert [b"0"] == [message.payload for message in reads["retained"].result()]
+        assert b"v" == reads["state"].result()
+        assert [(b"\2k", b"v")] == reads["scan"].result()
+        assert "a/0" in reads["topics"].result()
         assert [*range(20)] == payloads(b)
 
 

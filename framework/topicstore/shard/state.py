@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from topicstore.contract.engine import STATE, Key, Keyspace, Reader, WriteBatch
 from topicstore.contract.errors import InvalidArgumentError, StateConflictError
@@ -149,6 +149,7 @@ class ShardState:
         reader: Callable[[], Reader],
         write: Callable[[Sequence[StateWrite]], object],
         last_applied: Callable[[bytes], Applied] | None = None,
+        undisturbed: Callable[[Callable[[], Any]], Any] | None = None,
     ) -> None:
         self.shard = shard
         self._reader = reader
@@ -156,25 +157,41 @@ class ShardState:
         self.last_applied = last_applied
         """Returns the last applied write of a log that changed keys which begin with these `HEAD` bytes, or fewer. It
         needs no lock, and reads nothing. None without a log."""
+        self._undisturbed = undisturbed
+        """Calls a function that reads; again if the contents of the shard were replaced meanwhile. None without a log.
+        """
 
     def __repr__(self) -> str:
         return f"<ShardState of shard {self.shard}>"
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of ``key``, or None."""
-        return self._reader().get(STATE, key)
+        if self._undisturbed is None:
+            return self._reader().get(STATE, key)
+        found: bytes | None = self._undisturbed(lambda: self._reader().get(STATE, key))
+        return found
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each key, or None, in the order of ``keys``."""
-        return self._reader().get_many(STATE, keys)
+        if self._undisturbed is None:
+            return self._reader().get_many(STATE, keys)
+        found: list[bytes | None] = self._undisturbed(lambda: self._reader().get_many(STATE, keys))
+        return found
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) of all keys that begin with ``prefix``, in order, from a snapshot taken at the first.
 
         Without a prefix, the framework's keys are left out.
         """
+
+        def begin() -> tuple[Iterator[list[tuple[bytes, bytes]]], list[tuple[bytes, bytes]]]:
+            chunks = self._reader().scan(STATE, prefix or b"\2", _after_prefix(prefix))
+            return chunks, next(chunks, [])
+
         if not prefix.startswith(RESERVED):
-            for chunk in self._reader().scan(STATE, prefix or b"\2", _after_prefix(prefix)):
+            chunks, first = begin() if self._undisturbed is None else self._undisturbed(begin)
+            yield from first
+            for chunk in chunks:
                 yield from chunk
 
     def write(self, writes: Iterable[StateWrite]) -> None:
