@@ -227,6 +227,7 @@ class Replica:
             write = WriteBatch()
             put_piece(read_part(self._store, part), write, f"{self._place}, part {part.name}")
             engine.write(write)
+            self.shard.writer.counters.bytes += write.size  # the quota sums up the live bytes again
             self._meanwhile()
         finished = WriteBatch()
         finished.put(STATE, PROGRESS, _encoded(base.progress))
