@@ -632,7 +632,8 @@ class Database:
         concurrently with readers and writers. The call is not atomic; if it is interrupted, call it again to delete the
         rest. ``by="timestamp"`` reads the matching messages, and writes once for each consecutive run to delete.
         Batches fetched after the call contain no deleted message, and cursors stay valid. Raises `GenerationError`, and
-        deletes nothing, if matching messages are archived.
+        deletes nothing, if matching messages are archived. On a site of a cluster it deletes in the shards that this
+        site owns, and then raises `ShardElsewhereError` if it doesn't own all: call it on the other owners, too.
         """
         self.storage.check_may_write()
         return delete(self.storage, self._request(topic_filter, start, until, by, "any", BATCH_SIZE))

@@ -403,3 +403,78 @@ def test_whatever_moves_nothing_is_lost(sites: Sites, monkeypatch: pytest.Monkey
         there.set_replicas(None, ["a"])
         wait_until(lambda: agreed(*running.values()) and keeps(running["a"]) == [0, 1, 2], "everything at one site")
         assert sorted(stored) == payloads(running["a"])
+
+
+def split(a: ts.Database, b: ts.Database) -> None:
+    """Let site a own shard 0, and site b, which keeps both, shard 1."""
+    assert a.cluster is not None
+    assert b.cluster is not None
+    a.cluster.set_replicas(0, ["a", "b"])
+    a.cluster.set_replicas(1, ["b"])
+    both = [a.cluster, b.cluster]
+    wait_until(
+        lambda: (
+            all(["a", "b"] == [one.owner[0] for one in each.replicas] for each in both)
+            and [True, False, False, True] == [one.owned for each in both for one in each.replicas]
+        ),
+        "a shard at each site",
+    )
+
+
+def test_each_owner_deletes_in_its_shards(sites: Sites) -> None:
+    """A delete on a site that doesn't own all shards deletes in its own ones, and names the owner of another."""
+    with sites.open("a", shards=2) as a, sites.open("b") as b:
+        wait_until(lambda: agreed(a, b), "two replicas")
+        for number in range(10):
+            assert any(stored(db, number) for db in (a, b))
+        split(a, b)
+        for db, other in ((a, "b"), (b, "a")):
+            with pytest.raises(ts.ShardElsewhereError) as elsewhere:
+                db.delete("#")
+            assert other == elsewhere.value.site
+        assert [] == payloads(b)
+
+
+def stored(db: ts.Database, number: int) -> bool:
+    """Store a message, and return True, unless another site owns its shard."""
+    try:
+        db.store(messages(number))
+    except ts.ShardElsewhereError:
+        return False
+    return True
+
+
+def test_a_begun_cluster_with_messages_for_sessions_only_stores(sites: Sites) -> None:
+    """After a database with open spans of messages for sessions has begun a cluster, each owner stores."""
+    with ts.open(sites.root / "a", shards=2) as db:
+        db.retention.set(delivered="1s")
+        db.sessions.open("me", expiry_interval=None).subscribe("a/#", qos=1)
+        db.publish(messages(0))
+        assert None in [span.last for shard in range(2) for span in db.storage.interest.of_shard(shard)]
+    ts.begin_cluster(sites.root / "a", sites.url)
+    with sites.open("a") as a, sites.open("b") as b:
+        wait_until(lambda: agreed(a, b), "two replicas")
+        split(a, b)
+        for number in range(1, 10):
+            assert any(stored(db, number) for db in (a, b))
+        assert [*range(10)] == payloads(b)
+
+
+def test_the_quota_counts_what_a_base_has(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that received messages with a base and then owns the shard refuses messages above ``max_bytes``."""
+    monkeypatch.setattr(site, "_BASE_BYTES", 1)
+    with sites.open("a", log_retention=0) as a, sites.open("b") as b:
+        a.retention.set(max_bytes=200_000)
+        a.store(messages(0))
+        assert [0] == payloads(b)
+        b.storage.quota.admit()  # it knows how much room there is
+        assert a.cluster is not None
+        assert b.cluster is not None
+        with b.cluster.replicas[0]._reading:  # the replica doesn't read
+            before = cut(sites)
+            a.store([ts.Message("a", random.Random(0).randbytes(250_000), "c")])
+            wait_until(lambda: cut(sites) > before, "a cut behind the site")
+        a.cluster.leave()
+        wait_until(lambda: b.cluster.replicas[0].owned, "the shard at the other site")  # type: ignore[union-attr]
+        with pytest.raises(ts.QuotaExceededError):
+            b.store(messages(1))

@@ -122,10 +122,10 @@ def _warn_of_other_archives(storage: Storage, copy: Path) -> None:
 def delete(storage: Storage, request: ReplayRequest) -> int:
     """Delete the messages that a replay would return; see `Database.delete`."""
     storage.check_may_write()
-    bounds = [(shard, shard.writer.watermark) for shard in storage.shards]
+    bounds = [(shard, shard.writer.watermark) for shard in storage.shards if shard.writer.owned]
     # All shards are checked before the first one deletes anything.
     check_local(found for shard, bound in bounds for found in _archived(storage, shard, request, bound))
-    return guarded(
+    deleted = guarded(
         lambda: sum(
             shard.rewriter.delete(request.topic_filter, first, last)
             for shard, bound in bounds
@@ -133,6 +133,9 @@ def delete(storage: Storage, request: ReplayRequest) -> int:
         ),
         partial(_forget_what_was_read, storage),
     )
+    for shard in storage.shards:
+        shard.writer.check_owned()
+    return deleted
 
 
 def _archived(storage: Storage, shard: Shard, request: ReplayRequest, bound: int) -> Iterator[tuple[int, int]]:
