@@ -28,6 +28,8 @@ __all__ = [
     "stage",
 ]
 
+_Chunk = list[tuple[bytes, bytes]]
+
 RESERVED = b"\0"
 """The prefix of the shard's own keys."""
 OWN = b"\1"
@@ -183,16 +185,15 @@ class ShardState:
 
         Without a prefix, the framework's keys are left out.
         """
-
-        def begin() -> tuple[Iterator[list[tuple[bytes, bytes]]], list[tuple[bytes, bytes]]]:
-            chunks = self._reader().scan(STATE, prefix or b"\2", _after_prefix(prefix))
-            return chunks, next(chunks, [])
-
-        if not prefix.startswith(RESERVED):
-            chunks, first = begin() if self._undisturbed is None else self._undisturbed(begin)
+        if prefix.startswith(RESERVED):
+            return
+        end = _after_prefix(prefix)
+        chunks = self._reader().scan(STATE, prefix or b"\2", end)
+        if self._undisturbed is not None:
+            chunks, first = self._undisturbed(lambda: _begun(self._reader().scan(STATE, prefix or b"\2", end)))
             yield from first
-            for chunk in chunks:
-                yield from chunk
+        for chunk in chunks:
+            yield from chunk
 
     def write(self, writes: Iterable[StateWrite]) -> None:
         """Commit the writes atomically, with the database's ``durability``.
@@ -200,6 +201,11 @@ class ShardState:
         Raises `StateConflictError`, with nothing written, if a condition doesn't hold.
         """
         self._write(list(writes))
+
+
+def _begun(chunks: Iterator[_Chunk]) -> tuple[Iterator[_Chunk], _Chunk]:
+    """Begin a scan, which takes its snapshot; return it with its first chunk, empty if there is none."""
+    return chunks, next(chunks, [])
 
 
 def _after_prefix(prefix: bytes) -> bytes | None:
