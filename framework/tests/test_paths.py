@@ -29,7 +29,7 @@ NOT_BETWEEN = ("database.py", "runtime/", "contract/")
 PATHS = {
     "store": (116, 33, 35),
     "store sync": (129, 35, 44),
-    "replay": (149, 35, 34),
+    "replay": (150, 35, 35),
     "read": (104, 29, 17),
     "publish": (129, 42, 64),
     "deliver": (167, 38, 139),

@@ -18,6 +18,7 @@ import topicstore as ts
 from topicstore.replication import bases, names, replica, site
 from topicstore.replication.info import ShardInfo
 from topicstore.replication.snapshots import has_contents
+from topicstore.shard import reader
 from topicstore.shard.generations import Generations
 from topicstore_conformance.faults.threads import begin, running, wait_until
 
@@ -279,7 +280,7 @@ def test_a_replay_waits_while_a_base_replaces_the_copy(sites: Sites, monkeypatch
     """A replay that begins while a base replaces all contents of a shard has the messages that the site had before."""
     monkeypatch.setattr(site, "_BASE_BYTES", 1)
     replays: list[Future[list[int]]] = []
-    waiting = (Generations.with_slabs, Generations.slab, Generations.listed)
+    waiting = (Generations.undisturbed, Generations.slab, Generations.listed)
 
     def read_part(*args: Any) -> bytes:
         replays.append(begin(lambda: payloads(b, fresh=False)))
@@ -298,6 +299,52 @@ def test_a_replay_waits_while_a_base_replaces_the_copy(sites: Sites, monkeypatch
             wait_until(lambda: cut(sites) > before, "a cut behind the site")
         wait_until(lambda: replays, "a base")
         assert all(0 in one.result(NEVER) for one in replays)
+        assert [*range(20)] == payloads(b)
+
+
+def test_reads_that_a_base_overtakes_begin_again(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads that run while a base replaces all contents return those before or after it, and never a part."""
+    monkeypatch.setattr(site, "_BASE_BYTES", 1)
+    reads: dict[str, Future[Any]] = {}
+    planning, replacing = threading.Event(), threading.Event()
+    reaches = reader._reaches
+
+    def reaches_late(*args: Any) -> bool:  # so that a plan that has begun sees a half of the contents
+        if not planning.is_set():
+            planning.set()
+            assert replacing.wait(NEVER)
+        return reaches(*args)
+
+    def read_part(*args: Any) -> bytes:
+        replacing.set()
+        wait_until(lambda: reads["plan"].done() or running(Generations.undisturbed), "a plan that waits, or has ended")
+        reads["retained"] = begin(lambda: b.retained("#"))
+        reads["state"] = begin(lambda: b.state(0).get(b"\2k"))
+        reads["scan"] = begin(lambda: [*b.state(0).scan()])
+        reads["topics"] = begin(lambda: [one.topic for one in b.topics() if one.messages])
+        for read in reads.values():
+            wait_until(lambda read=read: read.done() or running(Generations.undisturbed), "reads that wait")  # type: ignore[misc]
+        return bases.read_part(*args)
+
+    with sites.open("a", log_retention=0) as a, sites.open("b") as b:
+        a.publish([ts.Message("a/0", b"0", "c", retain=True)], state={0: [ts.StateWrite(b"\2k", b"v")]})
+        assert [0] == payloads(b)
+        assert b.cluster is not None
+        with b.cluster.replicas[0]._reading:  # the replica doesn't read
+            before = cut(sites)
+            for number in range(1, 20):
+                a.store(messages(number))
+            wait_until(lambda: cut(sites) > before, "a cut behind the site")
+            monkeypatch.setattr(reader, "_reaches", reaches_late)
+            reads["plan"] = begin(lambda: payloads(b, fresh=False))
+            assert planning.wait(NEVER)
+            monkeypatch.setattr(replica, "read_part", read_part)
+        wait_until(lambda: "topics" in reads and all(one.done() for one in reads.values()), "the reads")
+        assert 0 in reads["plan"].result()
+        assert [b"0"] == [message.payload for message in reads["retained"].result()]
+        assert b"v" == reads["state"].result()
+        assert [(b"\2k", b"v")] == reads["scan"].result()
+        assert "a/0" in reads["topics"].result()
         assert [*range(20)] == payloads(b)
 
 
@@ -356,3 +403,64 @@ def test_whatever_moves_nothing_is_lost(sites: Sites, monkeypatch: pytest.Monkey
         there.set_replicas(None, ["a"])
         wait_until(lambda: agreed(*running.values()) and keeps(running["a"]) == [0, 1, 2], "everything at one site")
         assert sorted(stored) == payloads(running["a"])
+
+
+def split(a: ts.Database, b: ts.Database) -> None:
+    """Let site a own shard 0, and site b, which keeps both, shard 1."""
+    assert a.cluster is not None
+    assert b.cluster is not None
+    a.cluster.set_replicas(0, ["a", "b"])
+    a.cluster.set_replicas(1, ["b"])
+    both = [a.cluster, b.cluster]
+    wait_until(
+        lambda: (
+            all(["a", "b"] == [one.owner[0] for one in each.replicas] for each in both)
+            and [True, False, False, True] == [one.owned for each in both for one in each.replicas]
+        ),
+        "a shard at each site",
+    )
+
+
+def stored(db: ts.Database, number: int) -> bool:
+    """Store a message, and return True, unless another site owns its shard."""
+    try:
+        db.store(messages(number))
+    except ts.ShardElsewhereError:
+        return False
+    return True
+
+
+def test_a_begun_cluster_with_messages_for_sessions_only_stores(sites: Sites) -> None:
+    """After a database with open spans of messages for sessions has begun a cluster, each owner stores."""
+    with ts.open(sites.root / "a", shards=2) as db:
+        db.retention.set(delivered="1s")
+        db.sessions.open("me", expiry_interval=None).subscribe("a/#", qos=1)
+        db.publish(messages(0))
+        assert None in [span.last for shard in range(2) for span in db.storage.interest.of_shard(shard)]
+    ts.begin_cluster(sites.root / "a", sites.url)
+    with sites.open("a") as a, sites.open("b") as b:
+        wait_until(lambda: agreed(a, b), "two replicas")
+        split(a, b)
+        for number in range(1, 10):
+            assert any(stored(db, number) for db in (a, b))
+        assert [*range(10)] == payloads(b)
+
+
+def test_the_quota_counts_what_a_base_has(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that received messages with a base and then owns the shard refuses messages above ``max_bytes``."""
+    monkeypatch.setattr(site, "_BASE_BYTES", 1)
+    with sites.open("a", log_retention=0) as a, sites.open("b") as b:
+        a.retention.set(max_bytes=200_000)
+        a.store(messages(0))
+        assert [0] == payloads(b)
+        b.storage.quota.admit()  # it knows how much room there is
+        assert a.cluster is not None
+        assert b.cluster is not None
+        with b.cluster.replicas[0]._reading:  # the replica doesn't read
+            before = cut(sites)
+            a.store([ts.Message("a", random.Random(0).randbytes(250_000), "c")])
+            wait_until(lambda: cut(sites) > before, "a cut behind the site")
+        a.cluster.leave()
+        wait_until(lambda: b.cluster.replicas[0].owned, "the shard at the other site")  # type: ignore[union-attr]
+        with pytest.raises(ts.QuotaExceededError):
+            b.store(messages(1))

@@ -55,7 +55,7 @@ class HoldingLog:
             writes = joined or [self.writer.proposed[0]]
             for one in writes:
                 one.result = one.work() if one.work is not None else 0
-            self.writer.apply(writes, b"")
+            self.writer.apply(writes, b"", self.writer.opened)
 
 
 def message(number: int) -> ts.Message:

@@ -14,7 +14,7 @@ from itertools import chain, islice
 
 import msgspec
 
-from topicstore.contract.engine import STATE, Reader, WriteBatch
+from topicstore.contract.engine import STATE, Engine, Reader, WriteBatch
 from topicstore.contract.errors import (
     ClusterNotReadyError,
     DatabaseClosedError,
@@ -117,6 +117,8 @@ class Replica:
         self.shard = shard
         self.progress = _progress_of(shard)
         """The applied prefix of the log. Set by the thread that applies entries."""
+        self._opened = shard.writer.opened
+        """The opening or copying of the shard to which `progress` belongs."""
         self.owner = ("", "")
         """The name and address of the site that owns the shard, as the last document says."""
         self.kept = True
@@ -168,10 +170,12 @@ class Replica:
         writer = self.shard.writer
         writes = self._writes(entry) if write.changes else [PendingWrite(writer)]
         with self._applying:
+            if writer.opened is not self._opened:
+                self._accept_reopened()
             for one in writes:
                 if one.work is not None:
                     one.result = one.work()
-            writer.apply(writes, _encoded(write.progress))
+            writer.apply(writes, _encoded(write.progress), self._opened)
         self.progress = write.progress
         self.grown += sum(map(len, entry.changes))
         for one in writes:
@@ -207,27 +211,35 @@ class Replica:
     def take_base(self, base: Base) -> None:
         """Replace the shard's contents by a base.
 
-        If this is interrupted, the shard counts as empty, and the next attempt begins anew. Raises `CorruptionError`,
-        `StorageUnavailableError`, and `ObjectNotFoundError` if the base was deleted.
+        If this is interrupted, the shard counts as empty, can't be read, and the next attempt begins anew. Raises
+        `CorruptionError`, `StorageUnavailableError`, and `ObjectNotFoundError` if the base was deleted.
         """
         shard, writer = self.shard, self.shard.writer
         with shard.generations.replacing() as engine:
-            self.progress = BEGINNING
-            clear(engine, self._meanwhile)
-            for part in (*(part for shared in base.shared for part in shared.parts), *base.parts):
-                write = WriteBatch()
-                put_piece(read_part(self._store, part), write, f"{self._place}, part {part.name}")
-                engine.write(write)
-                self._meanwhile()
-            finished = WriteBatch()
-            finished.put(STATE, PROGRESS, _encoded(base.progress))
-            engine.write(finished)
-        self.progress = base.progress
+            try:
+                self._copy(base, engine)
+            except BaseException:
+                writer.elsewhere = True
+                raise
+        self.progress, self._opened = base.progress, writer.opened
+        self.released = False
         self._changed = {shared.generation: shared.changed for shared in base.shared}
         self._changed_before = base.progress.next - 1
         self.grown = 0
         if writer.listener is not None:
             writer.listener.replaced(shard.number)
+
+    def _copy(self, base: Base, engine: Engine) -> None:
+        clear(engine, self._meanwhile)
+        for part in (*(part for shared in base.shared for part in shared.parts), *base.parts):
+            write = WriteBatch()
+            put_piece(read_part(self._store, part), write, f"{self._place}, part {part.name}")
+            engine.write(write)
+            self.shard.writer.counters.bytes += write.size  # the quota sums up the live bytes again
+            self._meanwhile()
+        finished = WriteBatch()
+        finished.put(STATE, PROGRESS, _encoded(base.progress))
+        engine.write(finished)
 
     def keep(self) -> bool:
         """Let the site keep a copy. It can be read once `follow` has received it from the log store.
@@ -266,13 +278,12 @@ class Replica:
                 return
             self._step_down()
             with shard.generations.replacing() as engine:
-                self.progress = BEGINNING
                 if has_contents(engine):
                     clear(engine)
-            self.log.reader.begin_again()
+            self._go_by_what_is_stored()
             self._changed, self._changed_before = {}, -1
             self.grown, self.base_due, self.base = 0, False, 0
-            self.released, self._emptied = False, True
+            self._emptied = True
         if writer.listener is not None:
             writer.listener.replaced(shard.number)
 
@@ -305,6 +316,8 @@ class Replica:
 
     def _follow_locked(self, certain: bool, meanwhile: Callable[[], object]) -> None:
         self._step_down()
+        if self.shard.writer.opened is not self._opened and not self.log.owned:
+            self._go_by_what_is_stored()
         self._meanwhile = meanwhile
         while self.kept and not self.log.owned:
             began, writer = time.monotonic(), self.shard.writer
@@ -312,6 +325,24 @@ class Replica:
                 self.caught_up, writer.elsewhere = began, False
                 return
             meanwhile()
+
+    def _accept_reopened(self) -> None:
+        """Let entries be applied to a shard that was reopened, if it lacks nothing and has nothing more."""
+        writer = self.shard.writer
+        with writer.lock:
+            if _stored(writer.open_engine(), self._place) == self.progress:
+                self._opened = writer.opened
+
+    def _go_by_what_is_stored(self) -> None:
+        """Read on where the shard's contents end, after it was reopened, or its copying was interrupted.
+
+        A reopened shard may lack the last applied entries, or have the one that failed.
+        """
+        shard = self.shard
+        with shard.generations.rewrite_lock, shard.writer.lock:
+            self.progress, self._opened = _progress_of(shard), shard.writer.opened
+        self.released = False
+        self.log.reader.begin_again()
 
     def confirm(self) -> None:
         """Return when this replica has applied all that was acknowledged before the call, on any site.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from topicstore.contract.errors import (
     InvalidCursorError,
     NewerFormatError,
     PluginError,
+    TopicstoreError,
 )
 from topicstore.contract.forking import ProcessLock
 from topicstore.contract.layout import Layout, Slab
@@ -40,6 +41,8 @@ from .zones import Zone, ZoneRecord, load_zones, put_zone
 __all__ = ["Generations", "MakeLayout", "OpenArchive", "check_local"]
 
 _LAST = (1 << 64) - 1
+
+T = TypeVar("T")
 
 MakeLayout = Callable[[str, Mapping[str, Any]], Layout]
 """A function that creates a layout object from a layout's name and options."""
@@ -67,6 +70,8 @@ class Generations:
         """The live generations, oldest first. The list is never modified but replaced, so reading it needs no lock."""
         self._replaced = ProcessLock()
         """Held while the shard's contents are replaced. It is acquired after the writer's lock."""
+        self._replacements = 0
+        """The number of beginnings and ends of replacements, so that it is odd during one. Changed with `_replaced`."""
 
     def open(self) -> None:
         """Open the slab of each live generation, and resume the removal of dropped generations."""
@@ -131,12 +136,32 @@ class Generations:
         """
         with self.rewrite_lock, self._writer.lock, self._replaced:
             engine = self._writer.open_engine()
+            self._replacements += 1
             self.forget()
             try:
                 yield engine
             finally:
-                self._writer.begin_again_locked(self.open_again_locked, replaced=True)
                 self._writer.counters.deleted += 1  # so that counts that are kept in memory are computed again
+                try:
+                    self._writer.begin_again_locked(self.open_again_locked, replaced=True)
+                finally:
+                    self._replacements += 1
+
+    def undisturbed(self, read: Callable[[], T]) -> T:
+        """Return the result of ``read`` on contents that are not replaced during it; it is repeated if they are."""
+        while True:
+            before = self._replacements
+            if before % 2 and not self._replaced.owned():
+                with self._replaced:  # wait for the end
+                    continue
+            try:
+                result = read()
+            except TopicstoreError:  # such as damage, which a half of the contents seems to have
+                if before == self._replacements:
+                    raise
+            else:
+                if before == self._replacements:
+                    return result
 
     # --- lookups ---
 

@@ -73,6 +73,22 @@ class ShardReader:
         ``timestamps`` is a range of the messages' own times. The plan skips ranges of positions that are known to
         have no message in it. It reads the others completely, so it may also return messages of other times.
         """
+        if self._writer.log is None:
+            return self._plan(database, topic_filter, first, bound, since=since, timestamps=timestamps)
+        return self._generations.undisturbed(
+            lambda: self._plan(database, topic_filter, first, bound, since=since, timestamps=timestamps)
+        )
+
+    def _plan(
+        self,
+        database: bytes,
+        topic_filter: TopicFilter,
+        first: int,
+        bound: int,
+        *,
+        since: float | None,
+        timestamps: TimeRange | None,
+    ) -> ShardPlan:
         number, plans = self._writer.number, []
         for record, slab, begin, last in self._parts(first, bound, timestamps):
             streams = slab.cover(topic_filter, begin)

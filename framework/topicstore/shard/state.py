@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from topicstore.contract.engine import STATE, Key, Keyspace, Reader, WriteBatch
 from topicstore.contract.errors import InvalidArgumentError, StateConflictError
@@ -27,6 +27,8 @@ __all__ = [
     "StateReader",
     "stage",
 ]
+
+_Chunk = list[tuple[bytes, bytes]]
 
 RESERVED = b"\0"
 """The prefix of the shard's own keys."""
@@ -149,6 +151,7 @@ class ShardState:
         reader: Callable[[], Reader],
         write: Callable[[Sequence[StateWrite]], object],
         last_applied: Callable[[bytes], Applied] | None = None,
+        undisturbed: Callable[[Callable[[], Any]], Any] | None = None,
     ) -> None:
         self.shard = shard
         self._reader = reader
@@ -156,26 +159,41 @@ class ShardState:
         self.last_applied = last_applied
         """Returns the last applied write of a log that changed keys which begin with these `HEAD` bytes, or fewer. It
         needs no lock, and reads nothing. None without a log."""
+        self._undisturbed = undisturbed
+        """Calls a function that reads; again if the contents of the shard were replaced meanwhile. None without a log.
+        """
 
     def __repr__(self) -> str:
         return f"<ShardState of shard {self.shard}>"
 
     def get(self, key: bytes) -> bytes | None:
         """Return the value of ``key``, or None."""
-        return self._reader().get(STATE, key)
+        if self._undisturbed is None:
+            return self._reader().get(STATE, key)
+        found: bytes | None = self._undisturbed(lambda: self._reader().get(STATE, key))
+        return found
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each key, or None, in the order of ``keys``."""
-        return self._reader().get_many(STATE, keys)
+        if self._undisturbed is None:
+            return self._reader().get_many(STATE, keys)
+        found: list[bytes | None] = self._undisturbed(lambda: self._reader().get_many(STATE, keys))
+        return found
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) of all keys that begin with ``prefix``, in order, from a snapshot taken at the first.
 
         Without a prefix, the framework's keys are left out.
         """
-        if not prefix.startswith(RESERVED):
-            for chunk in self._reader().scan(STATE, prefix or b"\2", _after_prefix(prefix)):
-                yield from chunk
+        if prefix.startswith(RESERVED):
+            return
+        end = _after_prefix(prefix)
+        chunks = self._reader().scan(STATE, prefix or b"\2", end)
+        if self._undisturbed is not None:
+            chunks, first = self._undisturbed(lambda: _begun(self._reader().scan(STATE, prefix or b"\2", end)))
+            yield from first
+        for chunk in chunks:
+            yield from chunk
 
     def write(self, writes: Iterable[StateWrite]) -> None:
         """Commit the writes atomically, with the database's ``durability``.
@@ -183,6 +201,11 @@ class ShardState:
         Raises `StateConflictError`, with nothing written, if a condition doesn't hold.
         """
         self._write(list(writes))
+
+
+def _begun(chunks: Iterator[_Chunk]) -> tuple[Iterator[_Chunk], _Chunk]:
+    """Begin a scan, which takes its snapshot; return it with its first chunk, empty if there is none."""
+    return chunks, next(chunks, [])
 
 
 def _after_prefix(prefix: bytes) -> bytes | None:

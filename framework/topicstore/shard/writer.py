@@ -36,6 +36,7 @@ from topicstore.contract.columns import Column, Constant, to_integers, to_iterab
 from topicstore.contract.engine import STATE, Engine, Reader, WriteBatch
 from topicstore.contract.errors import (
     DatabaseClosedError,
+    EngineError,
     GenerationError,
     LateMessageError,
     ReadOnlyDatabaseError,
@@ -445,9 +446,9 @@ class ShardWriter:
         """
         self._proposed_state = ProposedState(engine)
         """The state including all proposed writes. Guarded by `lock`."""
-        self._opened = Applied(0, policy.monotonic())
-        """The opening, reopening or copying of the shard. Guarded by `lock`, as is the next; both are read without it.
-        """
+        self.opened = Applied(0, policy.monotonic())
+        """The opening, reopening or copying of the shard: another object after each. Guarded by `lock`, as is the next;
+        both are read without it."""
         self._applied: dict[bytes, Applied] = {}
         """By the first `HEAD` bytes of keys, the last applied write of the log that changed the framework's state
         under such keys."""
@@ -703,9 +704,15 @@ class ShardWriter:
         self.proposed.append(pending)
         self._proposed_state.add(pending.write)
 
-    def apply(self, writes: Sequence[PendingWrite], progress: bytes) -> None:
-        """Commit and complete consecutive writes that the log has ordered: see `apply_locked` and `finish_applied`."""
+    def apply(self, writes: Sequence[PendingWrite], progress: bytes, opened: Applied) -> None:
+        """Commit and complete consecutive writes that the log has ordered: see `apply_locked` and `finish_applied`.
+
+        Raises `EngineError`, with nothing committed, if the shard was reopened or copied since ``opened``: it may lack
+        writes before these, or have these already.
+        """
         with self.lock:
+            if self.opened is not opened:
+                raise EngineError(f"shard {self.number} was opened again; its log is to be read from where it ends")
             applied = self.apply_locked(writes, progress)
         self.finish_applied(applied)
 
@@ -732,7 +739,7 @@ class ShardWriter:
 
     def last_applied(self, head: bytes) -> Applied:
         """Return the last applied write of the log that changed keys of the state with this head; needs no lock."""
-        opened = self._opened
+        opened = self.opened
         applied = self._applied.get(head[:HEAD], opened)
         return max(applied, opened)
 
@@ -811,19 +818,19 @@ class ShardWriter:
 
         ``open_generations`` reloads the generations. `lock` must be held, so that nothing is written in the meantime.
         Unless the contents were ``replaced``, the last position never falls below positions that readers have seen,
-        even if those writes were lost.
+        even if those writes were lost. With a log it may, because the log has what is lacking.
         """
         with self._fsync_lock:
             stored = load_tail(self.engine)
             position, last_time = stored.last_position, stored.last_time
-            if not replaced:
+            if not replaced and self.log is None:
                 position, last_time = max(position, self.watermark), max(last_time, self.tail.last_time)
             open_generations()
             self.displacement = load_displacement(self.engine)
             self.tail = msgspec.structs.replace(stored, last_position=position, last_time=last_time)
             self.abandon_locked()
             self._applied.clear()
-            self._opened = Applied(stored.writes, self.policy.monotonic())
+            self.opened = Applied(stored.writes, self.policy.monotonic())
             self._end = (stored.writes, position)
             self._fsynced = stored.writes - 1
             self._failure = None

@@ -8,7 +8,7 @@ holds after any crash.
 
 The spans of all shards begin and end together, once for many messages, unless programs store and clients publish in
 turns. Of more than 10,000 spans of a shard the oldest is forgotten: its messages then stay like all others. A database
-that a cluster shares has no spans.
+that a cluster shares begins no spans; those of a database that became a cluster are ended by the owners of its shards.
 
 Stored form (state keyspace of every shard; keys begin with the byte 1, which is left out here)::
 
@@ -148,15 +148,21 @@ class InterestSpans:
         if not self.goes_on:
             return frozenset()
         self.current = None
+        if not self._possible:
+            self._spans.clear()  # another site may have ended spans of a database that became a cluster
         refusing = {shard.number for shard in self._shards if shard.writer.failure is not None}
+        elsewhere = False
         for shard in self._shards:
             if shard.number not in refusing:
                 newest = next(reversed(self._read_locked(shard.number).values()), None)
                 if newest is not None and newest.last is None:
+                    if not shard.writer.owned:  # its owner ends the span before it stores anything
+                        elsewhere = True
+                        continue
                     last = self._position(shard.number)
                     ended = [msgspec.structs.replace(newest, last=last)] if last > newest.after else []
                     self._change_locked(shard.number, [newest.after], ended)
-        self.goes_on = bool(refusing)
+        self.goes_on = bool(refusing) or elsewhere
         return frozenset(refusing)
 
     def _read_locked(self, shard: int) -> dict[int, Span]:

@@ -113,11 +113,15 @@ def read_keyed(request: ReadRequest, shard: Shard) -> ReadResult:
     msgpack array of the range's first key and its end, exclusive. The cursor's filter, ``until`` and ``bound`` are
     ignored.
     """
-    cursor = request.cursor
     try:
-        start, end = _PLACES.decode(cursor.place)
+        start, end = _PLACES.decode(request.cursor.place)
     except msgspec.DecodeError as bad:
         raise InvalidCursorError(f"the cursor's place is not one of keyed messages: {bad}") from bad
+    return shard.generations.undisturbed(lambda: _read(request, shard, start, end))
+
+
+def _read(request: ReadRequest, shard: Shard, start: bytes, end: bytes) -> ReadResult:
+    cursor = request.cursor
     records: list[_Record] = []
     size, whole = 0, True
     reader = shard.writer.open_engine()

@@ -228,8 +228,10 @@ class Storage:
         self.check_shard(shard)
         found = self.shards[shard]
         writer = found.writer
-        applied = None if self.site is None else writer.last_applied
-        return ShardState(shard, writer.open_engine, writer.write_state, applied)
+        if self.site is None:
+            return ShardState(shard, writer.open_engine, writer.write_state)
+        undisturbed = found.generations.undisturbed
+        return ShardState(shard, writer.open_engine, writer.write_state, writer.last_applied, undisturbed)
 
     def shard_of(self, client_id: str) -> int:
         """Return the number of the shard that stores a publisher's messages."""
@@ -268,19 +270,22 @@ class Storage:
         """Return the streams that may hold matching messages at or after a time."""
         self.check_whole()
         first = first_position(start)
-        return [
-            Stream(
-                shard=shard.number,
-                generation=record.number,
-                number=info.stream,
-                pattern=info.pattern,
-                sealed=record.sealed is not None,
-            )
-            for shard in self.shards
-            for record, slab in shard.generations.with_slabs()
-            if record.last_position is None or record.last_position >= first
-            for info in slab.streams(topic_filter)
-        ]
+
+        def found(shard: Shard) -> list[Stream]:
+            return [
+                Stream(
+                    shard=shard.number,
+                    generation=record.number,
+                    number=info.stream,
+                    pattern=info.pattern,
+                    sealed=record.sealed is not None,
+                )
+                for record, slab in shard.generations.with_slabs()
+                if record.last_position is None or record.last_position >= first
+                for info in slab.streams(topic_filter)
+            ]
+
+        return [one for shard in self.shards for one in shard.generations.undisturbed(partial(found, shard))]
 
     def begin(self, shard: int, generation: int, stream: int, topic_filter: TopicFilter, position: int) -> Cursor:
         """Return a cursor over a stream, from a position on. Raises the errors of `Database.cursor`.

@@ -175,7 +175,7 @@ class _ShardCounts:
         """Count the messages stored since the last call, and return all counts. The lock must be held."""
         while True:
             try:
-                return self._brought_up(storage, shard)
+                return shard.generations.undisturbed(partial(self._brought_up, storage, shard))
             except (GenerationArchivedError, GenerationDroppedError):
                 self._forget(_NEVER)
             except BaseException:  # a part of a generation may have been counted

@@ -1,0 +1,182 @@
+"""Copies of shards whose engine failed and was opened again, and whose copying was interrupted."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import topicstore as ts
+from topicstore.contract.log_store import StorageUnavailableError
+from topicstore.replication import replica, site
+from topicstore.shard.writer import ShardWriter
+from topicstore.storage.opening import ShardOpener
+from topicstore_conformance.faults.threads import wait_until
+
+from .test_sites import Sites, cut, messages, payloads, replicas
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Sites:
+    return Sites(tmp_path)
+
+
+def writer(db: ts.Database) -> ShardWriter:
+    return db.storage.shards[0].writer
+
+
+def stores(db: ts.Database, number: int) -> bool:
+    """Store a message, and return True, unless the site doesn't own its shard yet."""
+    try:
+        db.store(messages(number))
+    except (ts.ShardElsewhereError, ts.ShardMovedError):
+        return False
+    return True
+
+
+def fail(db: ts.Database, monkeypatch: pytest.MonkeyPatch, *, stored: bool) -> None:
+    """Let the next write of a site's shard raise an error, after it is in the engine if ``stored``."""
+    failing, write = writer(db).engine, type(writer(db).engine).write
+
+    def write_once(engine: Any, batch: Any) -> None:
+        if engine is not failing:
+            write(engine, batch)
+            return
+        monkeypatch.undo()
+        if stored:
+            write(engine, batch)
+        raise ts.EngineError("the disk is full")
+
+    monkeypatch.setattr(type(failing), "write", write_once)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("failing", ["owner", "follower"])
+def test_an_entry_is_applied_once_though_its_write_failed(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, failing: str, stored: bool
+) -> None:
+    """After `recover`, a site has each message once, whether or not the failed write is in its engine."""
+    with sites.open("a") as a, sites.open("b") as b:
+        a.store(messages(0, 1))
+        assert [0, 1] == payloads(b)
+        bad = a if failing == "owner" else b
+        fail(bad, monkeypatch, stored=stored)
+        with warnings.catch_warnings(action="ignore"):
+            if bad is a:
+                with pytest.raises(ts.EngineError, match="the disk is full"):
+                    a.store(messages(2))
+            else:
+                a.store(messages(2))
+            wait_until(lambda: writer(bad).failure, "the failed write")
+            assert [0] == bad.recover()
+        wait_until(lambda: stores(a, 3), "a store after the recovery")
+        for db in (a, b):
+            assert [0, 1, 2, 3] == payloads(db)
+            assert 4 == db.info().messages == sum(one.messages for one in db.topics())
+            assert [] == db.verify().damages
+
+
+@pytest.mark.parametrize("failing", ["owner", "follower"])
+def test_a_recovered_site_reads_again_what_its_engine_has_lost(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """If a reopened engine lacks writes that were applied, among them a generation, the site gets them from the log."""
+    opened, copy = ShardOpener._open_engine, sites.root / "copy"
+
+    def open_earlier(opener: ShardOpener, *args: Any, **how: Any) -> Any:
+        shutil.rmtree(shard)
+        shutil.copytree(copy, shard)
+        return opened(opener, *args, **how)
+
+    with sites.open("a") as a, sites.open("b") as b:
+        a.store(messages(0, 1))
+        assert [0, 1] == payloads(b)
+        bad = a if failing == "owner" else b
+        bad.flush()
+        shard = bad.path / "shard-0000"
+        shutil.copytree(shard, copy)
+        a.store(messages(2))
+        a.add_generation()
+        a.store(messages(3))
+        assert [0, 1, 2, 3] == payloads(b)
+        with warnings.catch_warnings(action="ignore"):
+            with writer(bad).lock:
+                writer(bad).fail(ts.EngineError("the disk is full"))
+            with monkeypatch.context() as patched:
+                patched.setattr(ShardOpener, "_open_engine", open_earlier)
+                assert [0] == bad.recover()
+            if bad is a:  # it finds that its copy isn't where it was, steps down, and takes its shard over again
+                with pytest.raises(ts.EngineError, match="was opened again"):
+                    a.store(messages(4))
+            else:
+                a.store(messages(4))
+            wait_until(lambda: stores(a, 5), "a store after the recovery")
+        for db in (a, b):
+            assert [*range(6)] == payloads(db)
+            assert 6 == db.info().messages
+            assert [] == db.verify().damages
+            assert [1, 2] == [generation.number for generation in db.generations()]
+
+
+def test_an_interrupted_copy_is_not_read(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A running site whose copying from a base was interrupted refuses to be read, until it has copied the base."""
+    monkeypatch.setattr(site, "_BASE_BYTES", 1)
+
+    def read_part(*_: object) -> bytes:
+        raise StorageUnavailableError("no answer")
+
+    with sites.open("a", log_retention=0) as a, sites.open("b") as b:
+        a.store(messages(0))
+        assert [0] == payloads(b)
+        assert b.cluster is not None
+        copy = b.cluster.replicas[0]
+        with monkeypatch.context() as patched, warnings.catch_warnings(action="ignore"):
+            patched.setattr(replica, "read_part", read_part)
+            with copy._reading:  # the replica doesn't read
+                before = cut(sites)
+                for number in range(1, 20):
+                    a.store(messages(number))
+                wait_until(lambda: cut(sites) > before, "a cut behind the site")
+            wait_until(lambda: copy.failure, "the interrupted copying")
+            for _ in range(3):
+                for read in (lambda: payloads(b, fresh=False), b.topics, lambda: b.retained("#")):
+                    with pytest.raises(ts.ShardElsewhereError, match="its copy is not complete yet"):
+                        read()
+                with pytest.raises(StorageUnavailableError):
+                    copy.follow(certain=False)
+        wait_until(lambda: not writer(b).elsewhere, "a copy of the base")
+        assert [*range(20)] == payloads(b)
+        assert 20 == b.info().messages
+
+
+def test_a_copied_site_leaves_the_shard_to_its_owner(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site whose last entry released the shard, and that is then copied from a base, takes nothing over."""
+    monkeypatch.setattr(site, "_BASE_BYTES", 1)
+    with ExitStack() as opened:
+        a, b, c = (opened.enter_context(sites.open(name, log_retention=0)) for name in "abc")
+        assert a.cluster is not None
+        assert b.cluster is not None
+        assert c.cluster is not None
+        wait_until(lambda: {"a", "b", "c"} == replicas(a)[0], "three replicas")
+        a.store(messages(0))
+        copy = b.cluster.replicas[0]
+        with c.cluster.replicas[0]._reading:  # the next owner does not begin yet
+            a.cluster.set_replicas(0, ["c", "b"])
+            wait_until(lambda: copy.released, "the entry that releases the shard")
+            copy._reading.acquire()  # the replica doesn't read
+        try:
+            for number in range(1, 20):
+                wait_until(lambda number=number: stores(c, number), "a store at the next owner")  # type: ignore[misc]
+            end = c.cluster.replicas[0].progress.next
+            wait_until(lambda: cut(sites) == end, "a base with everything")
+        finally:
+            copy._reading.release()
+        assert [*range(20)] == payloads(b)
+        documents = c.cluster.info().document
+        rounds = b.cluster._beat_number
+        wait_until(lambda: b.cluster._beat_number > rounds + 5, "some rounds of the site")  # type: ignore[union-attr]
+        assert [False, True] == [b.cluster.replicas[0].owned, c.cluster.replicas[0].owned]
+        assert documents == c.cluster.info().document
