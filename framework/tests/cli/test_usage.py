@@ -95,10 +95,11 @@ def test_users_and_tokens_as_json(db: Path, tmp_path: Path) -> None:
 
 
 def test_a_check_of_settings_as_json(tmp_path: Path) -> None:
-    """`config check --json` lists the changes that starting the server would make, and says who may connect."""
+    """`config check --json` lists what starting the server would change, certificates, and who may connect."""
     found = document("config", "check", tmp_path / "data")
     assert "Nobody else can connect." in found.pop("access")
-    assert {"ok": True, "changes": [f"a start creates the database {tmp_path / 'data'}"]} == found
+    changes = [f"a start creates the database {tmp_path / 'data'}"]
+    assert {"ok": True, "changes": changes, "certificates": []} == found
 
 
 def test_what_can_be_measured_as_json() -> None:

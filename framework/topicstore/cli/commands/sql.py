@@ -40,7 +40,7 @@ def sql(path: Path, statement: str, *, as_json: bool, as_csv: bool) -> None:
     \b
     Examples:
       topicstore sql data 'select topic, messages from topics order by 2 desc'
-      topicstore sql data 'select decode(payload) from messages order by time'
+      topicstore sql data 'select time, topic from messages order by time desc'
       topicstore sql data "select * from messages where time > '2026-06-01'"
       topicstore sql data 'describe messages'
     """  # noqa: D301 - click wants the character
