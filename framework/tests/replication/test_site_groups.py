@@ -180,7 +180,7 @@ def test_messages_in_flight_of_an_absent_member_go_to_other_sites(two: tuple[ts.
 
 
 def test_refused_messages_go_to_a_member_on_another_site(two: tuple[ts.Database, ts.Database]) -> None:
-    """What a member's client may not be sent goes to a member on another site, also what came back to the group."""
+    """A message that a member's client may not get goes to a member on another site, also one that came back."""
     first, second = two
     one = joined(first, clients_of(first)[0], allow=lambda some: [int(message.payload) % 2 == 0 for message in some])
     other = joined(second, clients_of(second)[0])
@@ -376,7 +376,7 @@ def test_members_with_many_groups_leave_all_to_others(sites: Sites) -> None:
 
 
 def test_an_outdated_decision_is_not_committed(sites: Sites) -> None:
-    """What was decided before another owner has decided fails, though this site owns the shard again."""
+    """A decision made before another owner has decided fails, though this site owns the shard again."""
     with sites.open("a") as a:
         joined(a, "c")
         states = a.sessions._registry.states

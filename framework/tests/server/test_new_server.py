@@ -150,8 +150,8 @@ def test_the_file_has_what_was_chosen(run: Run, tmp_path: Path) -> None:
 def test_nothing_is_overwritten(there: str, run: Run, tmp_path: Path) -> None:
     """If one of the files exists, also as a link to nothing, the command changes nothing, and names the file."""
     (tmp_path / there).symlink_to("nowhere")
-    told = run("init", "server.toml", "--tls", "--user", "alice", code=2).stderr
-    assert f"error: nothing is overwritten, and {there} exists already\n" == told
+    refusal = run("init", "server.toml", "--tls", "--user", "alice", code=2).stderr
+    assert f"error: nothing is overwritten, and {there} exists already\n" == refusal
     assert [there] == [path.name for path in tmp_path.iterdir()]
 
 
@@ -238,11 +238,11 @@ def test_a_certificate_of_another_authority_is_not_renewed(run: Run, tmp_path: P
     assert "ca.key can't be read" in run("certificate", "--config", "server.toml", "--renew", code=2).stderr
     another = Authority.new("another")
     (tmp_path / "ca.key").write_bytes(another.key.pem)
-    told = run("certificate", "--config", "server.toml", "--renew", code=2).stderr
-    assert "ca.key is not the key of ca.pem" in told
+    refusal = run("certificate", "--config", "server.toml", "--renew", code=2).stderr
+    assert "ca.key is not the key of ca.pem" in refusal
     (tmp_path / "ca.pem").write_bytes(pem_of(another.certificate))
-    told = run("certificate", "--config", "server.toml", "--renew", code=2).stderr
-    assert "server.pem is not of the authority ca.pem: renew it where it is from" in told
+    refusal = run("certificate", "--config", "server.toml", "--renew", code=2).stderr
+    assert "server.pem is not of the authority ca.pem: renew it where it is from" in refusal
     assert before == (tmp_path / "server.pem").read_bytes()
     assert key.exists()
     assert "the settings name no certificate" in run("certificate", code=2).stderr

@@ -143,7 +143,7 @@ def test_a_failure_that_lasts_is_a_line_and_its_end_another(
 def test_a_shard_that_moves_needs_no_operator(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What fails because a shard moves to another site is logged as information, with all else as a warning."""
+    """A failure because a shard moves to another site is logged as information, and every other one as a warning."""
     caplog.set_level(logging.INFO)
     moved = ts.ShardMovedError("site a is releasing shard 1")
     failing = Failing(monkeypatch, Sessions, "publish", moved)

@@ -29,6 +29,6 @@ class Silence:
                 self.reason = reason
 
     def end(self) -> None:
-        """End the silence, because the store has answered a PUT, or the silence concerns nobody any more."""
+        """End the silence, because the store has answered a PUT, or the silence concerns no log any more."""
         with self._lock:
             self._answered, self.reason = time.monotonic(), None

@@ -21,7 +21,7 @@ CALL = Call("POST", "/", {}, b"x" * 200_000)
 
 
 class Answer(msgspec.Struct):
-    """What the other site answers."""
+    """The answer of the other site."""
 
     count: int
 
