@@ -22,7 +22,7 @@ from topicstore.shard import reader
 from topicstore.shard.generations import Generations
 from topicstore_conformance.faults.threads import begin, running, wait_until
 
-from .test_sites import NEVER, Sites, cut, messages, payloads
+from .test_sites import NEVER, Sites, is_behind, messages, payloads
 
 
 @pytest.fixture
@@ -293,10 +293,9 @@ def test_a_replay_waits_while_a_base_replaces_the_copy(sites: Sites, monkeypatch
         assert b.cluster is not None
         monkeypatch.setattr(replica, "read_part", read_part)
         with b.cluster.replicas[0]._reading:  # the replica doesn't read
-            before = cut(sites)
             for number in range(1, 20):
                 a.store(messages(number))
-            wait_until(lambda: cut(sites) > before, "a cut behind the site")
+            wait_until(lambda: is_behind(b, sites), "a cut behind the site")
         wait_until(lambda: replays, "a base")
         assert all(0 in one.result(NEVER) for one in replays)
         assert [*range(20)] == payloads(b)
@@ -331,10 +330,9 @@ def test_reads_that_a_base_overtakes_begin_again(sites: Sites, monkeypatch: pyte
         assert [0] == payloads(b)
         assert b.cluster is not None
         with b.cluster.replicas[0]._reading:  # the replica doesn't read
-            before = cut(sites)
             for number in range(1, 20):
                 a.store(messages(number))
-            wait_until(lambda: cut(sites) > before, "a cut behind the site")
+            wait_until(lambda: is_behind(b, sites), "a cut behind the site")
             monkeypatch.setattr(reader, "_reaches", reaches_late)
             reads["plan"] = begin(lambda: payloads(b, fresh=False))
             assert planning.wait(NEVER)
@@ -357,10 +355,9 @@ def test_a_subscription_has_what_its_site_receives_with_a_base(sites: Sites, mon
         assert [0] == received
         assert b.cluster is not None
         with b.cluster.replicas[0]._reading:  # the replica doesn't read
-            before = cut(sites)
             for number in range(1, 20):
                 a.store(messages(number))
-            wait_until(lambda: cut(sites) > before + 5, "a cut of the log")
+            wait_until(lambda: is_behind(b, sites), "a cut of the log")
         while len(received) < 20:
             received += [int(message.payload) for message in follower.fetch(timeout=NEVER).messages]
         assert [*range(20)] == received
@@ -457,9 +454,8 @@ def test_the_quota_counts_what_a_base_has(sites: Sites, monkeypatch: pytest.Monk
         assert a.cluster is not None
         assert b.cluster is not None
         with b.cluster.replicas[0]._reading:  # the replica doesn't read
-            before = cut(sites)
             a.store([ts.Message("a", random.Random(0).randbytes(250_000), "c")])
-            wait_until(lambda: cut(sites) > before, "a cut behind the site")
+            wait_until(lambda: is_behind(b, sites), "a cut behind the site")
         a.cluster.leave()
         wait_until(lambda: b.cluster.replicas[0].owned, "the shard at the other site")  # type: ignore[union-attr]
         with pytest.raises(ts.QuotaExceededError):

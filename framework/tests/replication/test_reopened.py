@@ -16,7 +16,7 @@ from topicstore.shard.writer import ShardWriter
 from topicstore.storage.opening import ShardOpener
 from topicstore_conformance.faults.threads import wait_until
 
-from .test_sites import Sites, cut, messages, payloads, replicas
+from .test_sites import Sites, cut, is_behind, messages, payloads, replicas
 
 
 @pytest.fixture
@@ -136,10 +136,9 @@ def test_an_interrupted_copy_is_not_read(sites: Sites, monkeypatch: pytest.Monke
         with monkeypatch.context() as patched, warnings.catch_warnings(action="ignore"):
             patched.setattr(replica, "read_part", read_part)
             with copy._reading:  # the replica doesn't read
-                before = cut(sites)
                 for number in range(1, 20):
                     a.store(messages(number))
-                wait_until(lambda: cut(sites) > before, "a cut behind the site")
+                wait_until(lambda: is_behind(b, sites), "a cut behind the site")
             wait_until(lambda: copy.failure, "the interrupted copying")
             for _ in range(3):
                 for read in (lambda: payloads(b, fresh=False), b.topics, lambda: b.retained("#")):
