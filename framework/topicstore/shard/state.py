@@ -188,8 +188,9 @@ class ShardState:
         if prefix.startswith(RESERVED):
             return
         end = _after_prefix(prefix)
-        chunks = self._reader().scan(STATE, prefix or b"\2", end)
-        if self._undisturbed is not None:
+        if self._undisturbed is None:
+            chunks = self._reader().scan(STATE, prefix or b"\2", end)
+        else:
             chunks, first = self._undisturbed(lambda: _begun(self._reader().scan(STATE, prefix or b"\2", end)))
             yield from first
         for chunk in chunks:

@@ -75,7 +75,7 @@ class Mqtt(Protocol):
 
 
 class Forwards(Protocol):
-    """The part of `topicstore.server.http.forwarding.Forwarder` that handlers use, outside a cluster never."""
+    """The part of `topicstore.server.http.forwarding.Forwarder` that handlers use in a cluster."""
 
     def answer(self, request: Any, error: ShardElsewhereError) -> Any:
         """Return the response to a request of which nothing was done, because a shard has another owner."""

@@ -87,7 +87,7 @@ class StoredMember:
 
 @attrs.define
 class _Share:
-    """What one connected member is granted."""
+    """The partitions and returned messages that one connected member gets by an assignment."""
 
     member: StoredMember
     before: GrantRecord | None

@@ -19,14 +19,14 @@ a record. The assignment of topics to partitions is part of the format (`topicst
 In a database that sites share (`topicstore.sessions.shared.assigning`), "gm", "go" and "gh" are only read, and replaced
 by these. In the shard of the subscription, which the site that assigns partitions writes::
 
-    "gp" group 00 client                  what is granted to a member: `GrantRecord`
+    "gp" group 00 client                  the share of a member: `GrantRecord`
     "gq" group 00 number:8                messages returned to the group: `ReturnedRecord`
     "gt" group 00 shard:4 id:8            a record under "gb", in that shard, was taken over: [1]
 
 In the shard of a member's client id, which the member's site writes::
 
     "gj" group 00 client                  a member: `StandingRecord`
-    "gb" group 00 id:8                    what a member has left to the group, under a random id: `HandBackRecord`
+    "gb" group 00 id:8                    places or messages of a member for others, by a random id: `HandBackRecord`
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class StandingRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HandBackRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What a member has left to the group: its places, if it has ended, and messages for other members."""
+    """A member's last places, if it has left the group, or messages of its share that other members are to deliver."""
 
     version: int
     places: PackedPlaces = ()
