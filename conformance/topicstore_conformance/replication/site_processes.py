@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import topicstore as ts
 
 from topicstore_conformance.faults.threads import wait_until
 
 from .history import Operation, violations
+from .site_program import quick_cluster
 
-__all__ = ["TAKEOVER_AFTER", "Processes", "SiteProcess"]
+__all__ = ["TAKEOVER_AFTER", "Processes", "RunningSites", "SiteProcess", "disturb"]
 
 PROGRAM = Path(__file__).with_name("site_program.py")
 TAKEOVER_AFTER = 0.4
@@ -95,10 +98,7 @@ class Processes:
         """Kill all sites, and check that no result of their operations violates an invariant."""
         for name in [*self.running]:
             self.kill(name)
-        cluster = ts.Cluster(
-            (self.root / "log").as_uri(), beat_interval=0.05, takeover_after=TAKEOVER_AFTER, replication_factor=None
-        )
-        with ts.open(self.root / "last", cluster=cluster, site="last") as db:
+        with ts.open(self.root / "last", cluster=quick_cluster(self.root, TAKEOVER_AFTER), site="last") as db:
             stored = [int(message.payload) for message in db.replay("#")]
             reader = db.replay_arrow("#", ids=True).read_all()
             positions: dict[int, list[int]] = {}
@@ -107,3 +107,38 @@ class Processes:
         operations = [operation for site in self.all for operation in site.operations]
         assert [] == violations(operations, stored, positions)
         assert len(stored) >= 100
+
+
+class RunningSites(Protocol):
+    """Sites in processes, under load."""
+
+    @property
+    def running(self) -> Mapping[str, Any]:
+        """The running sites by name, each with its ``process``."""
+
+    def start(self, name: str) -> None:
+        """Start a site, and return when it is open."""
+
+    def kill(self, name: str) -> None:
+        """Kill a running site."""
+
+    def progress(self, why: str) -> None:
+        """Return when the load has made progress."""
+
+
+def disturb(sites: RunningSites, name: str, *, stop: bool, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Stop a site, or kill it; wake it, or start it again, after the others have made progress.
+
+    ``meanwhile`` is called before that progress.
+    """
+    process = sites.running[name].process
+    if stop:
+        process.send_signal(signal.SIGSTOP)
+    else:
+        sites.kill(name)
+    meanwhile()
+    sites.progress(f"progress while site {name} is stopped or killed")
+    if stop:
+        process.send_signal(signal.SIGCONT)
+    else:
+        sites.start(name)

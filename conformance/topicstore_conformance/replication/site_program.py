@@ -17,10 +17,9 @@ FAR = 1_000_000
 """The numbers of messages of one process begin at a multiple of this."""
 
 
-def main(root: Path, site: str, run: int, takeover_after: float) -> None:
-    """Store batch after batch of numbered messages in whatever shard this site owns, and replay now and then."""
-    warnings.simplefilter("ignore")
-    cluster = ts.Cluster(
+def quick_cluster(root: Path, takeover_after: float) -> ts.Cluster:
+    """Return the cluster below a directory whose sites notice soon what others do, and cut their logs at once."""
+    return ts.Cluster(
         (root / "log").as_uri(),
         beat_interval=takeover_after / 4,
         takeover_after=takeover_after,
@@ -28,7 +27,12 @@ def main(root: Path, site: str, run: int, takeover_after: float) -> None:
         log_retention=0,
         replication_factor=None,
     )
-    with ts.open(root / site, cluster=cluster, site=site, shards=SHARDS) as db:
+
+
+def main(root: Path, site: str, run: int, takeover_after: float) -> None:
+    """Store batch after batch of numbered messages in whatever shard this site owns, and replay now and then."""
+    warnings.simplefilter("ignore")
+    with ts.open(root / site, cluster=quick_cluster(root, takeover_after), site=site, shards=SHARDS) as db:
         publishers = [
             next(f"{site}{run}-{n}" for n in range(99) if db.shard_of(f"{site}{run}-{n}") == s) for s in (0, 1)
         ]

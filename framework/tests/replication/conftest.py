@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
+from contextlib import ExitStack
 
+import pytest
 from topicstore.contract.log_store import LogStore, LogStoreRefusedError, ObjectExistsError, StorageUnavailableError
 from topicstore_conformance.replication.memory_store import Objects
 
@@ -80,3 +82,10 @@ class Line(Objects):
 
     def delete(self, name: str) -> None:
         self._store.delete(name)
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    """Return a stack of what is closed after the test."""
+    with ExitStack() as stack:
+        yield stack

@@ -14,6 +14,7 @@ from typing import Any
 import topicstore as ts
 from topicstore.contract.errors import TopicstoreError
 from topicstore.sessions import PubRel, Session
+from topicstore_conformance.replication.site_program import quick_cluster
 
 SHARDS = 2
 TICK = 0.05
@@ -82,16 +83,9 @@ class Broker:
 def main(root: Path, site: str, takeover_after: float) -> None:
     """Open the site, and answer lines until the end of the input or a signal."""
     warnings.simplefilter("ignore")
-    cluster = ts.Cluster(
-        (root / "log").as_uri(),
-        beat_interval=takeover_after / 4,
-        takeover_after=takeover_after,
-        poll_interval=takeover_after / 4,
-        log_retention=0,
-    )
     ended = threading.Event()
     with (
-        ts.open(root / site, cluster=cluster, site=site, shards=SHARDS) as db,
+        ts.open(root / site, cluster=quick_cluster(root, takeover_after), site=site, shards=SHARDS) as db,
         ThreadPoolExecutor(8) as threads,
     ):
         broker = Broker(db)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 from collections import Counter
 from collections.abc import Callable
 from itertools import count
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from topicstore.storage.shard_map import ShardMap
 from topicstore_conformance.faults.threads import wait_until
+from topicstore_conformance.replication.site_processes import disturb
 
 from .test_session_processes import NAMES, Client, SiteProcess
 
@@ -105,14 +105,7 @@ def test_a_group_over_sites_loses_nothing(tmp_path: Path, seed: int) -> None:
         world.undisturbed()
         for number in range(2 if seed == 0 else 6):
             name = chance.choice(sorted(world.running))
-            if number % 2:
-                world.running[name].process.send_signal(signal.SIGSTOP)
-                world.progress("messages while a site is stopped")
-                world.running[name].process.send_signal(signal.SIGCONT)
-            else:
-                world.kill(name)
-                world.progress("messages after a site was killed")
-                world.start(name)
+            disturb(world, name, stop=bool(number % 2))
             world.progress("messages after the site has come back")
         world.undisturbed()
     finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 from topicstore.storage.shard_map import ShardMap
 from topicstore_conformance.faults.threads import wait_until
+from topicstore_conformance.replication.site_processes import disturb
 
 PROGRAM = Path(__file__).with_name("session_process.py")
 TAKEOVER_AFTER = 0.4
@@ -286,14 +286,7 @@ def test_sessions_lose_nothing_and_get_nothing_twice(tmp_path: Path, seed: int) 
         for number in range(2 if seed == 0 else 6):
             world.progress("messages at all clients")
             name = chance.choice(sorted(world.running))
-            if number % 2:
-                world.running[name].process.send_signal(signal.SIGSTOP)
-                world.progress("messages while a site is stopped")
-                world.running[name].process.send_signal(signal.SIGCONT)
-            else:
-                world.kill(name)
-                world.progress("messages after a site was killed")
-                world.start(name)
+            disturb(world, name, stop=bool(number % 2))
         world.progress("messages in the end")
         world.check()
     finally:

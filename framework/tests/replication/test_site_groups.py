@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,12 +27,6 @@ GROUP_TEXT = "$share/g/#"
 @pytest.fixture
 def sites(tmp_path: Path) -> Sites:
     return Sites(tmp_path)
-
-
-@pytest.fixture
-def closing() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture
@@ -231,7 +225,7 @@ def test_a_slow_member_holds_up_only_what_it_has(two: tuple[ts.Database, ts.Data
 def test_returned_messages_that_only_a_slow_member_may_get_stay_with_it(
     two: tuple[ts.Database, ts.Database],
 ) -> None:
-    """They are not taken from it and given to it again, over and over; it gets them once its window has room."""
+    """A slow member's partitions are taken from it once, and come back once its window has room."""
     first, second = two
     for db in two:
         db.sessions.groups.slow_after = 0
@@ -358,7 +352,7 @@ def test_a_shared_subscription_ends_with_its_last_member(two: tuple[ts.Database,
 
 
 def test_members_with_many_groups_leave_all_to_others(sites: Sites) -> None:
-    """All that a session has of groups so many that they are closed piece by piece goes to another of its site."""
+    """All that a session has of more groups than are closed at once goes to another session of its site."""
     with sites.open("a") as a:
         one, other = (a.sessions.open(client, expiry_interval=None, receive_maximum=100) for client in ("one", "other"))
         for session in (one, other):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-import signal
 import warnings
+from functools import partial
 
 import pytest
 import topicstore as ts
-from topicstore_conformance.replication.site_processes import TAKEOVER_AFTER, Processes
+from topicstore_conformance.replication.site_processes import TAKEOVER_AFTER, Processes, disturb
+from topicstore_conformance.replication.site_program import quick_cluster
 
 NAMES = "abc"
 
@@ -22,14 +23,7 @@ def test_owners_that_are_killed_or_stopped_lose_nothing(processes: Processes, se
     for number in range(4):
         processes.progress("stores of all sites")
         name = chance.choice(sorted(processes.running))
-        if number % 2:
-            processes.running[name].process.send_signal(signal.SIGSTOP)
-            processes.progress("stores while a site is stopped")
-            processes.running[name].process.send_signal(signal.SIGCONT)
-        else:
-            processes.kill(name)
-            processes.progress("stores after a site was killed")
-            processes.start(name)
+        disturb(processes, name, stop=bool(number % 2))
     processes.progress("stores in the end")
     processes.check()
 
@@ -39,14 +33,7 @@ def test_owners_that_are_killed_or_stopped_lose_nothing(processes: Processes, se
 def test_owners_that_are_killed_while_shards_move_lose_nothing(processes: Processes, seed: int) -> None:
     """With owners killed, and stopped and woken, while an administrator moves shards, nothing acknowledged is lost."""
     chance = random.Random(seed)
-    cluster = ts.Cluster(
-        (processes.root / "log").as_uri(),
-        beat_interval=TAKEOVER_AFTER / 4,
-        takeover_after=TAKEOVER_AFTER,
-        poll_interval=TAKEOVER_AFTER / 4,
-        replication_factor=None,
-        log_retention=0,
-    )
+    cluster = quick_cluster(processes.root, TAKEOVER_AFTER)
     for name in NAMES:
         processes.start(name)
     with warnings.catch_warnings(action="ignore"), ts.open(processes.root / "d", cluster=cluster, site="d") as admin:
@@ -55,16 +42,9 @@ def test_owners_that_are_killed_while_shards_move_lose_nothing(processes: Proces
             shard = chance.choice([None, 0, 1])
             admin.cluster.set_replicas(shard, chance.sample([*processes.running], chance.randrange(1, 3)))
             name = chance.choice(sorted(processes.running))
-            if chance.random() < 0.5:
-                processes.running[name].process.send_signal(signal.SIGSTOP)
-                admin.cluster.set_replicas(None, [one for one in processes.running if one != name])
-                processes.progress("stores while a site is stopped")
-                processes.running[name].process.send_signal(signal.SIGCONT)
-            else:
-                processes.kill(name)
-                admin.cluster.set_replicas(None, [*processes.running])
-                processes.progress("stores after a site was killed")
-                processes.start(name)
+            others = [one for one in processes.running if one != name]
+            move = partial(admin.cluster.set_replicas, None, others)
+            disturb(processes, name, stop=chance.random() < 0.5, meanwhile=move)
         admin.cluster.set_replicas(None, [])
         processes.progress("stores in the end")
     processes.check()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,12 +26,6 @@ SECOND = 1_000_000
 @pytest.fixture
 def sites(tmp_path: Path) -> Sites:
     return Sites(tmp_path)
-
-
-@pytest.fixture
-def closing() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 def published(db: ts.Database, session: Session) -> list[tuple[bytes, int, bool]]:

@@ -112,7 +112,7 @@ def test_two_commands_make_a_server_with_users_and_tls(tmp_path: Path) -> None:
 
 
 def test_secrets_are_the_owners(run: Run, tmp_path: Path) -> None:
-    """Keys, users, tokens and settings have the mode 0600; what clients and others may read has not."""
+    """Keys, users, tokens and settings have the mode 0600; certificates may be read by all."""
     made = json.loads(run("init", "server.toml", "--tls", "--user", "alice", "--user", "bob", "--json").stdout)
     assert ["alice", "bob"] == list(made["passwords"])
     assert {"ca.pem", "server.pem"} | SECRET == set(made["files"]) == {path.name for path in tmp_path.iterdir()}

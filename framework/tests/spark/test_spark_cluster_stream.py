@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
 import shutil
 from collections.abc import Callable
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
 
+from pyspark.serializers import CPickleSerializer
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from topicstore.spark import TopicstoreSource
 
@@ -44,7 +44,7 @@ Offset = dict[str, Any]
 
 
 class Stream:
-    """A streaming query's reader without Spark; offsets pass through JSON, and partitions are pickled."""
+    """A streaming query's reader without Spark; offsets pass through JSON, partitions through Spark's serializer."""
 
     def __init__(self, url: str, offset: Offset | None = None, **options: str) -> None:
         source = TopicstoreSource({"cluster": url, "ids": "true", **options})
@@ -59,8 +59,9 @@ class Stream:
     def between(self, start: Offset, end: Offset) -> list[int]:
         """Return the numbers of the messages between two offsets, sorted; each shard's come in order of positions."""
         found: list[int] = []
+        serializer = CPickleSerializer()
         for partition in self.reader.partitions(start, end):
-            batches: list[pa.RecordBatch] = [*self.reader.read(pickle.loads(pickle.dumps(partition)))]
+            batches: list[pa.RecordBatch] = [*self.reader.read(serializer.loads(serializer.dumps(partition)))]
             positions = [position for batch in batches for position in batch["position"].to_pylist()]
             assert positions == sorted(positions)
             found += [int(payload) for batch in batches for payload in batch["payload"].to_pylist()]

@@ -41,7 +41,7 @@ def owner_at(address: tuple[str, int], name: str = "b") -> ShardOwner:
 
 
 async def answered(forwarder: Forwarder, answer: bytes) -> Answer | HTTPException:
-    """Return what a site gets that forwards a request to one which sends some bytes, and closes the connection."""
+    """Forward a request to a site that sends some bytes and closes the connection; return the result."""
 
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -107,7 +107,7 @@ def test_what_a_site_refuses_or_does_not_answer_is_an_error_with_its_name(
 
 
 def test_a_silent_site_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site has the time for which it waits for the log store, and a little more; waiting for a turn counts alike."""
+    """A forwarded request may take as long as a site waits for its log store, and a little more, its turn included."""
 
     async def forwarded(silent: socket.socket) -> list[HTTPException | Answer]:
         forwarder = Forwarder(site, "token", SiteTls(None))
@@ -123,7 +123,7 @@ def test_a_silent_site_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_site_without_http_is_named(site: Site) -> None:
-    """A site that serves no HTTP, and one that can't be reached, are errors of which the last may be repeated."""
+    """Forwarding to a site without HTTP, or to one that can't be reached, fails; only the latter may be repeated."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = closed.getsockname()
     owners = ShardOwner("b", "", ""), owner_at(address, "c")
