@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -24,6 +25,7 @@ from .databases import change_database, check_database
 from .descriptors import Descriptors
 from .http.discovery import Announcement, FoundServer
 from .listeners import Listener, Replacement, Reserved, listen
+from .listeners.tls import Expiry, read_ends
 from .logs import set_level
 from .memory_budget import MemoryBudget
 from .mqtt.broker import Broker
@@ -96,6 +98,7 @@ class Server:
         self._recovery = Recovery(self._storages)
         self._queue_bounds: QueueBounds | None = None
         """The bounds of what waits for sessions; None until the settings have some."""
+        self._expiry = Expiry()
         self._bans = Bans(BanFile(Path(db.path) / FILE))
         self._announcement: Announcement | None = None
         """The file that announces the running server, if it has no HTTP interface."""
@@ -159,7 +162,9 @@ class Server:
             else:
                 found = FoundServer(pid=os.getpid())
                 self._announcement = await asyncio.to_thread(Announcement.of, self._db, found)
+            ends = await asyncio.to_thread(read_ends, settings)
             descriptors.log(settings)
+            self._expiry.use(ends)
             undo.pop_all()
         self._access = access if access is not self._given else None
         urls = [url for one in self._listeners for url in one.urls] + self.urls_of_http
@@ -228,6 +233,11 @@ class Server:
         return None if self._broker is None else self._broker.serving.address_of(session)
 
     @property
+    def certificate_ends(self) -> Mapping[str, datetime]:
+        """Until when the certificates in use are valid, by the section of the settings that names them."""
+        return self._expiry.ends
+
+    @property
     def budgets(self) -> Mapping[str, MemoryBudget]:
         """The budgets of memory that clients occupy, by purpose; empty once the server has ended."""
         found: dict[str, MemoryBudget] = {}
@@ -258,6 +268,7 @@ class Server:
             await asyncio.to_thread(self._bans.reread)
             tls = self._tls
             context = None if tls is None else await asyncio.to_thread(tls.read)
+            ends = await asyncio.to_thread(read_ends, following)
             access = new_access(before, following)
             if access is None:  # a new `Access` has just read its files
                 await asyncio.to_thread(broker.serving.access.reread)
@@ -278,6 +289,7 @@ class Server:
             if tls is not None and context is not None:
                 tls.use(context)
             self._settings, self._listeners = following, replacement.listeners
+            self._expiry.use(ends)
             if access is not None:
                 self._retired += [] if self._access is None else [self._access]
                 self._access = access
@@ -415,6 +427,7 @@ class Server:
         broker = self._broker
         if broker is not None:
             _log.info("the server stops", extra={"fields": {"clients": broker.serving.traffic.connected}})
+        self._expiry.stop()
         for listener in self._listeners:
             listener.stop()
         accesses, self._retired = [*self._retired, *filter(None, [self._access])], []

@@ -273,9 +273,12 @@ def certificate(file: Path | None, hosts: tuple[str, ...], *, renew: bool, as_js
     names = _checked(hosts)
     if renew:
         check_installed("cryptography")
+        from topicstore.server.listeners.tls import certificate_files
         from topicstore.server.new_server import renew as renewed
 
-        for path, key in _pairs(settings):
+        files = certificate_files(settings)
+        files.pop("cluster", None)  # a client's certificate
+        for path, key in dict.fromkeys(files.values()):
             renewed(path, key, names)
     found = _certificates(settings)
     if not found:
@@ -291,7 +294,9 @@ def certificate(file: Path | None, hosts: tuple[str, ...], *, renew: bool, as_js
 
 def _certificates(settings: ServerSettings) -> dict[Path, x509.Certificate]:
     """Read the certificates that settings name."""
-    paths = [path for path, _ in _pairs(settings)]
+    from topicstore.server.listeners.tls import certificate_files
+
+    paths = [path for path, _ in certificate_files(settings).values()]
     if not paths:
         return {}
     check_installed("cryptography")
@@ -312,13 +317,6 @@ def _sentence(path: Path, one: x509.Certificate) -> str:
     ends = one.not_valid_after_utc
     until = "valid until" if ends > datetime.now(UTC) else "INVALID since"
     return f"{path}: {until} {ends:%Y-%m-%d}, for {', '.join(names_of(one)) or 'no name'}"
-
-
-def _pairs(settings: ServerSettings) -> list[tuple[Path, Path]]:
-    """Return the certificates that settings name, each with its key."""
-    found = [one.tls for one in settings.listeners.values()]
-    http = settings.http.tls if settings.http is not None else None
-    return list(dict.fromkeys((one.certificate, one.key) for one in (*found, http) if one is not None))
 
 
 def _read(file: Path | None) -> Configuration:

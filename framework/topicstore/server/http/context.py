@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from datetime import datetime
 from typing import Any, Protocol
 
 import attrs
@@ -49,6 +50,10 @@ class Mqtt(Protocol):
 
     def change_rules_soon(self, rules: Sequence[Rule]) -> Future[Reloaded]:
         """Begin to replace the access rules in the settings file; return a future of the changes."""
+
+    @property
+    def certificate_ends(self) -> Mapping[str, datetime]:
+        """Until when the certificates in use are valid, by section of the settings."""
 
     @property
     def bans(self) -> Bans:

@@ -1,21 +1,31 @@
-"""The TLS context of a listener, from certificate files that can be replaced while the server runs."""
+"""The TLS context of a listener, from certificate files that can be replaced while the server runs, and expire."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import re
 import ssl
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from topicstore.server.config.model import HttpTlsSettings, TlsSettings
+from topicstore.server.config.model import HttpTlsSettings, ServerSettings, SettingsError, TlsSettings
 
 from .reserving import ListenError
 
 __all__ = [
     "Certificate",
+    "Expiry",
+    "certificate_files",
+    "expiry_warnings",
+    "read_ends",
     "refuse_passphrase",
     "tls_context",
     "unusable_files",
 ]
+
+_log = logging.getLogger(__name__)
 
 _VERIFY = {"ignored": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
@@ -100,3 +110,75 @@ class Certificate:
     def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
         """Set the current certificate for a new connection; also called without SNI."""
         connection.context = self._now
+
+
+_SOON = timedelta(days=14)
+"""The time before its end from which a certificate is logged; programs such as certbot renew 30 days before."""
+_DAY = 86_400.0
+
+
+def certificate_files(settings: ServerSettings) -> dict[str, tuple[Path, Path]]:
+    """Return the certificates that settings name, each with its key, by section such as ``http``."""
+    found = {f"listeners.{name}": one.tls for name, one in settings.listeners.items()}
+    http, cluster = settings.http, settings.cluster
+    files = {name: (one.certificate, one.key) for name, one in found.items() if one is not None}
+    if http is not None and http.tls is not None:
+        files["http"] = (http.tls.certificate, http.tls.key)
+    if cluster is not None and cluster.certificate is not None and cluster.key is not None:
+        files["cluster"] = (cluster.certificate, cluster.key)
+    return files
+
+
+def read_ends(settings: ServerSettings) -> dict[str, datetime]:
+    """Read until when the certificates of settings are valid, by section.
+
+    A certificate that OpenSSL has taken, and this reader does not, is logged and left out.
+    """
+    files = certificate_files(settings)
+    if not files:
+        return {}
+    from topicstore.server.certificates import read_certificate  # imports a large library
+
+    ends: dict[str, datetime] = {}
+    for section, (path, _) in files.items():
+        try:
+            ends[section] = read_certificate(path).not_valid_after_utc
+        except SettingsError as bad:
+            _log.warning("nothing watches when the certificate of %s expires: %s", section, bad)
+    return ends
+
+
+def expiry_warnings(ends: Mapping[str, datetime], now: datetime) -> Iterator[str]:
+    """Yield a sentence for each certificate that has expired, or expires within two weeks."""
+    for section, end in ends.items():
+        if end <= now:
+            yield f"the certificate of {section} has expired on {end:%Y-%m-%d}: no client that checks it connects"
+        elif end - now <= _SOON:
+            yield f"the certificate of {section} expires on {end:%Y-%m-%d}: renew it, and reload the server"
+
+
+class Expiry:
+    """Logs the certificates in use that expire soon, when they come into use and daily. Used in the event loop.
+
+    ``ends`` may be read in any thread.
+    """
+
+    def __init__(self) -> None:
+        self.ends: Mapping[str, datetime] = {}
+        """Until when the certificates in use are valid, by section."""
+        self._next: asyncio.TimerHandle | None = None
+
+    def use(self, ends: Mapping[str, datetime]) -> None:
+        """Log the certificates that are now in use, once a day until `stop`."""
+        self.stop()
+        self.ends = ends
+        for sentence in expiry_warnings(ends, datetime.now(UTC)):
+            _log.warning("%s", sentence)
+        if ends:
+            self._next = asyncio.get_running_loop().call_later(_DAY, self.use, ends)
+
+    def stop(self) -> None:
+        """Log no more."""
+        if self._next is not None:
+            self._next.cancel()
+            self._next = None

@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from itertools import accumulate
 from typing import Literal, Protocol
 
@@ -230,6 +231,10 @@ class HasTraffic(Protocol):
     def budgets(self) -> Mapping[str, MemoryBudget]:
         """The budgets of memory that clients occupy, by purpose."""
 
+    @property
+    def certificate_ends(self) -> Mapping[str, datetime]:
+        """Until when the certificates in use are valid, by section of the settings."""
+
 
 class MqttCollector(Collector):
     """Collects the metrics of one server's connections."""
@@ -253,6 +258,9 @@ class MqttCollector(Collector):
         yield gauge("topicstore_held_bytes", text, ("of",), [((name,), one.held) for name, one in budgets])
         text = "Connections that were ended, or requests refused, because too much was held or a client was too slow."
         yield counter("topicstore_broken_off", text, ("of",), [((name,), one.broken_off) for name, one in budgets])
+        text = "The time, since 1970, until which a certificate is valid, by the section of the settings that names it."
+        ends = [((section,), end.timestamp()) for section, end in self._server.certificate_ends.items()]
+        yield gauge("topicstore_certificate_end_timestamp_seconds", text, ("section",), ends)
         yield _packets("received", "Packets that clients have sent, by type and reason code.", traffic.received)
         yield _packets("sent", "Packets that clients were sent, by type and reason code.", traffic.sent)
 
