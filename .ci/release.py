@@ -108,4 +108,4 @@ def try_installed(distribution: Path, version: str, venv: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]).absolute(), Path(sys.argv[2]).absolute())
