@@ -21,7 +21,7 @@ from topicstore.contract.errors import DatabaseClosedError
 from topicstore.contract.forking import ProcessLock
 
 from .closing import do_all
-from .wake_event import AutoResetEvent
+from .wake_event import AutoResetEvent, Latch
 
 __all__ = ["BackgroundTask", "end_at_exit"]
 
@@ -65,7 +65,7 @@ class BackgroundTask:
         """The error of the last run of ``work``; None if it succeeded. Set by the thread; reading it needs no lock."""
         self.interval: float | None = None
         """Seconds after which the task runs without being woken; None for never."""
-        self.stopping = threading.Event()
+        self.stopping = Latch()
         """Set by `stop`. ``work`` should then end soon."""
         self._name = name
         self._work = work

@@ -1,10 +1,11 @@
-"""`AutoResetEvent`: an event that wakes a thread, and that signal handlers may set at any time."""
+"""`AutoResetEvent` and `Latch`: events that signal handlers may set at any time."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
-__all__ = ["AutoResetEvent"]
+__all__ = ["AutoResetEvent", "Latch"]
 
 
 class AutoResetEvent:
@@ -31,3 +32,35 @@ class AutoResetEvent:
     def wait(self, timeout: float | None) -> bool:
         """Wait until `set` is called or was called since the last wait; return False after ``timeout`` seconds."""
         return self._silent.acquire(timeout=-1 if timeout is None else timeout)
+
+
+class Latch:
+    """An event that stays set. Any number of threads may wait for it.
+
+    An interrupted `threading.Event.set` may leave the event's lock held, so that the next call waits for ever. Here
+    each step of `set` is atomic, and the next call completes an interrupted one.
+    """
+
+    __slots__ = ("_is_set", "_unset")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._unset = threading.Lock()
+        """Held until `set` is called, and by each thread that waited, for a moment."""
+        self._unset.acquire()
+
+    def is_set(self) -> bool:
+        """Return whether `set` was called."""
+        return self._is_set
+
+    def set(self) -> None:
+        """End the waits of all threads, and all later ones at once."""
+        self._is_set = True
+        with contextlib.suppress(RuntimeError):  # it was set before
+            self._unset.release()
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until `set` is called; return False after ``timeout`` seconds."""
+        if not self._is_set and self._unset.acquire(timeout=timeout):
+            self.set()  # lets the next thread pass
+        return self._is_set
