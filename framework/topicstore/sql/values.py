@@ -30,7 +30,9 @@ def rows(found: pa.Table) -> Iterator[list[Any]]:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    if "time32" not in (kind := str(column.type)) and "time64" not in kind:  # Python has no time 24:00
+    kind = str(column.type)
+    # Python has no time 24:00; nanoseconds become pandas' where it is installed, which wraps infinity
+    if not any(name in kind for name in ("time32", "time64", "timestamp[ns")):
         with contextlib.suppress(ValueError, OverflowError):  # times that Python can't represent
             return column.to_pylist()  # type: ignore[no-any-return]
     return list(map(_value, column))
