@@ -14,8 +14,8 @@ from running import M, suites_of
 from topicstore.lifecycle import expiry, retention
 from topicstore.lifecycle.retention import Retention
 from topicstore.lifecycle.retention_policy import RetentionSettings
+from topicstore.pubsub import persistence_rules, retained, retained_lookup
 from topicstore.pubsub import publish as publishing
-from topicstore.pubsub import retained, retained_lookup
 from topicstore.pubsub.durable_filters import DurableFilters
 from topicstore.pubsub.notifier import Notifier
 from topicstore.pubsub.persistence_rules import PersistenceRules
@@ -47,7 +47,14 @@ DATABASE, SESSIONS, SESSION, QUEUE, QUEUES, POLICY = ts.Database, Sessions, Sess
 PUBLISHING, LOOKUP, SUBSCRIPTION, RETENTION, NOTIFIER = publishing, retained_lookup, Subscription, Retention, Notifier
 GENERATIONS, ENGINE, OPENER = Generations, RocksdbEngine, ShardOpener
 RECEIVING, QOS2, IN_FLIGHT, COMMITS, OPENING = receiving, qos2, InFlight, Commits, Opening
-FILTERS, RULES, RETAINED, EXPIRY, STORED_SESSIONS = DurableFilters, PersistenceRules, retained, expiry, SessionState
+FILTERS, RULES, RULE, RETAINED, EXPIRY, STORED_SESSIONS = (
+    DurableFilters,
+    PersistenceRules,
+    persistence_rules,
+    retained,
+    expiry,
+    SessionState,
+)
 
 
 def subject_of(row: M) -> Pair:
@@ -157,9 +164,13 @@ ERRORS = (ts.TopicstoreError, OverflowError, ValueError, KeyError)
 # fmt: off
 ROWS = [
     *(M("nothing", "", {}, on) for on in (MEMORY, DISK)),
+    # arguments
+    M("rules may have any client id", "test_wrong_arguments_change_nothing", {"RULE.check_utf8": lie("")}, MEMORY, raises=ERRORS),
+    M("the highest identifier is refused", "test_extreme_arguments_are_accepted", {"SESSION.subscribe": argument(subscription_identifier=lambda number: number + (number > 7))}, MEMORY),
     # publishing and retained messages
     M("empty payloads clear nothing", "test_the_last_retained_message_counts", CLEARED, MEMORY),
     M("retained messages are in reverse", "test_retained_messages_are_found_by_filter", {"LOOKUP.retained": result(lambda found: found[::-1])}, MEMORY, brief=True),
+    M("leaps pass the next match", "test_retained_messages_are_found_among_many", {"LEAPS.after": result(lambda text: text and text + "~")}, MEMORY),
     M("publishers can't ask for persistence", "test_what_is_stored_is_chosen", UNASKED, MEMORY),
     M("empty payloads clear nothing", "test_retained_messages_outlast_reopening", CLEARED, DISK),
     M("retained messages go with a generation", "test_retained_messages_outlive_generations", {"DATABASE.drop_generation": also(clear_retained)}, MEMORY),
@@ -183,6 +194,7 @@ ROWS = [
     M("PUBRECs are forgotten", "test_exactly_once", {"SESSION.pubrec": lie(0)}, DISK),
     M("wills wait twice as long", "test_wills_come_with_the_end_of_a_session", {"SESSIONS.open": argument(will=lambda will: will and Will(will.message, 2 * will.delay))}, MEMORY),
     M("wills are published after a DISCONNECT", "test_wills_of_clients_that_return", {"SESSION.disconnect": argument(send_will=True)}, DISK),
+    M("filters aren't loaded", "test_wills_reach_sessions_that_are_away", {"REGISTRY.load_filters": lie()}, DISK),
     # packet ids
     M("every row of a call is new", "test_repetitions_within_a_call_are_stored_once", {"RECEIVING.new_messages": lambda call, me, given: (list(given["rows"]), call()[1])}, MEMORY),
     M("packet ids of clients aren't stored", "test_repetitions_after_reopening_are_stored_once", {"RECEIVING.writes_of": lie({})}, DISK),
@@ -205,6 +217,9 @@ ROWS = [
     M("what was missed isn't counted", "test_late_sessions_miss_the_oldest_routed_messages", {"SESSION.status": result(lambda status: attrs.evolve(status, missed=0))}, MEMORY),
     M("changed identifiers are forgotten", "test_changed_subscriptions_keep_their_messages", {"SESSION.subscribe": argument(subscription_identifier=0)}, MEMORY),
     M("everything is allowed", "test_refused_messages_are_not_sent", {"SESSIONS.open": argument(allow=None)}, MEMORY),
+    M("bytes have no limit", "test_deliveries_of_some_bytes", {"SESSION.deliver": argument(max_bytes=None)}, MEMORY),
+    M("nothing pauses", "test_paused_sessions_are_sent_nothing", {"SESSION.pause": lie()}, MEMORY),
+    M("no answer is an answer", "test_undecided_messages_wait", {"PERMIT._ask": result(lambda answers: [answer is not False for answer in answers])}, MEMORY),
     # shared subscriptions
     M("shared subscriptions aren't shared", "test_each_message_to_one_member", {"SESSION.subscribe": argument(topic_filter=lambda text: text.removeprefix("$share/group/"))}, MEMORY),
     M("every start is clean", "test_groups_outlast_reopening", CLEAN, DISK),
@@ -247,6 +262,7 @@ ROWS = [
     # archives
     M("archives lack messages", "test_archived_messages_read_as_before", LOST, MEMORY),
     M("topics of archives are missing", "test_archived_messages_are_counted", {"DATABASE.topics": if_archived(lambda tallies: tallies[1:])}, MEMORY),
+    M("what was there isn't counted", "test_reports_of_exports", {"ARCHIVES.archive": result(lambda report: attrs.evolve(report, slabs_before=0))}, MEMORY),
     M("archives lack messages", "test_archives_outlast_reopening", LOST, DISK),
     M("dropped generations stay", "test_a_dropped_archive_is_gone", STAYS, MEMORY),
     M("fetches lack their first message", "test_followers_read_archives", FETCHED, MEMORY, brief=True),

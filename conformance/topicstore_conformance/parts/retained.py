@@ -14,6 +14,7 @@ from topicstore.shard.state import ShardState
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.faults.striking import Fault
 from topicstore_conformance.faults.threads import PATIENCE
+from topicstore_conformance.oracle.model import match
 from topicstore_conformance.parts.fixtures import SECOND, Fixtures, deaths, drop_first, numbered, payloads
 from topicstore_conformance.parts.followers import fetched
 from topicstore_conformance.parts.machines import World
@@ -57,6 +58,29 @@ class Retained(Fixtures):
             found += [message.topic for message in page]
             after = found[-1]
         assert sorted([*topics, "a"]) == found
+
+    def test_retained_messages_are_found_among_many(self, world: World) -> None:
+        """A look-up returns every retained message that a filter matches, and no other, also if many lie between."""
+        topics = [f"{a}/{b}/{c}" for a in range(10, 20) for b in range(10, 25) for c in "xyz"]
+        topics += [f"{a}/{b}" for a in range(10, 20) for b in range(10, 25)] + [f"{a}/12/y/last" for a in range(10, 20)]
+        world.db.publish([kept(topic) for topic in topics])
+        filters = [
+            "+/12/+",
+            "+/12/y",
+            "+/+/z",
+            "14/+/x",
+            "14/+/x/#",
+            "+/12/#",
+            "+/24/#",
+            "10/24/+",
+            "+/12",
+            "+/+/y/last",
+        ]
+        for text in [*filters, "+/9/x", "+/+/xx", "12/12/#", "1/#"]:
+            expected = sorted(topic for topic in topics if match(text, topic))
+            assert expected == [message.topic for message in world.db.retained(text)], text
+            page = world.db.retained(text, after="13/2", limit=3)
+            assert [topic for topic in expected if topic > "13/2"][:3] == [message.topic for message in page], text
 
     def test_what_is_stored_is_chosen(self, world: World) -> None:
         """A message is stored if a rule, its publisher or a durable subscription wants it, and else only routed."""

@@ -157,6 +157,18 @@ class Sessions(Fixtures):
         world.db.sessions.tick()
         assert [b"1"] == [message.payload for message in world.db.replay("will")]
 
+    @requires("persistent")
+    def test_wills_reach_sessions_that_are_away(self, world: World) -> None:
+        """A will that is due after a reopening is sent to a session whose client is away, once it returns."""
+        world.db.sessions.open("away", expiry_interval=None).subscribe("will", 1)
+        will = Will(Message("will", b"7", "client", 1), delay=10)
+        world.db.sessions.open("client", expiry_interval=None, will=will).lost()
+        world.reopen()
+        world.clock.now += 11 * SECOND
+        world.db.sessions.tick()
+        settled(world)
+        assert [7] == delivered(world.db.sessions.open("away", expiry_interval=None))
+
     def test_wills_come_with_the_end_of_a_session(self, world: World) -> None:
         """A will is published after its delay, or when its session ends if that is sooner, and once."""
         world.db.persistence.add("will/#")

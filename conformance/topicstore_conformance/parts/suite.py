@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .archives import Archiving
+from .arguments import Arguments
 from .exchanges import Exchanges
 from .followers import Followers
 from .histories import Histories
@@ -29,6 +30,7 @@ class DatabasePartsSuite(
     Subscribing,
     Sessions,
     Retained,
+    Arguments,
 ):  # pytest runs the tests of the last base class first
     """Tests of the parts of a database: each across openings, dropped generations, expiry and kills.
 
