@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import topicstore as ts
 from topicstore import Message
 from topicstore.sessions import Publish, PubRel, Session, Will
@@ -70,6 +71,24 @@ class Sessions(Fixtures):
         rest = delivered(resumed, acknowledge=True)
         assert list(range(10)) == sorted([*rest, int(gone.payload), *(int(m.payload) for m in before.values())])
 
+    @requires("persistent")
+    def test_retained_messages_in_flight_outlast_reopening(self, world: World) -> None:
+        """After a reopening, unacknowledged retained messages are sent again under the same ids, and no others."""
+        world.db.publish([Message(f"t/{number}", b"%d" % number, f"p{number}", 1, True) for number in range(6)])
+        session = subscribed(world)
+        before = {item.packet_id: item.message for item in sent(session)}
+        assert 6 == len(before)
+        gone = min(before)
+        session.puback(gone)
+        session.checkpoint()
+        del before[gone]
+        world.reopen()
+        resumed = world.db.sessions.open("client", expiry_interval=None)
+        again = sent(resumed)
+        assert before == {item.packet_id: item.message for item in again}
+        assert {(True, True)} == {(item.dup, item.retain) for item in again}
+        assert (5, []) == (resumed.puback(*before), resumed.deliver())
+
     def test_dropped_generations_reach_no_session(self, world: World) -> None:
         """Messages of a dropped generation are neither sent nor sent again, and all later ones are sent once."""
         session = subscribed(world, receive_maximum=3)
@@ -110,6 +129,29 @@ class Sessions(Fixtures):
         world.clock.now += 400 * 365 * DAY // 4
         world.db.sessions.tick()
         assert "ever" in world.db.sessions.clients()
+
+    def test_bounded_sessions(self, world: World) -> None:
+        """No more sessions are stored than the bounds allow, in all and of each user; stored ones are still opened."""
+        sessions = world.db.sessions
+        first = sessions.open("first", expiry_interval=None, user="u")
+        sessions.bounds.in_all, sessions.bounds.each_user = 3, 2
+        second = sessions.open("second", expiry_interval=None, user="u")
+        sessions.open("other", expiry_interval=None)
+        for _ in range(2):
+            for user in ("u", "v"):
+                with pytest.raises(ts.QuotaExceededError):
+                    sessions.open("one more", expiry_interval=None, user=user)
+            sessions.bounds.in_all = 4
+            with pytest.raises(ts.QuotaExceededError):
+                sessions.open("one more", expiry_interval=None, user="u")
+            sessions.open("one more", expiry_interval=None, user="v").disconnect(expiry_interval=0)
+            sessions.bounds.in_all = 3
+            first.lost()
+            first = sessions.open("first", expiry_interval=None, user="u")
+            assert first.present
+        second.disconnect(expiry_interval=0)
+        assert not sessions.open("one more", expiry_interval=None, user="u").present
+        assert ["first", "one more", "other"] == sorted(sessions.clients())
 
     def test_expired_messages_are_not_sent(self, world: World) -> None:
         """A message is sent with its remaining expiry interval in seconds, and not after it has expired."""

@@ -57,6 +57,20 @@ class Shared(Fixtures):
         assert list(range(100)) == sorted(number for mine in found.values() for number in mine)
         assert all(found.values())
 
+    def test_refused_messages_go_to_other_members(self, world: World) -> None:
+        """A message that a member's ``allow`` refuses goes to another member, or waits until one may be sent it."""
+        sessions = members(world)
+        for session in sessions[:2]:
+            session.restrict(lambda messages: [False] * len(messages))
+        publish(world, range(30))
+        assert {"a": [], "b": []} == shares(sessions[:2])
+        assert list(range(30)) == sorted(shares(sessions)["c"])
+        sessions[2].restrict(lambda messages: [False] * len(messages))
+        publish(world, range(30, 60))
+        assert {name: [] for name in MEMBERS} == shares(sessions)
+        sessions[1].restrict(None)
+        assert list(range(30, 60)) == sorted(shares(sessions)["b"])
+
     @requires("persistent")
     def test_groups_outlast_reopening(self, world: World) -> None:
         """After a reopening a shared subscription continues after the messages that its members have acknowledged."""

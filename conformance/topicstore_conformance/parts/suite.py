@@ -8,6 +8,7 @@ from .exchanges import Exchanges
 from .followers import Followers
 from .histories import Histories
 from .queues import Queueing
+from .reports import Reports
 from .retained import Retained
 from .retention import Retention
 from .sessions import Sessions
@@ -31,6 +32,7 @@ class DatabasePartsSuite(
     Sessions,
     Retained,
     Arguments,
+    Reports,
 ):  # pytest runs the tests of the last base class first
     """Tests of the parts of a database: each across openings, dropped generations, expiry and kills.
 
