@@ -190,6 +190,10 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "last.values()  →  last",
         ): "the same messages are read as often as a deletion could require",
     },
+    "framework/topicstore/storage/counting/counting.py": {
+        ("_count_gap", "counted = 0", "0  →  1"): "a database doesn't use the number of messages that it has counted",
+        ("_count_gap", "counted = 0", "0  →  -1"): "a database doesn't use the number of messages that it has counted",
+    },
     "framework/topicstore/storage/generations.py": {
         (
             "generation_infos",

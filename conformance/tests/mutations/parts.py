@@ -20,6 +20,7 @@ from topicstore.pubsub import publish as publishing
 from topicstore.pubsub.durable_filters import DurableFilters
 from topicstore.pubsub.notifier import Notifier
 from topicstore.pubsub.persistence_rules import PersistenceRules
+from topicstore.pubsub.retained_expiry import EarliestEnd
 from topicstore.pubsub.subscription import Subscription
 from topicstore.queues.queue import Queue
 from topicstore.queues.queues import Queues
@@ -52,7 +53,7 @@ PUBLISHING, LOOKUP, SUBSCRIPTION, RETENTION, NOTIFIER = publishing, retained_loo
 GENERATIONS, ENGINE, OPENER = Generations, RocksdbEngine, ShardOpener
 RECEIVING, QOS2, IN_FLIGHT, COMMITS, OPENING = receiving, qos2, InFlight, Commits, Opening
 FILTERS, RULES, RULE, RETAINED = DurableFilters, PersistenceRules, persistence_rules, retained
-EXPIRY, STORED_SESSIONS, PERMIT, COUNTS = expiry, SessionState, Permit, StoredCounts
+EXPIRY, STORED_SESSIONS, PERMIT, COUNTS, ENDS = expiry, SessionState, Permit, StoredCounts, EarliestEnd
 LEAPS, ARCHIVES, REWRITER, LOCK = retained_lookup.TopicLeaps, Archives, Rewriter, DirectoryLock
 
 
@@ -185,6 +186,7 @@ ROWS = [
     M("routed messages have no time", "test_routed_messages_are_whole", {"PUBLISHING._route": argument(now=0)}, MEMORY),
     M("only 1 asks", "test_publishers_ask_by_either_value", {"PUBLISHING._asks": lambda call, me, given: (publishing.PERSIST, "1") in given["properties"].user_properties}, MEMORY),
     M("rules have no lowest QoS", "test_rules_have_publishers_and_levels", {"RULES.add": argument(least_qos=0)}, MEMORY),
+    M("nothing is due", "test_stores_cause_the_removal_of_expired_messages", {"ENDS.expect": lie()}, MEMORY, brief=True),
     M("what replaced an expired message goes with it", "test_replaced_messages_do_not_expire", {"RETAINED._remove_expired": without_condition}, MEMORY),
     # sessions
     M("deliveries lack their first message", "test_each_message_once", DELIVERED, MEMORY),

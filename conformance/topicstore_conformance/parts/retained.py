@@ -13,11 +13,11 @@ from topicstore.shard.state import ShardState
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.faults.striking import Fault
-from topicstore_conformance.faults.threads import PATIENCE
+from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.oracle.model import match
 from topicstore_conformance.parts.fixtures import SECOND, Fixtures, deaths, drop_first, numbered, payloads
 from topicstore_conformance.parts.followers import fetched
-from topicstore_conformance.parts.machines import World
+from topicstore_conformance.parts.machines import World, stored_keys
 
 __all__ = ["Retained"]
 
@@ -190,6 +190,21 @@ class Retained(Fixtures):
             for text in ("#", "$c/#"):
                 world.db.delete(text)
             world.db.persistence.remove(rules[1])
+
+    def test_stores_cause_the_removal_of_expired_messages(self, world: World) -> None:
+        """Without a call of `run`, expired retained messages are removed in the background after others are stored."""
+        world.db.publish([kept("ever"), kept("long", seconds=1_000_000)])
+        left = stored_keys(world.db)
+        world.db.publish([kept("short", seconds=2), kept("other", seconds=3)])
+        assert len(left) < len(stored_keys(world.db))
+
+        def removed() -> bool:
+            world.clock.now += SECOND
+            world.db.store(numbered([0]))
+            return left == stored_keys(world.db)
+
+        wait_until(removed, "expired messages to be removed")
+        assert ["ever", "long"] == list(retained(world.db))
 
     def test_replaced_messages_do_not_expire(self, world: World) -> None:
         """A retained message that replaces an expired one while that one is removed stays."""
