@@ -169,6 +169,7 @@ ROWS = [
     M("the highest identifier is refused", "test_extreme_arguments_are_accepted", {"SESSION.subscribe": argument(subscription_identifier=lambda number: number + (number > 7))}, MEMORY),
     # reports
     M("a generation has more bytes", "test_reports_of_generations", {"REWRITER._replace_locked": argument(freed=lambda freed: -freed)}, MEMORY),
+    M("single messages aren't counted", "test_reports_of_topics", {"DATABASE.topics": result(lambda found: [one for one in found if one.messages > 1])}, MEMORY, raises=ERRORS),
     M("deletes are counted twice", "test_reports_of_work", {"DATABASE.info": result(lambda info: attrs.evolve(info, shards=[*info.shards, *info.shards]))}, MEMORY),
     M("nothing waits to be sent again", "test_reports_of_sessions", {"SESSION.status": result(lambda status: attrs.evolve(status, to_resend=0))}, MEMORY),
     M("no window is full", "test_reports_of_subscriptions", {"SUBSCRIPTION.status": result(lambda status: attrs.evolve(status, stuck=False))}, MEMORY),
@@ -215,6 +216,7 @@ ROWS = [
     M("retained messages are always sent", "test_retained_messages_are_sent_as_asked", {"SESSION.subscribe": argument(retain_handling=0)}, MEMORY),
     M("identifiers are forgotten", "test_flags_of_messages", {"SESSION.subscribe": argument(subscription_identifier=0)}, MEMORY),
     M("no_local is forgotten", "test_own_messages_are_left_out", {"SESSION.subscribe": argument(no_local=False)}, MEMORY),
+    M("an UNSUBSCRIBE does nothing", "test_overlapping_subscriptions_end_alone", {"SESSION.unsubscribe": lie(True)}, MEMORY),
     M("every start is clean", "test_options_outlast_reopening", CLEAN, DISK, raises=ERRORS),
     M("an UNSUBSCRIBE does nothing", "test_nothing_comes_after_an_unsubscribe", {"SESSION.unsubscribe": lie(True)}, DISK),
     M("filters are wanted for ever", "test_only_wanted_messages_are_stored", {"FILTERS.remove": lie()}, MEMORY),

@@ -41,6 +41,17 @@ class Reports(Fixtures):
         assert after[2].live_bytes < infos[2].live_bytes
         assert sum(info.live_bytes for info in after) == world.db.info().live_bytes
 
+    def test_reports_of_topics(self, world: World) -> None:
+        """Topics and clients are counted with their messages and bytes, from a single message on, over generations."""
+        for number in range(1, 4):
+            world.db.store([Message("t/a", b"123", "p")])
+            list(world.db.replay("#"))  # ends the epochs of layouts that have them
+            [topic], [client] = world.db.topics(), world.db.clients()
+            assert ("t/a", number, 6 * number) == (topic.topic, topic.messages, topic.bytes)
+            assert ("p", number, 6 * number) == (client.client_id, client.messages, client.bytes)
+            assert [(b"123", "t/a")] == [(message.payload, message.topic) for message in world.db.latest()]
+            world.db.add_generation()
+
     def test_reports_of_work(self, world: World) -> None:
         """A database counts the batches, messages and bytes that it stores, deletes and reads, and measures times."""
         began = time.perf_counter()

@@ -53,6 +53,30 @@ class Subscribing(Fixtures):
         assert late is not None
         assert [(b"2", 2, True)] == [(item.message.payload, item.qos, item.retain) for item in sent(late)]
 
+    def test_overlapping_subscriptions_end_alone(self, world: World) -> None:
+        """A session that is sent each message once gets it by the subscriptions that match it and have not ended."""
+        session = world.db.sessions.open("client", expiry_interval=None, overlapping="once")
+
+        def received(topic: str) -> list[tuple[int, tuple[int, ...]]]:
+            world.db.publish([Message(topic, b"1", "p", 2)])
+            settled(world)
+            items = sent(session)
+            session.pubrec(*(item.packet_id for item in items))
+            return [(item.qos, tuple(sorted(item.subscription_identifiers))) for item in items]
+
+        session.subscribe("t/#", 1, subscription_identifier=1)
+        for number in (2, 3):
+            session.subscribe("t/a", 2, subscription_identifier=number)
+            assert [(2, (1, number))] == received("t/a")
+            assert [(1, (1,))] == received("t/b")
+            session.unsubscribe("t/a")
+            assert [(1, (1,))] == received("t/a")
+        session.subscribe("t/a", 2, subscription_identifier=4)
+        session.unsubscribe("t/#")
+        assert ([(2, (4,))], []) == (received("t/a"), received("t/b"))
+        session.unsubscribe("t/a")
+        assert [] == received("t/a")
+
     def test_own_messages_are_left_out(self, world: World) -> None:
         """With no_local a session is not sent its own client's messages, and they don't count as its lag."""
         session = world.db.sessions.open("client", expiry_interval=None)
