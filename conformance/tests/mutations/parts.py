@@ -194,6 +194,7 @@ ROWS = [
     M("every start is clean", "test_sessions_outlast_reopening", CLEAN, DISK, raises=ERRORS),
     M("every start is clean", "test_retained_messages_in_flight_outlast_reopening", CLEAN, DISK, raises=ERRORS),
     M("dropped generations stay", "test_dropped_generations_reach_no_session", STAYS, MEMORY, raises=ERRORS),
+    M("deletes do nothing", "test_deleted_messages_hold_nothing_up", {"DATABASE.delete": lie(1)}, MEMORY),
     M("sessions don't expire", "test_sessions_expire", TICK, MEMORY),
     M("intervals are sent whole", "test_expired_messages_are_not_sent", {"SESSION.deliver": result(lambda items: [msgspec.structs.replace(item, expiry=None) for item in items])}, MEMORY),
     M("a second is lost", "test_what_is_left_of_an_interval", {"SESSION.deliver": result(lambda items: [msgspec.structs.replace(item, expiry=item.expiry and item.expiry - 1) for item in items])}, MEMORY),

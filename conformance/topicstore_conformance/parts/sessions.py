@@ -108,6 +108,23 @@ class Sessions(Fixtures):
         resumed = world.db.sessions.open("client", expiry_interval=None)
         assert [] == delivered(resumed)
 
+    def test_deleted_messages_hold_nothing_up(self, world: World) -> None:
+        """If the messages in flight were deleted meanwhile, the first delivery of a resumed session has later ones."""
+        session = subscribed(world)
+        for number in (0, 2):
+            world.db.publish(numbered([number]))
+            settled(world)
+            assert [number] == delivered(session)
+            session.lost()
+            assert 1 == world.db.delete("#")
+            world.db.publish(numbered([number + 1]))
+            settled(world)
+            session = world.db.sessions.open("client", expiry_interval=None)
+            [item] = sent(session)
+            assert (number + 1, 1) == (int(item.message.payload), session.status().in_flight)
+            assert 1 == session.puback(item.packet_id)
+            world.db.delete("#")
+
     def test_sessions_expire(self, world: World) -> None:
         """A session stays until its expiry interval has passed after its connection, and is gone afterwards."""
         for name, seconds in (("short", 10), ("ever", None), ("long", 1_000_000)):
