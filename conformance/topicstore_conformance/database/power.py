@@ -147,7 +147,7 @@ def damaged(original: Path, draw: random.Random) -> Iterator[bytes | None]:
     for at in (0, len(content) // 2, draw.randrange(len(content))):
         yield content[:at]
         yield content[:at] + bytes(len(content) - at)
-    for _ in range(tries(6, 40)):
+    for _ in range(tries(4, 40)):
         at = draw.randrange(len(content))
         yield content[:at] + bytes([content[at] ^ 1 << draw.randrange(8)]) + content[at + 1 :]
 
