@@ -201,9 +201,9 @@ class Damage(Fixtures):
                 shutil.copytree(kept, path)
                 (path / name).unlink() if other is None else (path / name).write_bytes(other)
                 for mode in ("r", "r+"):
-                    db, error = attempt(functools.partial(ts.open, path, mode=mode), ts.EngineError)
-                    if db is not None:
-                        db.close()
+                    opened, error = attempt(functools.partial(ts.open, path, mode=mode), ts.EngineError)
+                    if opened is not None:
+                        opened.close()
                     assert error, f"{name} is {'missing' if other is None else 'of another size'}"
                 shutil.rmtree(path)
         (kept / "closed").write_bytes(

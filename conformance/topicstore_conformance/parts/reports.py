@@ -106,7 +106,7 @@ class Reports(Fixtures):
         world.db.store(numbered(range(7), client_id="p"))
         with world.db.subscribe("t/#", 0, window=5) as subscription:
             assert (7, True, 0) == (subscription.lag().messages, (one := subscription.status()).lagging, one.dropped)
-            sizes = []
+            sizes = list[int]()
             while sum(sizes) < 5:
                 sizes.append(len(subscription.fetch(3, timeout=PATIENCE)))
             full, one = subscription.fetch(timeout=0), subscription.status()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import topicstore as ts
 from topicstore import Message
@@ -328,7 +328,7 @@ class Subscribing(Fixtures):
         """Nothing is sent, or sent again, while the session's ``allow`` answers None; later each message is, once."""
         answer: bool | None = None
 
-        def allow(messages: list[Message]) -> list[bool | None]:
+        def allow(messages: Sequence[Message]) -> list[bool | None]:
             return [answer] * len(messages)
 
         session = subscribed(world, allow=allow)
