@@ -20,6 +20,7 @@ from topicstore.shard.rewriter import Rewriter
 from topicstore.shard.state import ShardState
 from topicstore.shard.writer import ShardWriter
 from topicstore.storage import opening
+from topicstore.storage.directory.closed_files import ClosedFiles
 from topicstore.storage.directory.recovery_points import RecoveryPoints
 from topicstore.storage.opening import ShardOpener
 from topicstore_backends.rocksdb import RocksdbEngine
@@ -32,7 +33,7 @@ EMPTY = MessageBatch.empty()
 
 # the classes and modules that the rows name
 DATABASE, WRITER, READER, STATE, OPENER = ts.Database, ShardWriter, ShardReader, ShardState, ShardOpener
-REWRITER, RECOVERY_POINTS, ENGINE, MAKING = Rewriter, RecoveryPoints, RocksdbEngine, opening
+REWRITER, RECOVERY_POINTS, CLOSED_FILES, ENGINE, MAKING = Rewriter, RecoveryPoints, ClosedFiles, RocksdbEngine, opening
 
 
 def subject_of(row: M) -> Pair:
@@ -140,6 +141,7 @@ ROWS = [
     M("failures are forgotten", "test_full_disk", {"WRITER.fail": lie()}, DISK),
     # damage
     M("verify finds no damage", "test_flipped_or_missing", NO_DAMAGE, DISK),
+    M("files aren't listed", "test_files_of_a_closed_database", {"CLOSED_FILES.write": lie()}, DISK),
     M("a name has fewer messages", "test_what_is_salvaged_was_stored", {"DATABASE.replay_arrow": by_name_less}, DISK),
     M("forked children flush nothing", "test_a_forked_child", {"DATABASE.flush": when(lambda me, given: os.getpid() != OWNER, lie())}, DISK),
 ]

@@ -87,6 +87,13 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "0  →  1",
         ): "no write has the number 0",
     },
+    "framework/topicstore/lifecycle/archive_slab.py": {
+        (
+            "_may_match",
+            "found = topics is None or any(map(topic_filter.matches, topics))",
+            "any(map(topic_filter.matches, topics))  →  map(topic_filter.matches, topics)",
+        ): "an archive without a matching topic is read, and nothing is found",
+    },
     "framework/topicstore/lifecycle/clock_guard.py": {
         (
             "stored",
@@ -101,12 +108,163 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "if len(topic) > _LONGEST:  →  if not len(topic) > _LONGEST:",
         ): "routes of other topics are cached, and found as before",
     },
+    "framework/topicstore/pubsub/hub.py": {
+        (
+            "matching",
+            "if self._abandoned:",
+            "if self._abandoned:  →  if not self._abandoned:",
+        ): "the next commit or subscription removes a listener that was abandoned",
+    },
+    "framework/topicstore/pubsub/read_cache.py": {
+        (
+            "rows",
+            'start = int(np.searchsorted(positions, np.uint64(after), side="right")) if after > self.after and rows else 0',
+            "after > self.after and rows  →  after > self.after or rows",
+        ): "the search finds the same first row, of an empty batch as well",
+    },
+    "framework/topicstore/pubsub/recent_commits.py": {
+        (
+            "__init__",
+            "self.positions = parts[0].positions() if len(parts) == 1 else np.concatenate([p.positions() for p in parts])",
+            "1  →  0",
+        ): "joining the positions of one part returns the same ones",
+        (
+            "read",
+            "self._joined = whole",
+            "self._joined = whole  →  pass",
+        ): "commits that were joined are joined again",
+    },
+    "framework/topicstore/queues/queues.py": {
+        (
+            "_has_shards",
+            'return (path / MANIFEST).exists() or any(path.glob("shard-*"))',
+            "path.glob('shard-*')  →  'shard-*'",
+        ): "opening such a directory finds that it holds no queue",
+    },
+    "framework/topicstore/sessions/commits.py": {
+        (
+            "__init__",
+            "self._over = over",
+            "self._over = over  →  pass",
+        ): "only sessions of a cluster are lost by a write that has no answer",
+    },
+    "framework/topicstore/sessions/delivery_batch.py": {
+        (
+            "__init__",
+            "self.retain = _value(fold([message.retain for message in messages])) if messages else False",
+            "fold([message.retain for message in messages])  →  [message.retain for message in messages]",
+        ): "a list of equal flags has the same items as their value",
+        (
+            "__init__",
+            "elif len(self.positions) <= _FEW:",
+            "if len(self.positions) <= _FEW:  →  if not len(self.positions) <= _FEW:",
+        ): "both ways return the same columns, each is quicker for its number of messages",
+    },
+    "framework/topicstore/sessions/session.py": {
+        (
+            "_read",
+            "self.effort += count",
+            "self.effort += count  →  pass",
+        ): "only how many sessions are served in one turn differs",
+        (
+            "__init__",
+            "self.epoch = epoch",
+            "self.epoch = epoch  →  pass",
+        ): "only a cluster compares the periods in which a site owned a shard",
+    },
+    "framework/topicstore/sessions/session_expiry.py": {
+        (
+            "_commit_members",
+            "sessions = [session for one in clients if (session := self._registry.connected.get(one)) is not None]",
+            "self._registry.connected.get(one)  →  one",
+        ): "only members in a cluster have answers to commit",
+    },
+    "framework/topicstore/sessions/session_store.py": {
+        (
+            "forget_timer",
+            "self.write(shard, [FrameworkWrite(key, None)])",
+            "self.write(shard, [FrameworkWrite(key, None)])  →  pass",
+        ): "the write that changed the session has removed its timer",
+    },
+    "framework/topicstore/sessions/shared/records.py": {
+        (
+            "messages_of",
+            'return int.from_bytes(key[-12:-8], "big"), unpack_positions(record.first, record.steps, record.width)',
+            "12  →  11",
+        ): "no database has as many shards as three bytes can number",
+    },
+    "framework/topicstore/shard/head_counter.py": {
+        (
+            "count_heads",
+            "return _tally(topics.values.tolist(), client_ids.values.tolist(), sums)",
+            "client_ids.values.tolist()  →  client_ids.values",
+        ): "an array of texts has the same texts as a list",
+    },
+    "framework/topicstore/shard/record_codec.py": {
+        (
+            "decode_many",
+            "record = strip_checksum(key, value)",
+            "strip_checksum(key, value)  →  strip_checksum(value, key)",
+        ): "each record is then decoded on its own, with the same result",
+    },
+    "framework/topicstore/shard/state.py": {
+        (
+            "_brief",
+            'return repr(value) if len(value) <= 40 else f"{value[:40]!r}… ({len(value)} bytes)"',
+            "40  →  41",
+        ): "only the text of an error differs",
+    },
+    "framework/topicstore/shard/tally_records.py": {
+        (
+            "_cut",
+            "np.diff(codes, prepend=codes[:1] + np.uint64(1)) != 0 for codes in (tally.topic, tally.client_id)",
+            "0  →  -1",
+        ): "only the sizes of the parts of a table differ",
+    },
+    "framework/topicstore/shard/zones.py": {
+        (
+            "_extended",
+            "if begin <= least <= end + _NEAR and (greatest <= end or greatest - least <= _NEAR):  # nearly always",
+            "end + _NEAR  →  end - _NEAR",
+        ): "the general way joins the same spans",
+    },
+    "framework/topicstore/storage/counting/contents.py": {
+        (
+            "_latest",
+            "if found.keys() >= set(last.values()):",
+            "last.values()  →  last",
+        ): "the same messages are read as often as a deletion could require",
+    },
+    "framework/topicstore/storage/counting/counting.py": {
+        (
+            "_count_gap",
+            "counted = 0",
+            "0  →  1",
+        ): "a database doesn't use the number of messages that it has counted",
+        (
+            "_count_gap",
+            "counted = 0",
+            "0  →  -1",
+        ): "a database doesn't use the number of messages that it has counted",
+    },
     "framework/topicstore/storage/generations.py": {
         (
             "generation_infos",
             "sealed=None if one.sealed is None else max(record.sealed or 0 for record in records),",
             "0  →  -1",
         ): "all seals are later than both",
+    },
+    "framework/topicstore/storage/storage.py": {
+        (
+            "refresh",
+            "self.check_open()",
+            "self.check_open()  →  pass",
+        ): "both checks raise the same error, one of them also without waiting",
+        (
+            "run_shards",
+            "plan = ReplayPlan(shards=list(plans), order=order, batch_size=rows, timestamps=timestamps)",
+            "list(plans)  →  plans",
+        ): "the callers pass lists",
     },
     "layouts/topicstore_layouts/block/payloads.py": {
         (
@@ -172,7 +330,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
         ): "a column of payloads has the same items, more slowly",
     },
     "layouts/topicstore_layouts/wildcard_optimized/keymapper.py": {
-        ("_bits", "if room >= 0:", "0  →  -1"): "no key is shorter than a position, of eight bytes",
+        (
+            "_bits",
+            "if room >= 0:",
+            "0  →  -1",
+        ): "no key is shorter than a position, of eight bytes",
     },
 }
 """By file; by function, line and description of the mutation."""

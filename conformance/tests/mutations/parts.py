@@ -12,13 +12,15 @@ from changes import also, argument, late, lie, result, stale
 from database import forget_position
 from running import M, suites_of
 from topicstore.lifecycle import expiry, retention
+from topicstore.lifecycle.archives import Archives
 from topicstore.lifecycle.retention import Retention
 from topicstore.lifecycle.retention_policy import RetentionSettings
+from topicstore.pubsub import persistence_rules, retained, retained_lookup
 from topicstore.pubsub import publish as publishing
-from topicstore.pubsub import retained, retained_lookup
 from topicstore.pubsub.durable_filters import DurableFilters
 from topicstore.pubsub.notifier import Notifier
 from topicstore.pubsub.persistence_rules import PersistenceRules
+from topicstore.pubsub.retained_expiry import EarliestEnd
 from topicstore.pubsub.subscription import Subscription
 from topicstore.queues.queue import Queue
 from topicstore.queues.queues import Queues
@@ -26,11 +28,14 @@ from topicstore.sessions import Publish, Session, Sessions, Will, qos2
 from topicstore.sessions import publish as receiving
 from topicstore.sessions.commits import Commits
 from topicstore.sessions.connect import Opening
+from topicstore.sessions.delivery_batch import Permit
 from topicstore.sessions.in_flight import MAX_PACKET_ID, InFlight
-from topicstore.sessions.session_store import SessionState
+from topicstore.sessions.session_store import SessionState, StoredCounts
 from topicstore.shard.generations import Generations
+from topicstore.shard.rewriter import Rewriter
 from topicstore.shard.state import FrameworkWrite
 from topicstore.shard.writer import WritePolicy
+from topicstore.storage.directory.directory_lock import DirectoryLock
 from topicstore.storage.generations import drop_generation
 from topicstore.storage.keyed_messages import state_key
 from topicstore.storage.opening import ShardOpener
@@ -47,7 +52,9 @@ DATABASE, SESSIONS, SESSION, QUEUE, QUEUES, POLICY = ts.Database, Sessions, Sess
 PUBLISHING, LOOKUP, SUBSCRIPTION, RETENTION, NOTIFIER = publishing, retained_lookup, Subscription, Retention, Notifier
 GENERATIONS, ENGINE, OPENER = Generations, RocksdbEngine, ShardOpener
 RECEIVING, QOS2, IN_FLIGHT, COMMITS, OPENING = receiving, qos2, InFlight, Commits, Opening
-FILTERS, RULES, RETAINED, EXPIRY, STORED_SESSIONS = DurableFilters, PersistenceRules, retained, expiry, SessionState
+FILTERS, RULES, RULE, RETAINED = DurableFilters, PersistenceRules, persistence_rules, retained
+EXPIRY, STORED_SESSIONS, PERMIT, COUNTS, ENDS = expiry, SessionState, Permit, StoredCounts, EarliestEnd
+LEAPS, ARCHIVES, REWRITER, LOCK = retained_lookup.TopicLeaps, Archives, Rewriter, DirectoryLock
 
 
 def subject_of(row: M) -> Pair:
@@ -157,9 +164,19 @@ ERRORS = (ts.TopicstoreError, OverflowError, ValueError, KeyError)
 # fmt: off
 ROWS = [
     *(M("nothing", "", {}, on) for on in (MEMORY, DISK)),
+    # arguments
+    M("rules may have any client id", "test_wrong_arguments_change_nothing", {"RULE.check_utf8": lie("")}, MEMORY, raises=ERRORS),
+    M("the highest identifier is refused", "test_extreme_arguments_are_accepted", {"SESSION.subscribe": argument(subscription_identifier=lambda number: number + (number > 7))}, MEMORY),
+    # reports
+    M("a generation has more bytes", "test_reports_of_generations", {"REWRITER._replace_locked": argument(freed=lambda freed: -freed)}, MEMORY),
+    M("single messages aren't counted", "test_reports_of_topics", {"DATABASE.topics": result(lambda found: [one for one in found if one.messages > 1])}, MEMORY, raises=ERRORS),
+    M("deletes are counted twice", "test_reports_of_work", {"DATABASE.info": result(lambda info: attrs.evolve(info, shards=[*info.shards, *info.shards]))}, MEMORY),
+    M("nothing waits to be sent again", "test_reports_of_sessions", {"SESSION.status": result(lambda status: attrs.evolve(status, to_resend=0))}, MEMORY),
+    M("no window is full", "test_reports_of_subscriptions", {"SUBSCRIPTION.status": result(lambda status: attrs.evolve(status, stuck=False))}, MEMORY),
     # publishing and retained messages
     M("empty payloads clear nothing", "test_the_last_retained_message_counts", CLEARED, MEMORY),
     M("retained messages are in reverse", "test_retained_messages_are_found_by_filter", {"LOOKUP.retained": result(lambda found: found[::-1])}, MEMORY, brief=True),
+    M("leaps pass the next match", "test_retained_messages_are_found_among_many", {"LEAPS.after": result(lambda text: text and text + "~")}, MEMORY),
     M("publishers can't ask for persistence", "test_what_is_stored_is_chosen", UNASKED, MEMORY),
     M("empty payloads clear nothing", "test_retained_messages_outlast_reopening", CLEARED, DISK),
     M("retained messages go with a generation", "test_retained_messages_outlive_generations", {"DATABASE.drop_generation": also(clear_retained)}, MEMORY),
@@ -170,11 +187,14 @@ ROWS = [
     M("routed messages have no time", "test_routed_messages_are_whole", {"PUBLISHING._route": argument(now=0)}, MEMORY),
     M("only 1 asks", "test_publishers_ask_by_either_value", {"PUBLISHING._asks": lambda call, me, given: (publishing.PERSIST, "1") in given["properties"].user_properties}, MEMORY),
     M("rules have no lowest QoS", "test_rules_have_publishers_and_levels", {"RULES.add": argument(least_qos=0)}, MEMORY),
+    M("nothing is due", "test_stores_cause_the_removal_of_expired_messages", {"ENDS.expect": lie()}, MEMORY, brief=True),
     M("what replaced an expired message goes with it", "test_replaced_messages_do_not_expire", {"RETAINED._remove_expired": without_condition}, MEMORY),
     # sessions
     M("deliveries lack their first message", "test_each_message_once", DELIVERED, MEMORY),
     M("every start is clean", "test_sessions_outlast_reopening", CLEAN, DISK, raises=ERRORS),
+    M("every start is clean", "test_retained_messages_in_flight_outlast_reopening", CLEAN, DISK, raises=ERRORS),
     M("dropped generations stay", "test_dropped_generations_reach_no_session", STAYS, MEMORY, raises=ERRORS),
+    M("deletes do nothing", "test_deleted_messages_hold_nothing_up", {"DATABASE.delete": lie(1)}, MEMORY),
     M("sessions don't expire", "test_sessions_expire", TICK, MEMORY),
     M("intervals are sent whole", "test_expired_messages_are_not_sent", {"SESSION.deliver": result(lambda items: [msgspec.structs.replace(item, expiry=None) for item in items])}, MEMORY),
     M("a second is lost", "test_what_is_left_of_an_interval", {"SESSION.deliver": result(lambda items: [msgspec.structs.replace(item, expiry=item.expiry and item.expiry - 1) for item in items])}, MEMORY),
@@ -183,6 +203,7 @@ ROWS = [
     M("PUBRECs are forgotten", "test_exactly_once", {"SESSION.pubrec": lie(0)}, DISK),
     M("wills wait twice as long", "test_wills_come_with_the_end_of_a_session", {"SESSIONS.open": argument(will=lambda will: will and Will(will.message, 2 * will.delay))}, MEMORY),
     M("wills are published after a DISCONNECT", "test_wills_of_clients_that_return", {"SESSION.disconnect": argument(send_will=True)}, DISK),
+    M("deliveries lack the first", "test_wills_reach_sessions_that_are_away", DELIVERED, DISK),
     # packet ids
     M("every row of a call is new", "test_repetitions_within_a_call_are_stored_once", {"RECEIVING.new_messages": lambda call, me, given: (list(given["rows"]), call()[1])}, MEMORY),
     M("packet ids of clients aren't stored", "test_repetitions_after_reopening_are_stored_once", {"RECEIVING.writes_of": lie({})}, DISK),
@@ -191,10 +212,12 @@ ROWS = [
     M("packet ids are given in turn", "test_a_packet_id_is_given_once", {"IN_FLIGHT.free_ids": ids_in_turn}, MEMORY),
     M("a take-over commits nothing", "test_acknowledgements_outlast_a_take_over", {"COMMITS.checkpoint": lie([])}, MEMORY),
     M("every PUBREC accepts", "test_a_refused_message_is_over", {"SESSION.pubrec": argument(accepted=True)}, MEMORY),
+    M("ended sessions count", "test_bounded_sessions", {"COUNTS.add": argument(change=lambda change: max(change, 0))}, MEMORY, raises=ERRORS),
     # subscriptions of sessions
     M("retained messages are always sent", "test_retained_messages_are_sent_as_asked", {"SESSION.subscribe": argument(retain_handling=0)}, MEMORY),
     M("identifiers are forgotten", "test_flags_of_messages", {"SESSION.subscribe": argument(subscription_identifier=0)}, MEMORY),
     M("no_local is forgotten", "test_own_messages_are_left_out", {"SESSION.subscribe": argument(no_local=False)}, MEMORY),
+    M("an UNSUBSCRIBE does nothing", "test_overlapping_subscriptions_end_alone", {"SESSION.unsubscribe": lie(True)}, MEMORY),
     M("every start is clean", "test_options_outlast_reopening", CLEAN, DISK, raises=ERRORS),
     M("an UNSUBSCRIBE does nothing", "test_nothing_comes_after_an_unsubscribe", {"SESSION.unsubscribe": lie(True)}, DISK),
     M("filters are wanted for ever", "test_only_wanted_messages_are_stored", {"FILTERS.remove": lie()}, MEMORY),
@@ -205,8 +228,12 @@ ROWS = [
     M("what was missed isn't counted", "test_late_sessions_miss_the_oldest_routed_messages", {"SESSION.status": result(lambda status: attrs.evolve(status, missed=0))}, MEMORY),
     M("changed identifiers are forgotten", "test_changed_subscriptions_keep_their_messages", {"SESSION.subscribe": argument(subscription_identifier=0)}, MEMORY),
     M("everything is allowed", "test_refused_messages_are_not_sent", {"SESSIONS.open": argument(allow=None)}, MEMORY),
+    M("bytes have no limit", "test_deliveries_of_some_bytes", {"SESSION.deliver": argument(max_bytes=None)}, MEMORY),
+    M("nothing pauses", "test_paused_sessions_are_sent_nothing", {"SESSION.pause": lie()}, MEMORY),
+    M("no answer is an answer", "test_undecided_messages_wait", {"PERMIT._ask": result(lambda answers: [answer is not False for answer in answers])}, MEMORY),
     # shared subscriptions
     M("shared subscriptions aren't shared", "test_each_message_to_one_member", {"SESSION.subscribe": argument(topic_filter=lambda text: text.removeprefix("$share/group/"))}, MEMORY),
+    M("everything is allowed", "test_refused_messages_go_to_other_members", {"SESSION.restrict": argument(allow=None)}, MEMORY),
     M("every start is clean", "test_groups_outlast_reopening", CLEAN, DISK),
     M("dropped generations stay", "test_groups_outlive_generations", STAYS, MEMORY, raises=ERRORS),
     M("members don't expire", "test_an_expired_member_leaves_its_messages", TICK, MEMORY),
@@ -247,6 +274,7 @@ ROWS = [
     # archives
     M("archives lack messages", "test_archived_messages_read_as_before", LOST, MEMORY),
     M("topics of archives are missing", "test_archived_messages_are_counted", {"DATABASE.topics": if_archived(lambda tallies: tallies[1:])}, MEMORY),
+    M("what was there isn't counted", "test_reports_of_exports", {"ARCHIVES.archive": result(lambda report: attrs.evolve(report, slabs_before=0))}, MEMORY),
     M("archives lack messages", "test_archives_outlast_reopening", LOST, DISK),
     M("dropped generations stay", "test_a_dropped_archive_is_gone", STAYS, MEMORY),
     M("fetches lack their first message", "test_followers_read_archives", FETCHED, MEMORY, brief=True),
@@ -261,6 +289,8 @@ ROWS = [
     M("keys of dropped generations stay", "test_nothing_is_left_of_a_dropped_generation", {"GENERATIONS._remove": lie()}, MEMORY, raises=ERRORS),
     M("state goes with a generation", "test_what_outlives_generations", {"DATABASE.drop_generation": also(lambda me, given: me.state(0).write([ts.StateWrite(b"key", None)]))}, MEMORY),
     M("ends belong to ranges", "test_ends_of_ranges", {"DATABASE.replay": argument(until=lambda until: until + 1 if isinstance(until, int) else until)}, MEMORY),
+    M("nobody holds the lock", "test_one_opening_at_a_time", {"LOCK._lock": lie()}, DISK, raises=ERRORS),
+    M("timestamps are those of positions", "test_timestamps", {"DATABASE.replay": argument(by="position")}, MEMORY),
     M("deletes are miscounted", "test_deletes_between_generations", {"DATABASE.delete": result(lambda count: count + 1)}, MEMORY),
     # histories
     M("publishers can't ask for persistence", "test_publishing_histories", UNASKED, MEMORY),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +25,7 @@ from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.database.fixtures import Fixtures
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.oracle.checks import replayed
-from topicstore_conformance.subjects.pairs import Pair
+from topicstore_conformance.subjects.pairs import Pair, make_backend
 
 __all__ = ["Damage"]
 ROOM = 6 << 20
@@ -179,6 +181,36 @@ class Damage(Fixtures):
                 assert len(survived) - len(acked) in (0, 3)  # the unacknowledged batch is stored whole or not at all
                 assert [] == db.verify().damages
                 assert db.store([Message("a", b"1")]).ids[0].position > survived[-1]
+
+    @requires("persistent")
+    def test_files_of_a_closed_database(self, pair: Pair, directory: Path) -> None:
+        """After a close, a missing file of the engine, or one of another size, raises EngineError at the next opening.
+
+        A damaged list of the files is ignored: the database opens, and all messages are there.
+        """
+        path, messages = directory / "db", [Message("t", b"%d" % number, "c") for number in range(5)]
+        with pair.open(path, shards=2) as db:
+            db.store(messages)
+            wanted = everything(db)
+        unneeded, kept = make_backend(pair.backend).unneeded, path.with_name("kept")
+        path.rename(kept)
+        files = [file.relative_to(kept) for file in sorted(kept.glob("shard-*/**/*")) if file.is_file()]
+        for name in [name for name in files if not any(fnmatchcase(name.name, pattern) for pattern in unneeded)]:
+            content = (kept / name).read_bytes()
+            for other in (None, content[:-1], content + b"\0") if content else ():
+                shutil.copytree(kept, path)
+                (path / name).unlink() if other is None else (path / name).write_bytes(other)
+                for mode in ("r", "r+"):
+                    opened, error = attempt(functools.partial(ts.open, path, mode=mode), ts.EngineError)
+                    if opened is not None:
+                        opened.close()
+                    assert error, f"{name} is {'missing' if other is None else 'of another size'}"
+                shutil.rmtree(path)
+        (kept / "closed").write_bytes(
+            (kept / "closed").read_bytes().translate(bytes.maketrans(b"123456789", b"234567891"))
+        )
+        with ts.open(kept) as db:
+            assert wanted == everything(db)
 
     @requires("persistent")
     @pytest.mark.parametrize("compacted", [False, True])

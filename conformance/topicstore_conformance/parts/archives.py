@@ -63,6 +63,20 @@ class Archiving(Fixtures):
         assert before == ([(tally.topic, tally.messages) for tally in world.db.topics()], world.db.info().messages)
         assert (60, []) == ((report := world.db.verify()).messages, report.damages)
 
+    def test_reports_of_exports(self, world: World) -> None:
+        """An export reports the messages, bytes and parts that it writes, those that were there, and its progress."""
+        fill(world)
+        steps: list[tuple[int, int]] = []
+        first = world.db.archives.export(export(world), progress=lambda done, of: steps.append((done, of)))
+        files = [path.stat().st_size for path in export(world).rglob("*.parquet")]
+        assert ((1, 2), 40, sum(files), 0) == (first.generations, first.messages, first.file_bytes, first.slabs_before)
+        assert [(done, first.slabs) for done in range(first.slabs + 1)] == steps
+        assert sorted(range(60)) == sorted(payloads(world.db.replay("#")))
+        for call in (world.db.archives.export, world.db.archives.archive):
+            again = call(export(world))
+            assert ((1, 2), 0, 0) == (again.generations, again.messages, again.file_bytes)
+            assert (0, first.slabs) == (again.slabs, again.slabs_before)
+
     @requires("persistent")
     def test_archives_outlast_reopening(self, world: World) -> None:
         """After the database is opened again, archived messages are read as before."""

@@ -9,6 +9,7 @@ import topicstore as ts
 from topicstore import Message
 from topicstore.sessions import Publish, Session
 
+from topicstore_conformance.conditions.profiles import MODE
 from topicstore_conformance.database import fixtures
 from topicstore_conformance.faults.striking import Fault
 from topicstore_conformance.parts.machines import World
@@ -18,9 +19,11 @@ __all__ = ["DAY", "SECOND", "Fixtures", "deaths", "delivered", "drop_first", "nu
 
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
-MOMENTS = [(kind, write) for write in (1, 2, 3) for kind in ("before", "after")]
+MOMENTS = [("before", 1), *(("after", write) for write in (1, 2, 3))]
+if MODE != "quick":  # engines have the same contents after a write and before the next one
+    MOMENTS += [("before", 2), ("before", 3)]
 deaths = pytest.mark.parametrize("death", MOMENTS, ids=lambda moment: f"{moment[0]} write {moment[1]}", indirect=True)
-"""Run a test for kills before and after each of the first writes of a call."""
+"""Run a test for kills before the first write of a call, and after each of the first writes."""
 
 
 def numbered(numbers: Iterable[int], topic: str = "t", qos: int = 1, client_id: str = "") -> list[Message]:

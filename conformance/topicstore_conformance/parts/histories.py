@@ -60,7 +60,7 @@ class Histories(Fixtures):
     def test_shared_histories(self, pair: Pair) -> None:
         """In any history each message goes to one member, and to another only if it was returned unacknowledged."""
         killed = "persistent" in pair.capabilities
-        run(KilledSharedHistories if killed else SharedHistories, pair, 15, 50, steps=40)
+        run(KilledSharedHistories if killed else SharedHistories, pair, 10, 50, steps=40)
 
     @requires("persistent")
     def test_queue_histories(self, pair: Pair) -> None:

@@ -9,6 +9,7 @@ import pytest
 import topicstore as ts
 from topicstore import Message
 from topicstore.queues.queue import Queue
+from topicstore.queues.queues import DIRECTORY
 from topicstore.queues.record import Overflow
 
 from topicstore_conformance.conditions.capabilities import requires
@@ -166,13 +167,18 @@ class Queueing(Fixtures):
 
     @requires("persistent")
     def test_a_dropped_queue_is_gone(self, world: World) -> None:
-        """A dropped queue is not listed, begins empty under the same name, and leaves all other queues unchanged."""
+        """A dropped queue is not listed, begins empty under the same name, and leaves all other queues unchanged.
+
+        Neither is a directory beside the queues that holds none, as after an interrupted creation.
+        """
+        (world.path / DIRECTORY / "empty").mkdir(parents=True)
         for name in ("q", "other", "Q", "q/q"):
             world.db.queues.open(name).append(numbered(range(3)))
         assert world.db.queues.drop("q")
         assert not world.db.queues.drop("q")
         for _ in range(2):
             assert ["Q", "other", "q/q"] == sorted(info.name for info in world.db.queues)
+            assert [] == world.db.verify().damages
             assert ("q" in world.db.queues, [0, 1, 2]) == (False, read(world.db.queues.open("other")))
             world.reopen()
         queue = world.db.queues.open("q")

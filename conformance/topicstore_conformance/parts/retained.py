@@ -13,10 +13,11 @@ from topicstore.shard.state import ShardState
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.faults.striking import Fault
-from topicstore_conformance.faults.threads import PATIENCE
+from topicstore_conformance.faults.threads import PATIENCE, wait_until
+from topicstore_conformance.oracle.model import match
 from topicstore_conformance.parts.fixtures import SECOND, Fixtures, deaths, drop_first, numbered, payloads
 from topicstore_conformance.parts.followers import fetched
-from topicstore_conformance.parts.machines import World
+from topicstore_conformance.parts.machines import World, stored_keys
 
 __all__ = ["Retained"]
 
@@ -57,6 +58,29 @@ class Retained(Fixtures):
             found += [message.topic for message in page]
             after = found[-1]
         assert sorted([*topics, "a"]) == found
+
+    def test_retained_messages_are_found_among_many(self, world: World) -> None:
+        """A look-up returns every retained message that a filter matches, and no other, also if many lie between."""
+        topics = [f"{a}/{b}/{c}" for a in range(10, 20) for b in range(10, 25) for c in "xyz"]
+        topics += [f"{a}/{b}" for a in range(10, 20) for b in range(10, 25)] + [f"{a}/12/y/last" for a in range(10, 20)]
+        world.db.publish([kept(topic) for topic in topics])
+        filters = [
+            "+/12/+",
+            "+/12/y",
+            "+/+/z",
+            "14/+/x",
+            "14/+/x/#",
+            "+/12/#",
+            "+/24/#",
+            "10/24/+",
+            "+/12",
+            "+/+/y/last",
+        ]
+        for text in [*filters, "+/9/x", "+/+/xx", "12/12/#", "1/#"]:
+            expected = sorted(topic for topic in topics if match(text, topic))
+            assert expected == [message.topic for message in world.db.retained(text)], text
+            page = world.db.retained(text, after="13/2", limit=3)
+            assert [topic for topic in expected if topic > "13/2"][:3] == [message.topic for message in page], text
 
     def test_what_is_stored_is_chosen(self, world: World) -> None:
         """A message is stored if a rule, its publisher or a durable subscription wants it, and else only routed."""
@@ -166,6 +190,21 @@ class Retained(Fixtures):
             for text in ("#", "$c/#"):
                 world.db.delete(text)
             world.db.persistence.remove(rules[1])
+
+    def test_stores_cause_the_removal_of_expired_messages(self, world: World) -> None:
+        """Without a call of `run`, expired retained messages are removed in the background after others are stored."""
+        world.db.publish([kept("ever"), kept("long", seconds=1_000_000)])
+        left = stored_keys(world.db)
+        world.db.publish([kept("short", seconds=2), kept("other", seconds=3)])
+        assert len(left) < len(stored_keys(world.db))
+
+        def removed() -> bool:
+            world.clock.now += SECOND
+            world.db.store(numbered([0]))
+            return left == stored_keys(world.db)
+
+        wait_until(removed, "expired messages to be removed")
+        assert ["ever", "long"] == list(retained(world.db))
 
     def test_replaced_messages_do_not_expire(self, world: World) -> None:
         """A retained message that replaces an expired one while that one is removed stays."""

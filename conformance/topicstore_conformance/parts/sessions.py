@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import topicstore as ts
 from topicstore import Message
 from topicstore.sessions import Publish, PubRel, Session, Will
@@ -70,6 +71,24 @@ class Sessions(Fixtures):
         rest = delivered(resumed, acknowledge=True)
         assert list(range(10)) == sorted([*rest, int(gone.payload), *(int(m.payload) for m in before.values())])
 
+    @requires("persistent")
+    def test_retained_messages_in_flight_outlast_reopening(self, world: World) -> None:
+        """After a reopening, unacknowledged retained messages are sent again under the same ids, and no others."""
+        world.db.publish([Message(f"t/{number}", b"%d" % number, f"p{number}", 1, True) for number in range(6)])
+        session = subscribed(world)
+        before = {item.packet_id: item.message for item in sent(session)}
+        assert 6 == len(before)
+        gone = min(before)
+        session.puback(gone)
+        session.checkpoint()
+        del before[gone]
+        world.reopen()
+        resumed = world.db.sessions.open("client", expiry_interval=None)
+        again = sent(resumed)
+        assert before == {item.packet_id: item.message for item in again}
+        assert {(True, True)} == {(item.dup, item.retain) for item in again}
+        assert (5, []) == (resumed.puback(*before), resumed.deliver())
+
     def test_dropped_generations_reach_no_session(self, world: World) -> None:
         """Messages of a dropped generation are neither sent nor sent again, and all later ones are sent once."""
         session = subscribed(world, receive_maximum=3)
@@ -88,6 +107,23 @@ class Sessions(Fixtures):
         session.lost()
         resumed = world.db.sessions.open("client", expiry_interval=None)
         assert [] == delivered(resumed)
+
+    def test_deleted_messages_hold_nothing_up(self, world: World) -> None:
+        """If the messages in flight were deleted meanwhile, the first delivery of a resumed session has later ones."""
+        session = subscribed(world)
+        for number in (0, 2):
+            world.db.publish(numbered([number]))
+            settled(world)
+            assert [number] == delivered(session)
+            session.lost()
+            assert 1 == world.db.delete("#")
+            world.db.publish(numbered([number + 1]))
+            settled(world)
+            session = world.db.sessions.open("client", expiry_interval=None)
+            [item] = sent(session)
+            assert (number + 1, 1) == (int(item.message.payload), session.status().in_flight)
+            assert 1 == session.puback(item.packet_id)
+            world.db.delete("#")
 
     def test_sessions_expire(self, world: World) -> None:
         """A session stays until its expiry interval has passed after its connection, and is gone afterwards."""
@@ -110,6 +146,29 @@ class Sessions(Fixtures):
         world.clock.now += 400 * 365 * DAY // 4
         world.db.sessions.tick()
         assert "ever" in world.db.sessions.clients()
+
+    def test_bounded_sessions(self, world: World) -> None:
+        """No more sessions are stored than the bounds allow, in all and of each user; stored ones are still opened."""
+        sessions = world.db.sessions
+        first = sessions.open("first", expiry_interval=None, user="u")
+        sessions.bounds.in_all, sessions.bounds.each_user = 3, 2
+        second = sessions.open("second", expiry_interval=None, user="u")
+        sessions.open("other", expiry_interval=None)
+        for _ in range(2):
+            for user in ("u", "v"):
+                with pytest.raises(ts.QuotaExceededError):
+                    sessions.open("one more", expiry_interval=None, user=user)
+            sessions.bounds.in_all = 4
+            with pytest.raises(ts.QuotaExceededError):
+                sessions.open("one more", expiry_interval=None, user="u")
+            sessions.open("one more", expiry_interval=None, user="v").disconnect(expiry_interval=0)
+            sessions.bounds.in_all = 3
+            first.lost()
+            first = sessions.open("first", expiry_interval=None, user="u")
+            assert first.present
+        second.disconnect(expiry_interval=0)
+        assert not sessions.open("one more", expiry_interval=None, user="u").present
+        assert ["first", "one more", "other"] == sorted(sessions.clients())
 
     def test_expired_messages_are_not_sent(self, world: World) -> None:
         """A message is sent with its remaining expiry interval in seconds, and not after it has expired."""
@@ -156,6 +215,18 @@ class Sessions(Fixtures):
         world.reopen()
         world.db.sessions.tick()
         assert [b"1"] == [message.payload for message in world.db.replay("will")]
+
+    @requires("persistent")
+    def test_wills_reach_sessions_that_are_away(self, world: World) -> None:
+        """A will that is due after a reopening is sent to a session whose client is away, once it returns."""
+        world.db.sessions.open("away", expiry_interval=None).subscribe("will", 1)
+        will = Will(Message("will", b"7", "client", 1), delay=10)
+        world.db.sessions.open("client", expiry_interval=None, will=will).lost()
+        world.reopen()
+        world.clock.now += 11 * SECOND
+        world.db.sessions.tick()
+        settled(world)
+        assert [7] == delivered(world.db.sessions.open("away", expiry_interval=None))
 
     def test_wills_come_with_the_end_of_a_session(self, world: World) -> None:
         """A will is published after its delay, or when its session ends if that is sooner, and once."""

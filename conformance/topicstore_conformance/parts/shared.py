@@ -57,6 +57,20 @@ class Shared(Fixtures):
         assert list(range(100)) == sorted(number for mine in found.values() for number in mine)
         assert all(found.values())
 
+    def test_refused_messages_go_to_other_members(self, world: World) -> None:
+        """A message that a member's ``allow`` refuses goes to another member, or waits until one may be sent it."""
+        sessions = members(world)
+        for session in sessions[:2]:
+            session.restrict(lambda messages: [False] * len(messages))
+        publish(world, range(30))
+        assert {"a": [], "b": []} == shares(sessions[:2])
+        assert list(range(30)) == sorted(shares(sessions)["c"])
+        sessions[2].restrict(lambda messages: [False] * len(messages))
+        publish(world, range(30, 60))
+        assert {name: [] for name in MEMBERS} == shares(sessions)
+        sessions[1].restrict(None)
+        assert list(range(30, 60)) == sorted(shares(sessions)["b"])
+
     @requires("persistent")
     def test_groups_outlast_reopening(self, world: World) -> None:
         """After a reopening a shared subscription continues after the messages that its members have acknowledged."""
@@ -85,8 +99,10 @@ class Shared(Fixtures):
         assert list(range(20, 40)) == sorted(number for mine in found.values() for number in mine)
 
     def test_an_expired_member_leaves_its_messages(self, world: World) -> None:
-        """Messages that a member has not acknowledged when its session expires go to the other members."""
+        """Messages that a member has not acknowledged when its session expires go to the others, except its own."""
         sessions = members(world, expiry=10)
+        sessions[0].subscribe("own", 1)
+        world.db.publish([ts.Message("own", b"99", "p", 1)])
         publish(world, range(40))
         unanswered = shares(sessions, acknowledge=False)
         left = sessions.pop(0)
@@ -97,7 +113,7 @@ class Shared(Fixtures):
         world.db.sessions.tick()
         assert "a" not in world.db.sessions.clients()
         found = Counter(number for mine in shares(sessions).values() for number in mine)
-        assert Counter(unanswered["a"]) == found
+        assert Counter(unanswered["a"]) == found + Counter([99])
 
     @requires("persistent")
     @deaths

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import topicstore as ts
 from topicstore import Message
@@ -16,9 +16,10 @@ from topicstore_conformance.parts.sessions import sent, settled, subscribed
 __all__ = ["Subscribing"]
 
 
-def texts(session: Session) -> list[str]:
+def texts(session: Session, max_bytes: int | None = None) -> list[str]:
     """Return the payloads that a session delivers next, sorted."""
-    return sorted(item.message.payload.decode() for item in sent(session))
+    items = session.deliver(max_bytes=max_bytes)
+    return sorted(item.message.payload.decode() for item in items if isinstance(item, Publish))
 
 
 class Subscribing(Fixtures):
@@ -51,6 +52,30 @@ class Subscribing(Fixtures):
         late = world.db.sessions.connected("late")
         assert late is not None
         assert [(b"2", 2, True)] == [(item.message.payload, item.qos, item.retain) for item in sent(late)]
+
+    def test_overlapping_subscriptions_end_alone(self, world: World) -> None:
+        """A session that is sent each message once gets it by the subscriptions that match it and have not ended."""
+        session = world.db.sessions.open("client", expiry_interval=None, overlapping="once")
+
+        def received(topic: str) -> list[tuple[int, tuple[int, ...]]]:
+            world.db.publish([Message(topic, b"1", "p", 2)])
+            settled(world)
+            items = sent(session)
+            session.pubrec(*(item.packet_id for item in items))
+            return [(item.qos, tuple(sorted(item.subscription_identifiers))) for item in items]
+
+        session.subscribe("t/#", 1, subscription_identifier=1)
+        for number in (2, 3):
+            session.subscribe("t/a", 2, subscription_identifier=number)
+            assert [(2, (1, number))] == received("t/a")
+            assert [(1, (1,))] == received("t/b")
+            session.unsubscribe("t/a")
+            assert [(1, (1,))] == received("t/a")
+        session.subscribe("t/a", 2, subscription_identifier=4)
+        session.unsubscribe("t/#")
+        assert ([(2, (4,))], []) == (received("t/a"), received("t/b"))
+        session.unsubscribe("t/a")
+        assert [] == received("t/a")
 
     def test_own_messages_are_left_out(self, world: World) -> None:
         """With no_local a session is not sent its own client's messages, and they don't count as its lag."""
@@ -242,3 +267,83 @@ class Subscribing(Fixtures):
         world.db.publish([ts.Message("t/a", b"9", "p", 1)])
         settled(world)
         assert [9] == delivered(session)
+
+    def test_deliveries_of_some_bytes(self, world: World) -> None:
+        """A delivery has at most ``max_bytes`` of payloads, or one message; the others come later or expire."""
+        session = subscribed(world)
+        expiry = ts.Properties(message_expiry_interval=10)
+        world.db.publish(numbered(range(10), client_id="p"))
+        rows = [
+            Message("t/a", b"%0100d" % number, "p", 1, properties=None if number % 2 else expiry)
+            for number in range(10, 18)
+        ]
+        settled(world)
+        assert list(range(10)) == sorted(delivered(session, acknowledge=True))  # the next ones are larger than expected
+        world.db.publish(rows)
+        settled(world)
+        found: list[Publish] = []
+        for passed, expected in ((0, [(10, 10), (11, None)]), (4, [(12, 6), (13, None)])):
+            world.clock.now += passed * SECOND
+            some = [item for item in session.deliver(max_bytes=250) if isinstance(item, Publish)]
+            assert expected == [(int(item.message.payload), item.expiry) for item in some]
+            found += some
+        world.clock.now += 20 * SECOND
+        while some := [item for item in session.deliver(max_bytes=250) if isinstance(item, Publish)]:
+            found += some
+        assert [10, 11, 12, 13, 15, 17] == [int(item.message.payload) for item in found]
+        assert 6 == session.status().in_flight == session.puback(*(item.packet_id for item in found))
+        world.db.publish([Message("t/a", b"%0500d" % number, "p", 1) for number in (18, 19)])
+        settled(world)
+        assert [["18"], ["19"]] == [[text.lstrip("0") for text in texts(session, max_bytes=1)] for _ in range(2)]
+
+    def test_paused_sessions_are_sent_nothing(self, world: World) -> None:
+        """A paused session is sent nothing, neither new messages nor again, and after that each message once."""
+        session = subscribed(world)
+        world.db.publish(numbered(range(4)))
+        settled(world)
+        first = [item.packet_id for item in session.deliver(2) if isinstance(item, Publish)]
+        session.lost()
+        session = world.db.sessions.open("client", expiry_interval=None)
+        for number in (4, 5):
+            session.pause()
+            world.db.publish(numbered([number]))
+            settled(world)
+            assert ([], "resume", 1) == (
+                session.deliver(),
+                session.status().waits_for,
+                world.db.sessions.counts().paused,
+            )
+            session.resume()
+            again = session.deliver(2)
+            assert (first, {True}) == (
+                [item.packet_id for item in again],
+                {isinstance(item, Publish) and item.dup for item in again},
+            )
+            session.lost()
+            session = world.db.sessions.open("client", expiry_interval=None)
+        assert list(range(6)) == sorted(delivered(session, acknowledge=True))
+        assert ("nothing", 0) == (session.status().waits_for, world.db.sessions.counts().paused)
+
+    def test_undecided_messages_wait(self, world: World) -> None:
+        """Nothing is sent, or sent again, while the session's ``allow`` answers None; later each message is, once."""
+        answer: bool | None = None
+
+        def allow(messages: Sequence[Message]) -> list[bool | None]:
+            return [answer] * len(messages)
+
+        session = subscribed(world, allow=allow)
+        world.db.publish(numbered(range(3)))
+        settled(world)
+        first: list[int] = []
+        for _ in range(2):
+            answer = None
+            for _ in range(2):
+                assert ([], "permission") == (session.deliver(), session.status().waits_for)
+                session.ask_again()
+            answer = True
+            ids = [item.packet_id for item in sent(session, 2)]
+            assert ids == first or not first
+            first = ids
+            session.lost()
+            session = world.db.sessions.open("client", expiry_interval=None, allow=allow)
+        assert list(range(3)) == sorted(delivered(session, acknowledge=True))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from .archives import Archiving
+from .arguments import Arguments
 from .exchanges import Exchanges
 from .followers import Followers
 from .histories import Histories
 from .queues import Queueing
+from .reports import Reports
 from .retained import Retained
 from .retention import Retention
 from .sessions import Sessions
@@ -29,6 +31,8 @@ class DatabasePartsSuite(
     Subscribing,
     Sessions,
     Retained,
+    Arguments,
+    Reports,
 ):  # pytest runs the tests of the last base class first
     """Tests of the parts of a database: each across openings, dropped generations, expiry and kills.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from random import Random
 
 import pytest
 import topicstore as ts
@@ -14,6 +15,7 @@ from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.parts.fixtures import DAY, SECOND, Fixtures, drop_first, numbered, payloads
 from topicstore_conformance.parts.machines import World
+from topicstore_conformance.subjects.pairs import Pair
 
 __all__ = ["Whole"]
 
@@ -60,6 +62,36 @@ class Whole(Fixtures):
                 world.db.store(numbered([2 * number + 1], client_id="p"))
                 world.reopen()
                 assert list(range(2 * number + 2)) == payloads(world.db.replay("#", order="time"))
+
+    @requires("persistent")
+    def test_one_opening_at_a_time(self, world: World, pair: Pair) -> None:
+        """While a database is open for writing, new or opened again, another opening for writing is refused."""
+        for _ in range(2):
+            with pytest.raises(ts.DatabaseLockedError):
+                pair.open(world.path)
+            world.db.store(numbered([1]))
+            world.reopen()
+        assert [1, 1] == payloads(world.db.replay("#"))
+
+    def test_timestamps(self, world: World) -> None:
+        """A replay by timestamps returns the messages whose timestamps are in the range, in order, and no others."""
+        draw, times = Random(5), list[int]()
+        for _ in range(40):  # in each batch times that lie near each other, and some that lie anywhere
+            begin = START + draw.randrange(60) * 120 * SECOND
+            some = [begin + draw.randrange(30 * SECOND) for _ in range(4)]
+            some += [START + draw.randrange(7_200 * SECOND) for _ in range(draw.randrange(3))]
+            numbers = range(len(times), len(times) + len(some))
+            world.db.store(
+                [Message("t", b"%d" % n, f"p{n % 3}", timestamp=at) for n, at in zip(numbers, some, strict=True)]
+            )
+            times += some
+        for _ in range(60):
+            near = draw.choice(times)
+            start, until = sorted((near + draw.choice((-1, 0, 1)), near + draw.randrange(1, 600 * SECOND)))
+            expected = sorted(n for n, at in enumerate(times) if start <= at < until)
+            found = list(world.db.replay("#", start, until, by="timestamp", order="timestamp"))
+            assert expected == sorted(payloads(found))
+            assert sorted(times[n] for n in expected) == [message.timestamp for message in found]
 
     def test_conditions_on_several_shards(self, world: World) -> None:
         """If a condition fails in one shard, no shard stores a message or a state value of that call."""
