@@ -12,7 +12,7 @@ import topicstore
 from topicstore import Message, MessageBatch, TopicFilter
 from topicstore.contract.columns import Constant
 from topicstore.contract.engine import KEYSPACES, WriteBatch
-from topicstore.contract.positions import commit_positions, message_positions
+from topicstore.contract.positions import consecutive_positions, message_positions
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.subjects.pairs import layouts_on, make_backend
 from topicstore_layouts.block.compression import CODECS, Compressor
@@ -46,7 +46,7 @@ def columns() -> Columns:
     """Return the columns of a thousand messages, as they are made when messages are stored."""
     payloads = [message.payload for message in messages()]
     return Columns(
-        positions=commit_positions(FIRST - 1, 0, ROWS),
+        positions=consecutive_positions(FIRST, ROWS),
         topics=np.arange(ROWS, dtype=np.uint32),
         client_ids=np.arange(ROWS, dtype=np.uint32) % 10,
         qos=Constant(1, ROWS),
@@ -168,7 +168,7 @@ def test_batch_to_messages(benchmark: BenchmarkFixture) -> None:
 
 def test_positions_of_a_commit(benchmark: BenchmarkFixture) -> None:
     """Compute a thousand consecutive positions."""
-    positions = benchmark(commit_positions, FIRST, FIRST >> 11, ROWS)
+    positions = benchmark(consecutive_positions, FIRST + 1, ROWS)
     assert [FIRST + 1, FIRST + ROWS] == positions[[0, -1]].tolist()
 
 

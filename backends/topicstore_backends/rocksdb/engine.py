@@ -118,9 +118,13 @@ class RocksdbEngine(Engine):
         Raises `StorageFullError` when the disk is full, `EngineError` for other failures;
         RocksDB then refuses further writes until the shard is opened again.
         """
-        with self._translated, self._lock:
-            self._check_open()
-            self._database.write(self._encode(batch.without_rows()))
+        try:
+            with self._lock:
+                self._check_open()
+                self._database.write(self._encode(batch.without_rows()))
+        except Exception:
+            with self._translated:
+                raise
         if sync:
             self.flush_log()
 
@@ -133,6 +137,9 @@ class RocksdbEngine(Engine):
                 changes.delete_range(first, last, family.handle)
         for keyspace, keys, values in batch.runs:
             family = self._families[keyspace.name]
+            if len(keys) == 1 and (value := values[0]) is not None:
+                changes.put(family.encode(keys[0]), value, family.handle)
+                continue
             encoded = family.encode_all(keys)
             if None not in values:
                 deque(map(changes.put, encoded, values, repeat(family.handle)), maxlen=0)

@@ -575,6 +575,22 @@ def test_messages_have_positions_once_they_are_stored() -> None:
         assert part.positions.tolist() == [4, 5][: len(part)]
 
 
+def test_the_position_of_one_message_may_be_a_number() -> None:
+    """A message that was placed at a number is the same as one that was placed at an array of it."""
+    batch, time = MessageBatch.from_messages([GOOD]), [7]
+    number, array = (batch.placed(position, time, 2) for position in (4 << 60, np.array([4 << 60], dtype=np.uint64)))
+    assert number.stored
+    assert (4 << 60, 4 << 60) == number.span == array.span
+    assert array.positions.dtype == number.positions.dtype
+    for one in (batch.placed(4 << 60, time, 2), number):  # before and after the array was made
+        assert array.ids() == one.ids()
+        assert array.to_arrow(ids=True) == one.to_arrow(ids=True)
+        assert array.positions.tolist() == one[:1].positions.tolist() == one.replace(qos=[1]).positions.tolist()
+        assert [4 << 60, 4 << 60] == MessageBatch.concat([one, array]).positions.tolist()
+    with pytest.raises(InvalidMessageError, match="once they are stored"):
+        _ = batch.span
+
+
 def test_stored_and_other_messages_dont_join() -> None:
     """Stored and new messages can't be concatenated, because some rows would have no position."""
     batches = [stored([GOOD]), MessageBatch.from_messages([GOOD])]

@@ -12,7 +12,8 @@ from topicstore.contract.errors import InvalidArgumentError
 from topicstore.contract.positions import (
     COUNTER_BITS,
     MAX_TIME,
-    commit_positions,
+    commit_position,
+    consecutive_positions,
     first_position,
     late_rows,
     message_positions,
@@ -48,7 +49,7 @@ def as_times(times: list[int]) -> np.ndarray:
 @example(-1, MAX_TIME, 5_000)
 def test_commit_positions_equal_the_model(last: int, now: int, rows: int) -> None:
     """A batch gets the next positions at or after the time of its commit."""
-    actual = commit_positions(last, now, rows)
+    actual = consecutive_positions(commit_position(last, now), rows)
     assert np.uint64 == actual.dtype
     assert one_by_one(last, [now] * rows) == actual.tolist()
 
@@ -73,7 +74,7 @@ def test_more_messages_than_a_microsecond_has_positions(time: int, rows: int) ->
     following = [min(time + 1, MAX_TIME)] * 3
     expected = one_by_one(-1, [time] * rows + following)
     assert expected == message_positions(-1, as_times([time] * rows + following)).tolist()
-    assert expected[:rows] == commit_positions(-1, time, rows).tolist()
+    assert expected[:rows] == consecutive_positions(commit_position(-1, time), rows).tolist()
     assert time + (rows - 1) // PER_MICROSECOND == time_of(expected[rows - 1])
 
 

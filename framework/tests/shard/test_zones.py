@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import topicstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
-from topicstore.contract.columns import Constant, to_list
+from topicstore import MessageBatch
+from topicstore.contract.columns import Column, Constant, to_list
+from topicstore.contract.positions import Positions
 from topicstore.contract.replay_plan import TimeRange
 from topicstore.shard import zones
 from topicstore.shard.zones import Zone, ZoneRecord, fill, may_hold
@@ -21,13 +24,20 @@ FORMS = [
 ]
 
 
+def placed(positions: Positions, times: Column) -> MessageBatch:
+    """Return messages with these positions and timestamps."""
+    rows = len(positions)
+    new = MessageBatch.from_messages([ts.Message("a", b"", "c") for _ in range(rows)])
+    return new.placed(positions, times, 0)
+
+
 def filled(batches: list[list[int]], form: object = FORMS[0]) -> tuple[list[ZoneRecord], list[tuple[int, int]]]:
     """Return the zones of batches, including the unfinished zone, and the (position, timestamp) of every message."""
     zone, full, stored = Zone(1), [], []
     for batch in batches:
         times = form(batch)  # type: ignore[operator]
         positions = np.arange(3 * len(stored) + 1, 3 * (len(stored) + len(batch)) + 1, 3, dtype=np.uint64)
-        records, zone = fill(zone, positions, times)
+        records, zone = fill(zone, placed(positions, times))
         full += records
         stored += zip(positions.tolist(), to_list(times), strict=True)
     return [*full, zone.closed(2**64 - 1)], stored
@@ -87,7 +97,8 @@ def test_of_more_spans_the_nearest_become_one() -> None:
 
 def test_a_zone_that_is_too_full() -> None:
     """A zone above the size limit, as another version may have written, is closed at the next message."""
-    records, zone = fill(Zone(1, 100, ((3, 3),)), np.array([200, 201], dtype=np.uint64), [4, MINUTE * 9])
+    positions = np.array([200, 201], dtype=np.uint64)
+    records, zone = fill(Zone(1, 100, ((3, 3),)), placed(positions, [4, MINUTE * 9]))
     assert [ZoneRecord(first=1, last=200, spans=((3, 4),))] == records
     assert zone == Zone(201, 1, ((MINUTE * 9, MINUTE * 9),))
 

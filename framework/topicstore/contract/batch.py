@@ -66,7 +66,7 @@ class MessageBatch:
         timestamps: Column,
         properties: Column,
         *,
-        positions: Positions | None = None,
+        positions: Positions | int | None = None,
         shards: Column | None = None,
         payload_bytes: int | None = None,
     ) -> None:
@@ -78,6 +78,7 @@ class MessageBatch:
         self.timestamps = timestamps
         self.properties = properties
         self._positions = positions
+        """The positions; of one message also as an integer, which is a tenth of the cost of an array."""
         self.shards = shards
         self._payload_bytes = payload_bytes
 
@@ -182,8 +183,11 @@ class MessageBatch:
         """Return the messages with every column checked, however the batch was made."""
         return self.replace(**{name: getattr(self, name) for name in FIELDS})
 
-    def placed(self, positions: Positions, timestamps: Column, shard: int) -> MessageBatch:
-        """Return the same messages with the positions and timestamps that a shard assigned."""
+    def placed(self, positions: Positions | int, timestamps: Column, shard: int) -> MessageBatch:
+        """Return the same messages with the positions and timestamps that a shard assigned.
+
+        The position of a single message may be an integer.
+        """
         return MessageBatch(
             self.topics,
             self.payloads,
@@ -193,7 +197,7 @@ class MessageBatch:
             timestamps,
             self.properties,
             positions=positions,
-            shards=Constant(shard, len(positions)),
+            shards=Constant(shard, len(self)),
             payload_bytes=self._payload_bytes,
         )
 
@@ -228,11 +232,23 @@ class MessageBatch:
 
         Raises `InvalidMessageError` before the messages are stored.
         """
-        if self._positions is not None:
-            return self._positions
+        positions = self._positions
+        if isinstance(positions, int):
+            positions = self._positions = np.array([positions], np.uint64)
+        if positions is not None:
+            return positions
         if len(self):
             raise InvalidMessageError("messages have positions once they are stored")
         return np.empty(0, np.uint64)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The positions of the first and the last row. Raises `InvalidMessageError` before the messages are stored."""
+        position = self._positions
+        if isinstance(position, int):
+            return position, position
+        positions = self.positions
+        return int(positions[0]), int(positions[-1])
 
     def __len__(self) -> int:
         return len(self.payloads)  # of new messages, the only column that always is a list
@@ -254,7 +270,7 @@ class MessageBatch:
     def _picked(self, pick: Callable[[Column], Column]) -> MessageBatch:
         return MessageBatch(
             *(pick(getattr(self, name)) for name in FIELDS),
-            positions=None if self._positions is None else np.asarray(pick(self._positions)),
+            positions=None if self._positions is None else np.asarray(pick(self.positions)),
             shards=None if self.shards is None else pick(self.shards),
         )
 
@@ -272,7 +288,7 @@ class MessageBatch:
             return []
         if self._positions is None or self.shards is None:
             raise InvalidMessageError("messages have ids once they are stored")
-        return list(map(MessageId, to_iterable(self.shards), self._positions.tolist()))
+        return list(map(MessageId, to_iterable(self.shards), self.positions.tolist()))
 
     def to_arrow(self, *, ids: bool = False, columns: Sequence[str] | None = None) -> pa.RecordBatch:
         """Return a RecordBatch of `topicstore.SCHEMA`; with ``ids``, of `topicstore.SCHEMA_WITH_IDS`.
@@ -283,7 +299,7 @@ class MessageBatch:
         from .arrow import record_batch, selected
 
         own = {name: getattr(self, name) for name in FIELDS}
-        own |= {"positions": self._positions, "shards": self.shards}
+        own |= {"positions": self.positions if self.stored else None, "shards": self.shards}
         return record_batch(own, len(self), selected(columns, ids=ids))
 
     def payload_bytes(self) -> int:

@@ -28,6 +28,7 @@ __all__ = [
     "Texts",
     "concat",
     "fold",
+    "only",
     "take",
     "to_integers",
     "to_iterable",
@@ -261,6 +262,11 @@ def to_list(column: Column) -> list[Any]:
     if isinstance(column, (np.ndarray, Coded, LazyColumn)):
         return column.tolist()
     return column.to_pylist() if hasattr(column, "to_pylist") else list(column)  # such as a tuple
+
+
+def only(column: Column) -> Any:
+    """Return the value of a column of one row, as a Python object."""
+    return column.value if type(column) is Constant else to_list(column)[0]
 
 
 def to_integers(column: Column) -> npt.NDArray[np.int64]:

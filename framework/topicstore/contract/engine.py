@@ -209,11 +209,13 @@ class WriteBatch:
         return [(run[0], key, value) for run in self.runs for key, value in zip(run[1], run[2], strict=True)]
 
     def _add(self, keyspace: Keyspace[K], key: K, value: bytes | None) -> None:
-        if not self.runs or self.runs[-1][0] is not keyspace:
-            self.runs.append((keyspace, [], []))
-        _, keys, values = self.runs[-1]
-        keys.append(key)
-        values.append(value)
+        runs = self.runs
+        if runs and runs[-1][0] is keyspace:
+            _, keys, values = runs[-1]
+            keys.append(key)
+            values.append(value)
+        else:
+            runs.append((keyspace, [key], [value]))
 
     def __bool__(self) -> bool:
         return bool(self.runs or self.ranges or self.rows)

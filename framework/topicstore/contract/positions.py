@@ -19,7 +19,7 @@ __all__ = [
     "MAX_TIME",
     "Positions",
     "Times",
-    "commit_positions",
+    "commit_position",
     "consecutive_positions",
     "first_position",
     "late_rows",
@@ -83,9 +83,9 @@ def span_text(microseconds: int) -> str:
     return f"{microseconds / 1e6:,.6f}".rstrip("0").rstrip(".") + " s"
 
 
-def commit_positions(last: int, now: int, rows: int) -> Positions:
-    """Return positions for ``rows`` messages committed at ``now``, all above position ``last``."""
-    return consecutive_positions(max(last + 1, first_position(now)), rows)
+def commit_position(last: int, now: int) -> int:
+    """Return the position for a message committed at ``now``, from 0 to `MAX_TIME`; it is above position ``last``."""
+    return max(last + 1, now << COUNTER_BITS)
 
 
 def consecutive_positions(first: int, rows: int) -> Positions:

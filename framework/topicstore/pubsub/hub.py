@@ -190,7 +190,7 @@ class Hub:
         scanned = self._scans_only or slab is None or slab.epoch > 1  # visible later, or changed by a plugin
         commit = None if scanned else Commit(batch, len(distinct))
         self._announced[shard] = commit
-        first, last = int(batch.positions[0]), int(batch.positions[-1])
+        first, last = batch.span
         for feed, topics in wanted.items():
             feed.announce(shard, first, last, commit, topics)
         if commit is not None:

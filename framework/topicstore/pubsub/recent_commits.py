@@ -66,10 +66,8 @@ class Commit:
 
     def __init__(self, batch: MessageBatch, topics: int) -> None:
         """Create an uncommitted batch. ``topics``: the number of distinct topics."""
-        positions = batch.positions
         self.batch = batch
-        self.first = int(positions[0])
-        self.last = int(positions[-1])
+        self.first, self.last = batch.span
         self.committed = False
         """Whether the engine has committed the batch. Set under the shard's lock."""
         self.void = False

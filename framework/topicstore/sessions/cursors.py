@@ -405,6 +405,8 @@ class FilterCursor(SessionCursor):
         self._behind.pop(shard, None)
         if read_slice.caught_up and read_slice.position <= end:
             self._listener.wait_locked(self, shard)
+            if not self._behind:  # a dictionary doesn't shrink when items are removed
+                self._behind = {}
         else:
             self._behind[shard] = None  # after the other shards
 

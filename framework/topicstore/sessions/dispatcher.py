@@ -115,8 +115,9 @@ class FilterListener:
         the storing thread reads `nonpersistent` without the lock."""
         self._noted: dict[int, None] = {}
         """The shards with new messages. The storing thread adds to it without a lock."""
-        self._routed: collections.deque[_Routed] = collections.deque()
-        """The published messages that are not stored. `FilterListeners.counting` guards it, and the next two."""
+        self._routed: collections.deque[_Routed] | None = None  # a deque takes 760 bytes, and most filters need none
+        """The published messages that are not stored; None if there are none. `FilterListeners.counting` guards it, and
+        the next two."""
         self._count = 0
         """The number of messages in `_routed`."""
         self._bytes = 0
@@ -148,11 +149,12 @@ class FilterListener:
             routed = self._listeners.routed(messages)
             dropped = []
             with self._listeners.counting:
-                self._routed.append(routed)
+                waiting = self._routed = self._routed or collections.deque()
+                waiting.append(routed)
                 self._count += len(messages)
                 self._bytes += routed.size
-                while self._follow_enough(self._routed[0]):
-                    dropped.append(self._take())
+                while self._follow_enough(waiting[0]):
+                    dropped.append(self._take(waiting))
             for gone in dropped:
                 for cursor in list(self.nonpersistent):
                     cursor.miss_nonpersistent(gone.messages)
@@ -162,9 +164,9 @@ class FilterListener:
         """Return whether the messages after ``oldest`` alone fill the limits, so that every follower would drop it."""
         return self._count - len(oldest.messages) >= MOST or self._bytes - oldest.size >= MOST_BYTES
 
-    def _take(self) -> _Routed:
+    def _take(self, waiting: collections.deque[_Routed]) -> _Routed:
         """Remove and return the oldest entry of `_routed`. The caller holds `FilterListeners.counting`."""
-        routed = self._routed.popleft()
+        routed = waiting.popleft()
         self._count -= len(routed.messages)
         self._bytes -= routed.size
         return routed
@@ -186,8 +188,9 @@ class FilterListener:
         while True:
             with self._listeners.counting:
                 if not self._routed:
+                    self._routed = None
                     break
-                routed = self._take()
+                routed = self._take(self._routed)
             for cursor in list(self.nonpersistent):
                 cursor.take_nonpersistent(routed.messages, routed.marks, routed.time)
 

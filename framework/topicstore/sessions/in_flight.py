@@ -50,6 +50,7 @@ from .records import (
 __all__ = ["MAX_PACKET_ID", "InFlight", "InFlightBatch", "Released", "StagedChanges"]
 
 MAX_PACKET_ID = 65_535
+_NO_IDS: frozenset[int] = frozenset()  # each call makes another object of 216 bytes
 _FEW = 8
 """Number of acknowledgements up to which handling them one by one is faster than together."""
 
@@ -285,7 +286,7 @@ class InFlight:
         """The ids whose PUBREL is to be sent again."""
         self.resend: list[InFlightBatch] = []  # a deque takes 760 bytes, even in an idle session
         """The in-flight batches of earlier connections with ids that were not sent again yet, oldest first."""
-        self._vanished: frozenset[int] = frozenset()
+        self._vanished: frozenset[int] = _NO_IDS
         """The ids of QoS 2 whose messages couldn't be sent again on this connection."""
 
     # --- packet ids ---

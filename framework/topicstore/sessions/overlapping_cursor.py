@@ -94,7 +94,8 @@ class FilterOverlaps(Generic[V]):
     __slots__ = ("_new", "_root")
 
     def __init__(self) -> None:
-        self._root: _Node[V] = _Node()
+        self._root: _Node[V] | None = None
+        """The tree; None before it has filters."""
         self._new: tuple[tuple[TopicFilter, V], ...] = ()
         """Filters added since the last look-up; most sessions have one filter, and so never build the tree."""
 
@@ -102,9 +103,9 @@ class FilterOverlaps(Generic[V]):
         """Add a filter, or replace its value."""
         self._new = (*self._new, (topic_filter, value))
 
-    def _keep(self, topic_filter: TopicFilter, value: V) -> None:
+    def _keep(self, root: _Node[V], topic_filter: TopicFilter, value: V) -> None:
         path, open_ended = _path(topic_filter)
-        node = self._root
+        node = root
         for level in path:
             found = node.children.get(level)
             if found is None:
@@ -115,16 +116,22 @@ class FilterOverlaps(Generic[V]):
         else:
             node.ending = value
 
-    def _look(self) -> None:
-        new, self._new = self._new, ()
-        for topic_filter, value in new:
-            self._keep(topic_filter, value)
+    def _look(self) -> _Node[V] | None:
+        """Add the new filters to the tree, and return it; None if no filter was ever added."""
+        if self._new:
+            root = self._root = self._root or _Node()
+            new, self._new = self._new, ()
+            for topic_filter, value in new:
+                self._keep(root, topic_filter, value)
+        return self._root
 
     def remove(self, topic_filter: TopicFilter, value: object) -> None:
         """Remove a filter if ``value`` is its value, compared by identity."""
-        self._look()
+        root = self._look()
+        if root is None:
+            return
         path, open_ended = _path(topic_filter)
-        way = [self._root]
+        way = [root]
         for level in path:
             found = way[-1].children.get(level)
             if found is None:
@@ -143,10 +150,12 @@ class FilterOverlaps(Generic[V]):
 
         The empty topic counts as well, although no message can be published to it: ``+`` and ``/#`` overlap.
         """
-        self._look()
+        root = self._look()
+        if root is None:
+            return
         path, open_ended = _path(topic_filter)
         system = path[:1] != [] and path[0][:1] == "$"  # not matched by wildcards in the first level [MQTT-4.7.2-1]
-        left: list[tuple[_Node[V], int]] = [(self._root, 0)]
+        left: list[tuple[_Node[V], int]] = [(root, 0)]
         while left:
             node, depth = left.pop()
             hidden = system and not depth
@@ -171,9 +180,10 @@ class FilterOverlaps(Generic[V]):
 
     def matching(self, topic: str) -> list[V]:
         """Return the values of the filters that match a valid topic, in no particular order."""
-        self._look()
+        root = self._look()
         found: list[V] = []
-        nodes, hidden = [self._root], topic[0] == "$"  # not matched by wildcards in the first level [MQTT-4.7.2-1]
+        nodes = [] if root is None else [root]
+        hidden = topic[0] == "$"  # not matched by wildcards in the first level [MQTT-4.7.2-1]
         for level in topic.split("/"):
             following: list[_Node[V]] = []
             for node in nodes:
@@ -373,9 +383,7 @@ class OverlappingCursors(SessionCursor):
         """The shards that may have messages to read."""
         self._failing: dict[int, None] = {}
         """The shards that could not be read."""
-        self._nonpersistent: NonPersistentMessages[_Waiting] = NonPersistentMessages(
-            lambda waiting: len(waiting.message.payload)
-        )
+        self._nonpersistent: NonPersistentMessages[_Waiting] = NonPersistentMessages(_payload_size)
         self._copies: dict[int, tuple[Message, set[FilterCursor]]] = {}
         """By `id` of a message that is not stored, the message and the subscriptions whose copy has not arrived yet."""
         self._copied = 0
@@ -618,6 +626,10 @@ class OverlappingCursors(SessionCursor):
 
 def _positions(read_slice: ReadSlice, stop: int) -> Positions:
     return MessageColumns.of(read_slice.whole).positions[read_slice.rows.start : stop]
+
+
+def _payload_size(waiting: _Waiting) -> int:
+    return len(waiting.message.payload)
 
 
 def _first(limit: int, positions: list[Positions], end: int) -> int:

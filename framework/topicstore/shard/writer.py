@@ -51,7 +51,8 @@ from topicstore.contract.positions import (
     COUNTER_BITS,
     MAX_TIME,
     Times,
-    commit_positions,
+    commit_position,
+    consecutive_positions,
     late_rows,
     message_positions,
     span_text,
@@ -857,8 +858,13 @@ class ShardWriter:
         rows, now = len(batch), policy.now()
         timestamps = _fill(batch.timestamps, now)
         if policy.timestamps == "commit":
-            self._warn_if_behind(now)
-            positions = commit_positions(pending.last_position, now, rows)
+            if (self.ahead(now) >= _SET_BACK) is not self._behind:
+                self._turn_behind()
+            first = commit_position(pending.last_position, now)
+            if rows == 1:  # without an array
+                pending.batch, pending.last_position = batch.placed(first, timestamps, self.number), first
+                return
+            positions = consecutive_positions(first, rows)
         else:
             times, pending.lifted = self._times(batch.timestamps, timestamps, now, last_time)
             positions = message_positions(pending.last_position, times)
@@ -878,7 +884,7 @@ class ShardWriter:
     def _zone(self, placed: MessageBatch, write: WriteBatch) -> Zone:
         """Add a batch's messages to the current zone, and the records of full zones to the write; return the zone."""
         tail = self.tail
-        full, zone = fill(tail.zone or Zone(tail.last_position + 1), placed.positions, placed.timestamps)
+        full, zone = fill(tail.zone or Zone(tail.last_position + 1), placed)
         for record in full:
             put_zone(write, self.generation, record)
         return zone
@@ -926,10 +932,10 @@ class ShardWriter:
             UserWarning,
         )
 
-    def _warn_if_behind(self, now: int) -> None:
-        """Warn if the clock was set back behind the last position, once until it has caught up."""
-        before, self._behind = self._behind, self.ahead(now) >= _SET_BACK
-        if self._behind and not before:
+    def _turn_behind(self) -> None:
+        """Warn that the clock was set back behind the last position, or note that it has caught up."""
+        self._behind = not self._behind
+        if self._behind:
             with suppress(UserWarning):  # where warnings are errors, messages are stored nevertheless
                 self._warn_of_clock()
 

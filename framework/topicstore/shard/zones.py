@@ -21,9 +21,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 import numpy as np
 
+from topicstore.contract.batch import MessageBatch
 from topicstore.contract.columns import Column, Constant, to_integers, to_iterable, window
 from topicstore.contract.engine import STATE, Reader, WriteBatch, encode_generation
-from topicstore.contract.positions import Positions
 from topicstore.contract.replay_plan import TimeRange
 
 from .record_codec import RecordCodec
@@ -75,15 +75,18 @@ class Zone(msgspec.Struct, frozen=True, gc=False, array_like=True):
         return Zone(self.first, self.messages + len(timestamps), _extended(self.spans, timestamps))
 
 
-def fill(zone: Zone, positions: Positions, timestamps: Column) -> tuple[Sequence[ZoneRecord], Zone]:
-    """Add messages after those of the current zone; return the records of full zones, and the new current zone."""
-    begin, rows = 0, len(positions)
+def fill(zone: Zone, placed: MessageBatch) -> tuple[Sequence[ZoneRecord], Zone]:
+    """Add messages after those of the current zone; return the records of full zones, and the new current zone.
+
+    The messages have positions and timestamps.
+    """
+    begin, rows, timestamps = 0, len(placed), placed.timestamps
     if zone.messages + rows < SIZE:  # nearly always
         return (), Zone(zone.first, zone.messages + rows, _extended(zone.spans, timestamps))
     full: list[ZoneRecord] = []
     while zone.messages + rows - begin >= SIZE:
         end = begin + max(SIZE - zone.messages, 1)  # a zone from a version with another `SIZE` may be larger
-        last = int(positions[end - 1])
+        last = int(placed.positions[end - 1])
         full.append(zone.with_messages(window(timestamps, begin, end)).closed(last))
         zone, begin = Zone(last + 1), end
     if begin < rows:

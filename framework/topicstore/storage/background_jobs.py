@@ -55,8 +55,8 @@ class BackgroundJobs:
 
     def stored(self, messages: int) -> None:
         """Count stored messages, and call the jobs that are due."""
-        self.messages += messages
+        stored = self.messages = self.messages + messages
         written, now = written_bytes(self._shards), self._monotonic()
         for job in self._jobs:
-            if self.messages >= job.messages or written >= job.bytes or now >= job.time:
+            if stored >= job.messages or written >= job.bytes or now >= job.time:
                 job.call()

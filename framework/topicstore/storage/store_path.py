@@ -78,8 +78,14 @@ def _split_batch(request: StoreRequest, shards: Sequence[Shard], shard_map: Shar
         if not destinations.stored.all():
             chosen = np.flatnonzero(destinations.stored)
             batch = batch.take(chosen)
+    parts = shard_map.split(batch.client_ids) if len(batch) else ()
+    if destinations is None and not state:
+        return [
+            PendingWrite(shards[number].writer, batch if rows is None else batch.take(rows), (), rows)
+            for number, rows in parts
+        ]
     pending = {}
-    for number, rows in shard_map.split(batch.client_ids) if len(batch) else ():
+    for number, rows in parts:
         part = batch if rows is None else batch.take(rows)
         within = rows if chosen is None else chosen if rows is None else chosen[rows]
         pending[number] = PendingWrite(shards[number].writer, part, state.get(number, ()), within)

@@ -15,7 +15,7 @@ import xxhash
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topicstore import Properties
+from topicstore import MessageBatch, Properties
 from topicstore.contract.columns import Constant, to_list
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.positions import COUNTER_BITS, MAX_TIME
@@ -29,6 +29,7 @@ from topicstore_layouts.block.format import (
     block_seed,
     encode_block,
     encode_frame,
+    encode_message,
     frame_seed,
 )
 from topicstore_layouts.block.layout import BlockOptions
@@ -240,6 +241,28 @@ def test_rows_that_compress_badly_are_left_as_they_are() -> None:
         value = encoded(columns, codec)
         assert len(value) == len(encoded(columns))
         assert (0, 0) == HEADER.unpack_from(value)[HEAD_CODEC : PAYLOAD_CODEC + 1]
+
+
+@settings(max_examples=100)
+@given(blocks(st.just(1)), st.integers(0, 2**32 - 1), codecs)
+def test_one_message_has_the_columns_of_a_block(columns: Columns, stream: int, codec: str) -> None:
+    """A block of one message decodes to the same columns and fields as the block that `encode_block` makes of it."""
+    last = int(columns.positions[0])
+    names = to_list(columns.topics)[0], to_list(columns.client_ids)[0]
+    message = MessageBatch(
+        ["unused"],
+        columns.payloads,
+        ["unused"],
+        columns.qos,
+        columns.retain,
+        columns.timestamps,
+        columns.properties,
+        positions=last,
+    )
+    value = encode_message(message, *names, stream, block_seed(last, SLAB), Compressor(codec, 3))
+    block, other = opened(value, last), opened(encoded(columns, codec, stream=stream), last)
+    assert rows_of(columns) == rows_of(other.columns()) == rows_of(block.columns())
+    assert (other.rows, other.stream, other.base, other.first) == (block.rows, block.stream, block.base, block.first)
 
 
 @every_codec

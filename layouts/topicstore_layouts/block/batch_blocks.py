@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from topicstore import MessageBatch
 from topicstore.contract.columns import Column
 from topicstore.contract.engine import DATA, Reader
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 from .block_cache import BlockCache
 from .compression import Compressor
-from .format import Block, Columns, block_seed, encode_block
+from .format import Block, Columns, block_seed, encode_block, encode_message
 
 __all__ = ["BatchBlocks"]
 
@@ -40,6 +41,11 @@ class BatchBlocks:
     def encode(self, columns: Columns[Column], stream: int, base: int, last: int) -> bytes:
         """Return the value of a block that ends at a position."""
         return encode_block(columns, stream, base, block_seed(last, self._slab), self._compress)
+
+    def encode_message(self, message: MessageBatch, topic: int | str, client_id: int | str, stream: int) -> bytes:
+        """Return the value of a block of one message; see `encode_message` in `topicstore_layouts.block.format`."""
+        _, last = message.span
+        return encode_message(message, topic, client_id, stream, block_seed(last, self._slab), self._compress)
 
     def decode(self, last: int, value: bytes) -> Block:
         """Check and decode a block's header. Raises `CorruptionError` or `NewerFormatError` that names the block."""

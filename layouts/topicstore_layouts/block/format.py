@@ -52,10 +52,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from topicstore import Properties
-from topicstore.contract.columns import Coded, Column, Constant, Indices, Texts, take, to_list
+from topicstore import MessageBatch, Properties
+from topicstore.contract.columns import Coded, Column, Constant, Indices, Texts, only, take, to_list
 from topicstore.contract.errors import CorruptionError, NewerFormatError
-from topicstore.contract.positions import COUNTER_BITS, Positions, consecutive_positions
+from topicstore.contract.positions import COUNTER_BITS, Positions, consecutive_positions, time_of
 
 from .compression import Compressor, decompress
 from .payloads import PackedPayloads
@@ -63,7 +63,16 @@ from .payloads import PackedPayloads
 N = TypeVar("N", bound=Column, covariant=True)
 """The type of the columns of topics and client ids."""
 
-__all__ = ["MIXED", "Block", "Columns", "block_seed", "encode_block", "encode_frame", "frame_seed"]
+__all__ = [
+    "MIXED",
+    "Block",
+    "Columns",
+    "block_seed",
+    "encode_block",
+    "encode_frame",
+    "encode_message",
+    "frame_seed",
+]
 
 MIXED = 0
 """The stream number of a block that holds messages of several streams."""
@@ -150,6 +159,28 @@ def encode_block(columns: Columns[Column], stream: int, base: int, seed: int, co
     return _encode(columns, packed, (0, stream, base, first), seed, compress)
 
 
+def encode_message(
+    message: MessageBatch, topic: int | str, client_id: int | str, stream: int, seed: int, compress: Compressor
+) -> bytes:
+    """Return the stored value of a block of one message, as `encode_block` does, but without arrays.
+
+    ``topic`` and ``client_id`` are a number of the slab's dictionary, or a text without one.
+    """
+    position, _ = message.span
+    payload, timestamp, properties = only(message.payloads), only(message.timestamps), only(message.properties)
+    head = _Head(
+        None,
+        topic if isinstance(topic, int) else ([topic], 0),
+        client_id if isinstance(client_id, int) else ([client_id], 0),
+        int(only(message.qos)),
+        int(only(message.retain)),
+        None if timestamp == time_of(position) else (int(timestamp), 0),
+        None if properties is None else [properties],
+        len(payload),
+    )
+    return _join(head, [payload], (0, stream, position, position), seed, compress)
+
+
 def encode_frame(columns: Columns[Column], stream: int, base: int, seed: int, compress: Compressor) -> bytes:
     """Return the stored value of a frame, whose rows are in any order; ``seed`` is its `frame_seed`."""
     positions = columns.positions
@@ -162,7 +193,6 @@ def encode_frame(columns: Columns[Column], stream: int, base: int, seed: int, co
 def _encode(
     columns: Columns[Column], packed: bytes | None, marks: tuple[int, int, int, int], seed: int, compress: Compressor
 ) -> bytes:
-    flags, stream, base, first = marks
     properties = columns.properties
     head = _Head(
         packed,
@@ -174,7 +204,14 @@ def _encode(
         None if isinstance(properties, Constant) and properties.value is None else to_list(properties),
         _pack(columns.sizes),
     )
-    raw_head, raw_payloads = _ENCODER.encode(head), _ENCODER.encode(columns.payloads)
+    return _join(head, columns.payloads, marks, seed, compress)
+
+
+def _join(
+    head: _Head, payloads: list[bytes], marks: tuple[int, int, int, int], seed: int, compress: Compressor
+) -> bytes:
+    flags, stream, base, first = marks
+    raw_head, raw_payloads = _ENCODER.encode(head), _ENCODER.encode(payloads)
     head_codec, stored_head = compress(raw_head)
     payload_codec, stored_payloads = compress(raw_payloads)
     header = _HEADER.pack(
@@ -182,7 +219,7 @@ def _encode(
         head_codec,
         payload_codec,
         flags,
-        len(columns.positions),
+        len(payloads),
         stream,
         len(stored_head),
         len(raw_head),

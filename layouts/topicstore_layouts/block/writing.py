@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 from topicstore import MessageBatch
-from topicstore.contract.columns import Coded, Column, Constant, to_list
+from topicstore.contract.columns import Coded, Column, Constant, only, to_list
 from topicstore.contract.engine import DATA, WriteBatch
 
 from topicstore_layouts.shared.learned_topics import LearnedTopics
@@ -34,23 +34,26 @@ class Writing:
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
         """Add the batch to a write as blocks, with its new names and newly learned structure."""
-        payloads = to_list(batch.payloads)
-        columns: Columns[Column] = Columns(
-            np.asarray(batch.positions),
-            self._topics.encode(batch.topics),
-            self._clients.encode(batch.client_ids),
-            batch.qos,
-            batch.retain,
-            batch.timestamps,
-            batch.properties,
-            payloads,
-            list(map(len, payloads)),
-        )
-        for part in _by_size(columns):
-            base = int(part.positions[0])
-            for stream, rows in self._by_stream(part):
-                last = int(rows.positions[-1])
-                write.put(DATA, self._blocks.key(last), self._blocks.encode(rows, stream, base, last))
+        if len(batch) == 1:
+            self._store_message(batch, write)
+        else:
+            payloads = to_list(batch.payloads)
+            columns: Columns[Column] = Columns(
+                np.asarray(batch.positions),
+                self._topics.encode(batch.topics),
+                self._clients.encode(batch.client_ids),
+                batch.qos,
+                batch.retain,
+                batch.timestamps,
+                batch.properties,
+                payloads,
+                list(map(len, payloads)),
+            )
+            for part in _by_size(columns):
+                base = int(part.positions[0])
+                for stream, rows in self._by_stream(part):
+                    last = int(rows.positions[-1])
+                    write.put(DATA, self._blocks.key(last), self._blocks.encode(rows, stream, base, last))
         self._trie.save(write)
         self._topics.save(write)
         self._clients.save(write)
@@ -60,6 +63,17 @@ class Writing:
         self._trie.saved()
         self._topics.saved()
         self._clients.saved()
+
+    def _store_message(self, message: MessageBatch, write: WriteBatch) -> None:
+        """Add a batch of one message as a block; without arrays, whose creation takes longer than all the rest."""
+        topic, client_id = only(message.topics), only(message.client_ids)
+        number, client = self._topics.encode_one(topic), self._clients.encode_one(client_id)
+        stream = self._trie.learn(topic) if number is None else self._topics.stream(number)
+        value = self._blocks.encode_message(
+            message, topic if number is None else number, client_id if client is None else client, stream
+        )
+        _, last = message.span
+        write.put(DATA, self._blocks.key(last), value)
 
     def _by_stream(self, columns: Columns[Column]) -> list[tuple[int, Columns[Column]]]:
         streams = self._streams(columns)

@@ -194,16 +194,14 @@ class NameTable:
 
         If it doesn't take one of them, all stay texts: `Coded` with a list of their own, or `Constant`.
         """
+        if isinstance(names, Constant):
+            number = self.encode_one(names.value, names.length)
+            return names if number is None else Constant(number, names.length)
         if not self._loaded:
             self._load()
         count = self._count
-        encoded: Ids | Constant[int] | Coded | Constant[str]
-        if isinstance(names, Constant):
-            number = self._ids.get(names.value)
-            if number is None:
-                (number,) = self._numbers([names.value])
-            encoded = names if number is None else Constant(number, names.length)
-        elif isinstance(names, Coded):
+        encoded: Ids | Coded
+        if isinstance(names, Coded):
             ids = self._by_code.of(names, self._numbers)
             encoded = names.compact() if -1 in ids else ids.astype(np.uint32)
         else:
@@ -215,6 +213,19 @@ class NameTable:
         elif not self._full:
             self._found += sum(map(self._ids.__contains__, to_iterable(names)))
         return encoded
+
+    def encode_one(self, name: str, rows: int = 1) -> int | None:
+        """Return the number of the one name of a batch of ``rows`` messages; None if the dictionary doesn't take it."""
+        if not self._loaded:
+            self._load()
+        number = self._ids.get(name)
+        if number is not None:
+            self._found += rows
+        else:
+            (number,) = self._numbers([name])
+            if number is not None:
+                self._found += rows - 1
+        return number
 
     def _numbers(self, names: list[str]) -> list[int | None]:
         """Return the number of each name, or None; new names get numbers as long as the dictionary takes them."""
