@@ -1,0 +1,365 @@
+"""Sites of a cluster remove messages that only sessions needed, once no session on any site needs them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import topicstore as ts
+from topicstore.contract.log_store import StorageUnavailableError
+from topicstore.pubsub.publish import PERSIST
+from topicstore.replication import names
+from topicstore.sessions import Publish, Session, delivered, interest_notes
+from topicstore.storage.maintenance import delete_local
+from topicstore_conformance.faults.clock import Clock
+from topicstore_conformance.faults.threads import wait_until
+
+from .test_site_settings import divided, in_shard
+from .test_sites import Sites, owns, replicas
+
+SECOND = 1_000_000
+AGE = 10
+"""The age, in seconds, at which messages may go."""
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Sites:
+    return Sites(tmp_path)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def own(db: ts.Database) -> str:
+    """Return a client whose shard a site owns."""
+    return in_shard(db, owns(db).index(True))
+
+
+def two(sites: Sites, closing: ExitStack, clock: Clock, **how: Any) -> tuple[ts.Database, ts.Database]:
+    """Open two sites that own two of four shards each, whose messages for sessions go after `AGE`."""
+    a = closing.enter_context(sites.open("a", shards=4, clock=clock, monotonic=clock.monotonic, **how))
+    b = closing.enter_context(sites.open("b", clock=clock, monotonic=clock.monotonic, **how))
+    divided(a, b)
+    next(db for db in (a, b) if owns(db)[0]).retention.set(delivered=AGE)
+    for db in (a, b):
+        db.cluster.refresh()  # type: ignore[union-attr]
+        assert db.retention.settings.delivered == AGE
+        db.sessions  # noqa: B018
+    return a, b
+
+
+def publish(db: ts.Database, *payloads: bytes, topic: str = "t/a", **how: Any) -> None:
+    db.publish([ts.Message(topic, payload, own(db), qos=1, **how) for payload in payloads])
+
+
+def stored(db: ts.Database) -> list[bytes]:
+    return sorted(message.payload for message in db.replay("#"))
+
+
+def take(session: Session, limit: int = 100, *, acknowledge: bool = True) -> list[bytes]:
+    """Deliver messages; return their payloads."""
+    packets = [packet for packet in session.deliver(limit) if isinstance(packet, Publish)]
+    if acknowledge:
+        session.puback(*(packet.packet_id for packet in packets if packet.qos))
+        session.checkpoint()
+    return [packet.message.payload for packet in packets]
+
+
+def take_all(db: ts.Database, session: Session, count: int) -> list[bytes]:
+    """Deliver and acknowledge messages until there were this many; return their payloads."""
+    found: list[bytes] = []
+    while len(found) < count:
+        assert db.sessions.wait(30)
+        found += take(session)
+    return sorted(found)
+
+
+def removed(*dbs: ts.Database) -> int:
+    """Let each site note and remove what it can, twice, since the first to remove goes by the notes before."""
+    return sum(noted(db) for _ in range(2) for db in dbs)
+
+
+def noted(db: ts.Database) -> int:
+    """Let a site apply what it can, and note and remove what it can; return the number of messages."""
+    assert db.cluster is not None
+    db.cluster.refresh()
+    return db.sessions.remove_delivered()
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_what_sessions_at_another_site_have_goes(
+    sites: Sites, closing: ExitStack, clock: Clock, in_memory: bool
+) -> None:
+    """A message goes from a site's shard once the session at another site has it and it is old enough, not before."""
+    a, b = two(sites, closing, clock)
+    how: dict[str, Any] = {"in_memory": True, "clean_start": True} if in_memory else {"expiry_interval": None}
+    session = b.sessions.open(own(b), **how)
+    session.subscribe("t/#", 1)
+    publish(a, b"1", b"2")
+    publish(b, b"3")
+    clock.now += 2 * AGE * SECOND
+    assert (0, [b"1", b"2", b"3"]) == (removed(a, b), stored(a))
+    assert [b"1", b"2", b"3"] == take_all(b, session, 3)
+    publish(a, b"4")
+    assert (3, [b"4"]) == (removed(a, b), stored(a))
+    assert [b"4"] == take_all(b, session, 1)
+    clock.now += 2 * AGE * SECOND
+    assert (1, [], []) == (removed(a, b), stored(a), stored(b))
+
+
+def test_nothing_goes_before_every_site_has_noted_what_its_sessions_need(
+    sites: Sites, closing: ExitStack, clock: Clock
+) -> None:
+    """While a shard of another site has no note, whose sessions in memory nobody else knows, every message stays."""
+    a, b = two(sites, closing, clock)
+    publish(a, b"1")
+    clock.now += 2 * AGE * SECOND
+    assert 0 == sum(a.sessions.remove_delivered() for _ in range(3))
+    assert 0 == noted(b)
+    assert 1 == a.sessions.remove_delivered()
+
+
+@pytest.mark.parametrize("how", ["stored", "in memory", "at QoS 0"])
+def test_what_a_site_that_lags_has_not_received_stays(
+    sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Messages that a site has not applied yet stay for its sessions, and go once these have them."""
+    a, b = two(sites, closing, clock)
+    in_memory: dict[str, Any] = {"in_memory": True, "clean_start": True}
+    session = b.sessions.open(own(b), **(in_memory if how == "in memory" else {"expiry_interval": None}))
+    session.subscribe("t/#", 0 if how == "at QoS 0" else 1)
+    assert 0 == removed(a, b)
+    assert b.cluster is not None
+    shard = owns(a).index(True)
+    with monkeypatch.context() as patched:
+        patched.setattr(b.cluster.replicas[shard], "follow", lambda **_: None)
+        patched.setattr(b.cluster.replicas[shard], "confirm", lambda: None)
+        publish(a, b"1", b"2")
+        publish(b, b"3")
+        clock.now += 2 * AGE * SECOND
+        assert [b"3"] == take_all(b, session, 1)
+        assert (0, [b"1", b"2", b"3"]) == (removed(a, b), stored(a))
+    assert [b"1", b"2"] == take_all(b, session, 2)
+    assert (3, []) == (removed(a, b), stored(a))
+
+
+def test_a_session_that_is_away_holds_messages_at_other_sites(sites: Sites, closing: ExitStack, clock: Clock) -> None:
+    """A message that a session of another site waits for, or has in flight, stays until that session has ended."""
+    a, b = two(sites, closing, clock)
+    session = b.sessions.open(own(b), expiry_interval=None)
+    session.subscribe("t/#", 1)
+    publish(a, b"other", topic="u")
+    publish(a, b"1", b"2")
+    clock.now += 2 * AGE * SECOND
+    found = list[bytes]()
+    wait_until(lambda: b.sessions.wait(30) and found.extend(take(session, 1, acknowledge=False)) is None and found, "1")
+    assert [b"1"] == found
+    session.disconnect()
+    assert (1, [b"1", b"2"]) == (removed(a, b), stored(a))
+    again = b.sessions.open(own(b), expiry_interval=None)
+    assert [b"1", b"2"] == take_all(b, again, 2)
+    assert (2, []) == (removed(a, b), stored(a))
+
+
+def test_what_else_asked_for_it_stays_at_every_site(sites: Sites, closing: ExitStack, clock: Clock) -> None:
+    """A rule's, a publisher's and a program's messages stay in each shard, whatever was stored before and after."""
+    a, b = two(sites, closing, clock)
+    leader = a if owns(a)[0] else b
+    leader.persistence.add("keep/#")
+    for db in (a, b):
+        db.cluster.refresh()  # type: ignore[union-attr]
+    for number, db in enumerate((a, b, a, b)):
+        publish(db, b"session %d" % number)
+        publish(db, b"rule %d" % number, topic="keep/a")
+        publish(db, b"asked %d" % number, properties=ts.Properties(user_properties=((PERSIST, "1"),)))
+        publish(db, b"session %d" % number)
+        db.store([ts.Message("t", b"program %d" % number, own(db))])
+        publish(db, b"session %d" % number)
+    clock.now += 2 * AGE * SECOND
+    assert 12 == removed(a, b)
+    assert sorted(b"%s %d" % (kind, number) for kind in (b"asked", b"program", b"rule") for number in range(4)) == (
+        stored(a)
+    )
+
+
+@pytest.mark.parametrize("takeover_after", [0.3, None])
+def test_what_a_former_owner_stored_goes_and_what_programs_store_later_stays(
+    sites: Sites, closing: ExitStack, clock: Clock, takeover_after: float | None
+) -> None:
+    """After a hand-over or a take-over, what was stored for sessions before and after goes, and nothing else.
+
+    The owner before still had a span open, and sessions in memory, which end with it.
+    """
+    a, b = two(sites, closing, clock, **({} if takeover_after is None else {"takeover_after": takeover_after}))
+    wait_until(lambda: all({"a", "b"} <= some for some in replicas(b)), "two replicas")
+    lost = a.sessions.open(own(a), in_memory=True, clean_start=True)
+    lost.subscribe("t/#", 1)
+    publish(a, b"before")
+    removed(a, b)
+    client = own(a)
+    with warnings.catch_warnings(action="ignore"):
+        if takeover_after is None:
+            a.close()
+        else:
+            assert a.cluster is not None
+            a.cluster._stopping.set()  # as if its process was stopped
+        wait_until(lambda: all(owns(b)), "the shards at the other site")
+        b.store([ts.Message("t/a", b"program", client)])
+        b.publish([ts.Message("t/a", b"after", client, qos=1)])
+        b.store([ts.Message("t/a", b"program", client)])
+        clock.now += 2 * AGE * SECOND
+        assert (2, [b"program", b"program"]) == (removed(b), stored(b))
+        if takeover_after is not None:
+            assert all(one != other for one, other in zip(owns(b), b.cluster is None or [False] * 4, strict=True))
+            with pytest.raises((ts.ShardMovedError, ts.ShardElsewhereError)):
+                a.store([ts.Message("t/a", b"late", client)])
+
+
+def test_a_span_that_was_proposed_without_an_answer_covers_nothing_else(
+    sites: Sites, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program's message stays that was stored after the beginning of a span had no answer, which came later.
+
+    So does one that had no answer itself, and was stored before the span.
+    """
+    cluster = ts.Cluster(sites.url, beat_interval=0.02, poll_interval=0.02, takeover_after=3_600, store_timeout=0.2)
+    how: dict[str, Any] = {"cluster": cluster, "site": "a", "clock": clock, "monotonic": clock.monotonic}
+    with warnings.catch_warnings(action="ignore"), ts.open(sites.root / "a", shards=1, **how) as db:
+        assert db.cluster is not None
+        db.retention.set(delivered=AGE)
+        db.sessions  # noqa: B018
+        create, silent = db.cluster.store.create, [""]
+
+        def answer(name: str, data: bytes) -> None:
+            if any(name.startswith(prefix) for prefix in silent):
+                raise StorageUnavailableError("no answer")
+            create(name, data)
+
+        def stores(write: Callable[[], object]) -> bool:
+            try:
+                write()
+            except StorageUnavailableError:
+                return False
+            return True
+
+        monkeypatch.setattr(db.cluster.store, "create", answer)
+        assert not stores(lambda: db.store([ts.Message("t", b"program 1", "c")]))
+        assert not stores(lambda: db.publish([ts.Message("t", b"refused", "c", qos=1)]))
+        silent.clear()
+        wait_until(lambda: stores(lambda: db.publish([ts.Message("t", b"session", "c", qos=1)])), "the store")
+        db.storage.interest.end()
+        silent.append(names.entries(0))
+        publishing = [ts.Message("t", b"unsure", "c", qos=1)]
+        assert not stores(lambda: db.publish(publishing))
+        assert not stores(lambda: db.store([ts.Message("t", b"refused", "c")]))
+        silent.clear()
+        wait_until(lambda: stores(lambda: db.store([ts.Message("t", b"program 2", "c")])), "the store")
+        assert not db.storage.interest.goes_on
+        clock.now += 2 * AGE * SECOND
+        db.sessions.remove_delivered()
+        assert [b"program 1", b"program 2"] == [one for one in stored(db) if one.startswith(b"program")]
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_subscription_at_another_site_that_begins_in_the_past_gets_what_is_left(
+    sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+) -> None:
+    """A subscription that begins in the past, and is made at another site during a removal, ends it within a step."""
+    a, b = two(sites, closing, clock)
+    publish(a, *(b"%02d" % number for number in range(30)))
+    clock.now += 2 * AGE * SECOND
+    how: dict[str, Any] = {"in_memory": True, "clean_start": True} if in_memory else {"expiry_interval": None}
+    late = b.sessions.open(own(b), **how)
+    assert 0 == noted(b)
+    steps = list[int]()
+
+    def delete(*arguments: Any) -> int:
+        count = delete_local(*arguments)
+        steps.append(count)
+        if len(steps) == 1:
+            b.cluster.refresh()  # type: ignore[union-attr]
+            late.subscribe("t/#", 1, start=0)
+        return count
+
+    monkeypatch.setattr(delivered, "_ROWS", 10)
+    monkeypatch.setattr(delivered, "delete_local", delete)
+    assert 10 == a.sessions.remove_delivered()
+    assert [10] == steps
+    assert [b"%02d" % number for number in range(10, 30)] == take_all(b, late, 20)
+    monkeypatch.undo()
+    assert (20, []) == (removed(a, b), stored(a))
+
+
+def test_many_filters_in_memory_are_noted_as_one(
+    sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A note has bounded size: of more filters with unread messages, it has the lowest place. Idle ones don't count."""
+    monkeypatch.setattr(interest_notes, "_MOST_FILTERS", 3)
+    a, b = two(sites, closing, clock)
+    session = b.sessions.open(own(b), in_memory=True, clean_start=True, receive_maximum=1)
+    for number in range(10):
+        session.subscribe(f"t/{number}", 1)
+    assert 0 == removed(a, b)
+    for number in range(5):
+        publish(a, b"%d" % number, topic=f"t/{number}")
+    clock.now += 2 * AGE * SECOND
+    assert b.sessions.wait(30)
+    removed(a, b)
+    assert [b"%d" % number for number in range(5)] == stored(a)
+    assert {} == b.sessions._registry.notes.stored(owns(b).index(True)).filters  # type: ignore[union-attr]
+    found = list[bytes]()
+    while len(found) < 5:
+        assert b.sessions.wait(30)
+        found += take(session)
+    assert [] == take(session)  # looks for more of all filters
+    assert (5, []) == (removed(a, b), stored(a))
+
+
+def test_an_idle_site_writes_no_notes(sites: Sites, closing: ExitStack, clock: Clock) -> None:
+    """Without new messages, further runs append nothing to the logs."""
+    a, b = two(sites, closing, clock)
+    publish(a, b"1")
+    b.cluster.refresh()  # type: ignore[union-attr]
+    clock.now += 2 * AGE * SECOND
+    removed(a, b, a, b)
+    before = [replica.progress.next for db in (a, b) for replica in db.cluster.replicas]  # type: ignore[union-attr]
+    clock.now += 2 * AGE * SECOND
+    assert 0 == removed(a, b)
+    assert before == [replica.progress.next for db in (a, b) for replica in db.cluster.replicas]  # type: ignore[union-attr]
+
+
+def test_a_message_of_a_group_stays_while_it_passes_between_sites(
+    sites: Sites, closing: ExitStack, clock: Clock
+) -> None:
+    """A message that a member has in flight, and hands back when its session ends, stays until another has it."""
+    a, b = two(sites, closing, clock)
+    first, idle = b.sessions.open(own(b), expiry_interval=None), a.sessions.open(own(a), expiry_interval=None)
+    first.subscribe("$share/g/t/#", 1)
+    publish(a, b"1", b"2")
+
+    def ticked() -> bool:
+        for db in (a, b):
+            db.sessions.tick()
+            db.sessions.wait(0)
+        return True
+
+    found = list[bytes]()
+    wait_until(lambda: ticked() and found.extend(take(first, acknowledge=False)) is None and len(found) == 2, "both")
+    idle.subscribe("$share/g/t/#", 1)
+    clock.now += 2 * AGE * SECOND
+    assert (0, [b"1", b"2"]) == (removed(a, b), stored(a))
+    first.disconnect()
+    b.sessions.expire(own(b))
+    assert (0, [b"1", b"2"]) == (removed(a, b), stored(a))
+    received = list[bytes]()
+    wait_until(
+        lambda: ticked() and removed(a, b) >= 0 and received.extend(take(idle)) is None and len(received) == 2,
+        "both at the other member",
+    )
+    wait_until(lambda: ticked() and removed(a, b) >= 0 and not stored(a), "the removal of both")
