@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -363,3 +364,166 @@ def test_a_message_of_a_group_stays_while_it_passes_between_sites(
         "both at the other member",
     )
     wait_until(lambda: ticked() and removed(a, b) >= 0 and not stored(a), "the removal of both")
+
+
+class World:
+    """Three sites of four shards, and what the sessions on them have still to receive."""
+
+    def __init__(self, sites: Sites, clock: Clock, closing: ExitStack, chance: random.Random) -> None:
+        self.sites, self.clock, self.chance = sites, clock, chance
+        self.dbs: dict[str, ts.Database] = {}
+        self.number = 0
+        self.kept = set[bytes]()
+        self.waiting = {name: set[bytes]() for name in ("reader", "qos0", "group", "memory")}
+        self.connected: dict[str, tuple[ts.Database, Session]] = {}
+        self.sent: dict[str, list[Publish]] = {}
+        closing.callback(lambda: [db.close() for db in self.dbs.values()])
+        for name in "abc":
+            self.start(name)
+        wait_until(lambda: all({"a", "b", "c"} <= some for some in replicas(self.dbs["a"])), "replicas at all sites")
+        wait_until(lambda: all(sum(some) == 1 for some in zip(*map(owns, self.dbs.values()), strict=True)), "owners")
+        leader = self.owner(in_shard(self.dbs["a"], 0))
+        leader.retention.set(delivered=AGE)
+        leader.persistence.add("keep/#")
+        self.refresh()
+        self.session("reader")
+        self.session("member idle").disconnect()  # so that the shared subscription never ends
+
+    def start(self, name: str) -> None:
+        how = {"shards": 4, "clock": self.clock, "monotonic": self.clock.monotonic}
+        db = self.dbs[name] = self.sites.open(name, **how)
+        db.sessions.groups.handover_after = 30
+
+    def refresh(self) -> None:
+        for db in self.dbs.values():
+            db.cluster.refresh()  # type: ignore[union-attr]
+            assert db.retention.settings.delivered == AGE
+
+    def owner(self, client_id: str) -> ts.Database:
+        """Return the site that owns the shard of a client, and has done so at its last tick."""
+
+        def found() -> list[ts.Database]:
+            return [db for db in self.dbs.values() if owns(db)[db.shard_of(client_id)]]
+
+        wait_until(lambda: len(found()) == 1, f"an owner of the shard of {client_id}")
+        return found()[0]
+
+    def session(self, name: str) -> Session:
+        """Return a connected session, which is opened at its owner if necessary."""
+        db, session = self.connected.get(name, (None, None))
+        if session is None or session.ended is not None:
+            db = self.owner(name)
+            in_memory: dict[str, Any] = {"in_memory": True, "clean_start": True}
+            session = db.sessions.open(name, **(in_memory if name == "memory" else {"expiry_interval": None}))
+            for lost in {"memory": ["memory"], "qos0": ["qos0"]}.get(name, []):
+                self.waiting[lost].clear()
+            session.subscribe("$share/g/#" if name.startswith("member") else "#", 0 if name == "qos0" else 1)
+            self.connected[name], self.sent[name] = (db, session), []
+        return session
+
+    def publish(self) -> None:
+        kind = self.chance.choice(["session", "session", "session", "rule", "asked", "program"])
+        self.number += 1
+        asking = ts.Properties(user_properties=((PERSIST, "true"),)) if kind == "asked" else None
+        client, payload = f"p{self.number % 7}", b"%d" % self.number
+        topic = "keep/a" if kind == "rule" else f"t/{self.number % 5}"
+        message = ts.Message(topic, payload, client, qos=1, properties=asking)
+        db = self.owner(client)
+        (db.store if kind == "program" else db.publish)([message])
+        self.kept |= {payload} if kind != "session" else set()
+        for name, waiting in self.waiting.items():
+            if name in ("reader", "group") or (name in self.connected and self.connected[name][1].ended is None):
+                waiting.add(payload)
+
+    def take(self, name: str, limit: int, *, acknowledge: bool) -> None:
+        session = self.session(name)
+        self.sent[name] += [packet for packet in session.deliver(limit) if isinstance(packet, Publish)]
+        if acknowledge:
+            session.puback(*(packet.packet_id for packet in self.sent[name] if packet.qos))
+            session.checkpoint()
+            taken, self.sent[name] = self.sent[name], []
+            self.waiting["group" if name.startswith("member") else name] -= {one.message.payload for one in taken}
+
+    def deliver(self) -> None:
+        name = self.chance.choice(["reader", "qos0", "memory", "member1", "member2"])
+        self.take(name, 3, acknowledge=self.chance.random() < 0.7)
+
+    def leave(self) -> None:
+        name = self.chance.choice(["member1", "member2"])
+        self.session(name).disconnect()
+        if self.chance.random() < 0.5:
+            self.owner(name).sessions.expire(name)
+
+    def tick(self) -> None:
+        for db in self.dbs.values():
+            db.sessions.tick()
+            db.sessions.wait(0)
+
+    def restart(self) -> None:
+        name = self.chance.choice("abc")
+        self.dbs.pop(name).close()
+        self.waiting["memory"] = self.living("memory")
+        self.waiting["qos0"] = self.living("qos0")
+        if self.chance.random() < 0.5:
+            self.publish()
+        self.start(name)
+        self.refresh()
+
+    def living(self, name: str) -> set[bytes]:
+        """Return what a session still waits for that ends with its connection or gets nothing without it."""
+        connected = name in self.connected and self.connected[name][1].ended is None
+        return self.waiting[name] if connected else set()
+
+    def step(self) -> None:
+        work = (
+            [self.publish] * 6 + [self.deliver] * 6 + [self.remove] * 3 + [self.tick] * 3 + [self.leave, self.restart]
+        )
+        try:
+            self.chance.choice(work)()
+        except (ts.ShardElsewhereError, ts.ShardMovedError):  # a shard has moved; no part of the step was made
+            self.tick()
+        for name in ("memory", "qos0"):
+            self.waiting[name] = self.living(name)
+
+    def remove(self) -> None:
+        self.clock.now += AGE * SECOND // 2
+        for db in self.chance.sample([*self.dbs.values()], 3):
+            noted(db)
+        self.check()
+
+    def check(self) -> None:
+        there = set(stored(self.dbs["a"]))
+        for name, waiting in self.waiting.items():
+            assert waiting <= there, name
+        assert self.kept <= there
+
+    def drain(self) -> None:
+        """Deliver everything, and check that what only sessions needed goes, and that everything was received."""
+
+        def drained() -> bool:
+            for name in ("reader", "qos0", "memory", "member1", "member2"):
+                with suppress(ts.ShardElsewhereError, ts.ShardMovedError):  # a shard is moving
+                    self.tick()
+                    self.take(name, 100, acknowledge=True)
+            return not any(self.waiting.values())
+
+        wait_until(drained, "all messages at all sessions")
+
+        def gone() -> bool:
+            drained()
+            self.clock.now += AGE * SECOND
+            return removed(*self.dbs.values()) == 0 and set(stored(self.dbs["a"])) == self.kept
+
+        wait_until(gone, "the removal of all else")
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 30))])
+def test_nothing_goes_that_a_session_needs_in_any_order_of_events(
+    sites: Sites, closing: ExitStack, clock: Clock, seed: int
+) -> None:
+    """A message stays until every session on any site has it, and no longer, while sites are closed and opened."""
+    with warnings.catch_warnings(action="ignore"):
+        world = World(sites, clock, closing, random.Random(seed))
+        for _ in range(60 if seed == 0 else 200):
+            world.step()
+        world.drain()

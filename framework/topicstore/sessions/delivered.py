@@ -15,12 +15,13 @@ sessions in memory only their places count: what they have in flight was sent, a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
 from topicstore.contract.columns import to_list
-from topicstore.contract.errors import GenerationDroppedError
+from topicstore.contract.errors import GenerationDroppedError, ShardElsewhereError, ShardMovedError
 from topicstore.contract.positions import Positions, first_position
 from topicstore.contract.topics import TopicFilter
 from topicstore.lifecycle.retention import Retention
@@ -150,8 +151,8 @@ class DeliveredMessages:
         Also returns False if such a subscription has ended the removal.
         """
         replays, age, removed = self._registry.replays, self._retention.settings.delivered, 0
-        owned = [shard.number for shard in storage.shards if shard.writer.owned]
-        if age is None or not any(map(storage.interest.of_shard, owned)):
+        shards = [shard.number for shard in storage.shards]
+        if age is None or not any(map(storage.interest.of_shard, shards)):
             return 0, True
         made = replays.made
         cutoff = first_position(min(storage.clock(), storage.steady()) - micros(age)) - 1
@@ -161,14 +162,16 @@ class DeliveredMessages:
         if needs is None:
             return 0, True
         spared = {rule.topic_filter for rule in self._registry.publisher.rules}
-        for shard in owned:
-            for first, last, filters in self._removable(storage, shard, min(cutoff, marks[shard]), needs):
-                with replays.lock:
-                    if self._task.stopping.is_set() or not (replays.none_since(made) and self._holds(storage, needs)):
-                        return removed, self._task.stopping.is_set()
-                    spare = sorted(spared.union(filters))
-                    removed += delete_local(storage, storage.shards[shard], _ALL, first, last, spare)
-                    storage.interest.removed(shard, last)
+        for shard in shards:
+            with suppress(ShardElsewhereError, ShardMovedError):  # the next owner of the shard removes the rest
+                for first, last, filters in self._removable(storage, shard, min(cutoff, marks[shard]), needs):
+                    with replays.lock:
+                        stopping = self._task.stopping.is_set()
+                        if stopping or not (replays.none_since(made) and self._holds(storage, needs)):
+                            return removed, stopping
+                        spare = sorted(spared.union(filters))
+                        removed += delete_local(storage, storage.shards[shard], _ALL, first, last, spare)
+                        storage.interest.removed(shard, last)
         return removed, True
 
     def _removable(self, storage: Storage, shard: int, bound: int, needs: Needs) -> Iterator[_Removable]:

@@ -2,8 +2,9 @@
 
 The places of stored sessions are in the state of their shards, of which every site that removes messages has a copy.
 Other subscriptions have their places only in the memory of the site where their clients are connected: those of
-sessions that are kept in memory, and those of QoS 0. The owner of a shard notes them for all clients of the shard, in
-the shard's state: the horizon, which is how far the site had applied each shard, and by filter the places behind it.
+sessions that are kept in memory, and those of QoS 0. The owner of a shard notes, in the shard's state, what all clients
+of the shard that are connected to it need: the horizon, which is how far the site had applied each shard, and by filter
+the places behind it. Stored subscriptions are among them, because one may be about to be stored or not.
 
 A note holds until the next one. It is a lower bound: places only move on, and a subscription that is made later begins
 after the horizon, or gets only messages that were stored before it was made. So the note of an earlier owner, whose
@@ -47,7 +48,7 @@ _MOST_FILTERS = 1_000
 
 
 class InterestNote(msgspec.Struct, frozen=True, array_like=True):
-    """What the connected sessions of a shard's clients need, as far as it is in memory only."""
+    """What the connected sessions of a shard's clients need."""
 
     version: int
     horizon: list[int]
@@ -107,7 +108,7 @@ class InterestNotes:
     def _add(
         self, filters: dict[str, list[int]], client_id: str, horizon: Sequence[int], known: Sequence[bool]
     ) -> None:
-        """Add the filters of a session whose places are not stored, and are behind the horizon."""
+        """Add the filters of a session whose places are behind the horizon."""
         session = self._connected.get(client_id)
         for cursor in () if session is None else session.cursors.values():
             if not isinstance(cursor, FilterCursor) or (

@@ -47,6 +47,13 @@ class SiteInterestSpans(InterestSpans):
             return True
         return time.monotonic() >= self._retry and super().begin(spare)
 
+    def of_shard(self, shard: int) -> tuple[Span, ...]:
+        """Return the spans of a shard, the oldest first; none if another site owns it."""
+        try:
+            return super().of_shard(shard) if self._shards[shard].writer.owned else ()
+        except (ShardElsewhereError, ShardMovedError):
+            return ()
+
     def forget(self) -> None:
         """Read the spans again when they are next needed, as in the base class."""
         self._began = None
