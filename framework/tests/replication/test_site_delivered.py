@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -14,10 +15,12 @@ import topicstore as ts
 from topicstore.contract.log_store import StorageUnavailableError
 from topicstore.pubsub.publish import PERSIST
 from topicstore.replication import names
+from topicstore.replication.bases import cut_log
+from topicstore.replication.log import Proposal
 from topicstore.sessions import Publish, Session, delivered, interest_notes
 from topicstore.storage.maintenance import delete_local
 from topicstore_conformance.faults.clock import Clock
-from topicstore_conformance.faults.threads import wait_until
+from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
 from .test_site_settings import divided, in_shard
 from .test_sites import Sites, owns, replicas
@@ -202,6 +205,7 @@ def test_what_a_former_owner_stored_goes_and_what_programs_store_later_stays(
     lost = a.sessions.open(own(a), in_memory=True, clean_start=True)
     lost.subscribe("t/#", 1)
     publish(a, b"before")
+    b.store([ts.Message("t/a", b"program", own(b))])  # its spans have ended
     removed(a, b)
     client = own(a)
     with warnings.catch_warnings(action="ignore"):
@@ -215,7 +219,7 @@ def test_what_a_former_owner_stored_goes_and_what_programs_store_later_stays(
         b.publish([ts.Message("t/a", b"after", client, qos=1)])
         b.store([ts.Message("t/a", b"program", client)])
         clock.now += 2 * AGE * SECOND
-        assert (2, [b"program", b"program"]) == (removed(b), stored(b))
+        assert (2, [b"program"] * 3) == (removed(b), stored(b))
         if takeover_after is not None:
             assert all(one != other for one, other in zip(owns(b), b.cluster is None or [False] * 4, strict=True))
             with pytest.raises((ts.ShardMovedError, ts.ShardElsewhereError)):
@@ -265,6 +269,47 @@ def test_a_span_that_was_proposed_without_an_answer_covers_nothing_else(
         clock.now += 2 * AGE * SECOND
         db.sessions.remove_delivered()
         assert [b"program 1", b"program 2"] == [one for one in stored(db) if one.startswith(b"program")]
+
+
+@pytest.mark.parametrize("interrupted", ["store", "span"])
+def test_a_span_covers_no_message_before_or_after_it_whatever_is_interrupted(
+    sites: Sites, clock: Clock, monkeypatch: pytest.MonkeyPatch, interrupted: str
+) -> None:
+    """A program's message stays whose store was interrupted before a span, or that follows an interrupted beginning.
+
+    What was proposed is stored nevertheless.
+    """
+    with sites.open("a", shards=1, clock=clock, monotonic=clock.monotonic) as db:
+        assert db.cluster is not None
+        db.retention.set(delivered=AGE)
+        calls = [lambda: db.store([ts.Message("t", b"program", "c")]), lambda: publish(db, b"session")]
+        first, second = calls if interrupted == "store" else calls[::-1]
+        create, wait, going, waits = db.cluster.store.create, Proposal.wait, threading.Event(), list[Proposal]()
+        db.storage.interest.end()
+
+        def hold(name: str, data: bytes) -> None:
+            assert not name.startswith(names.entries(0)) or going.wait(PATIENCE)
+            create(name, data)
+
+        def interrupt(proposal: Proposal, timeout: float | None = None) -> None:
+            waits.append(proposal)
+            if len(waits) == 1:
+                raise KeyboardInterrupt
+            wait(proposal, timeout)
+
+        monkeypatch.setattr(db.cluster.store, "create", hold)
+        monkeypatch.setattr(Proposal, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            first()
+        running = begin(second)
+        try:
+            wait_until(lambda: len(waits) == 2, "the other call to wait for the log")
+        finally:
+            going.set()
+        running.result(PATIENCE)
+        clock.now += 2 * AGE * SECOND
+        db.sessions.remove_delivered()
+        assert [b"program"] == stored(db)
 
 
 @pytest.mark.parametrize("in_memory", [False, True])
@@ -364,6 +409,60 @@ def test_a_message_of_a_group_stays_while_it_passes_between_sites(
         "both at the other member",
     )
     wait_until(lambda: ticked() and removed(a, b) >= 0 and not stored(a), "the removal of both")
+
+
+def test_a_site_whose_copies_lag_reads_the_logs_before_it_removes(
+    sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message stays for a session of another site, whose subscription the site that removes hasn't applied yet."""
+    a, b = two(sites, closing, clock)
+    removed(a, b)
+    assert a.cluster is not None
+    for replica in a.cluster.replicas:
+        monkeypatch.setattr(replica, "follow", lambda **_: None)  # the site reads only when asked
+    session = b.sessions.open(own(b), expiry_interval=None)
+    session.subscribe("t/#", 1)
+    publish(a, b"1")
+    noted(b)
+    clock.now += 2 * AGE * SECOND
+    assert (0, [b"1"]) == (a.sessions.remove_delivered(), stored(a))
+    assert [b"1"] == take_all(b, session, 1)
+    assert (1, []) == (removed(a, b), stored(a))
+
+
+def test_a_note_is_right_while_a_site_takes_a_copy(
+    sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A note that is made when a base has replaced a shard, of which no cursor knows yet, says what sessions need."""
+    a, b = two(sites, closing, clock)
+    assert b.cluster is not None
+    session = b.sessions.open(own(b), in_memory=True, clean_start=True)
+    session.subscribe("t/#", 1)
+    publish(a, b"1")
+    assert [b"1"] == take_all(b, session, 1)
+    assert [] == take(session)  # now it is known to have everything
+    shard, number, listener = owns(a).index(True), owns(b).index(True), b.storage.listener
+    place = b.storage.shards[shard].writer.watermark
+    notes = list[Any]()
+
+    def replaced(which: int) -> None:
+        if which == shard:
+            assert {} == b.sessions._registry.notes.commit([number])  # type: ignore[union-attr]
+            notes.append(b.sessions._registry.notes.stored(number))  # type: ignore[union-attr]
+        hub_replaced(which)
+
+    assert listener is not None
+    hub_replaced = listener.replaced
+    monkeypatch.setattr(listener, "replaced", replaced)
+    with b.cluster.replicas[shard]._reading:  # the replica doesn't read
+        publish(a, b"2")
+        assert a.cluster is not None
+        a.cluster.replicas[shard].write_base()
+        cut_log(sites.store, shard, "a", a.cluster.replicas[shard].base)
+    wait_until(lambda: notes, "the copy")
+    assert place < notes[0].horizon[shard]
+    assert place == notes[0].filters["t/#"][shard]
+    assert [b"2"] == take_all(b, session, 1)
 
 
 class World:
