@@ -111,9 +111,7 @@ class InterestNotes:
         """Add the filters of a session whose places are behind the horizon."""
         session = self._connected.get(client_id)
         for cursor in () if session is None else session.cursors.values():
-            if not isinstance(cursor, FilterCursor) or (
-                cursor.needs_packet_id and session is not None and session.stored
-            ):
+            if not isinstance(cursor, FilterCursor) or not cursor.places:
                 continue
             places = [
                 last if knows and place == read and cursor.quiet(shard) else min(place, last)
