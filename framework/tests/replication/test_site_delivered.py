@@ -19,6 +19,8 @@ from topicstore.replication import names
 from topicstore.replication.bases import cut_log
 from topicstore.replication.log import Proposal
 from topicstore.sessions import Publish, Session, delivered, interest_notes
+from topicstore.shard.interest_records import SPANS
+from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.maintenance import delete_local
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
@@ -270,6 +272,22 @@ def test_a_span_that_was_proposed_without_an_answer_covers_nothing_else(
         clock.now += 2 * AGE * SECOND
         db.sessions.remove_delivered()
         assert [b"program 1", b"program 2"] == [one for one in stored(db) if one.startswith(b"program")]
+
+
+def test_a_damaged_span_keeps_no_shard_from_moving(sites: Sites, clock: Clock) -> None:
+    """A site takes over a shard with a span that can't be decoded; the removal and stores raise the error."""
+    with sites.open("a", shards=1, clock=clock, monotonic=clock.monotonic) as db:
+        db.retention.set(delivered=AGE)
+        db.sessions  # noqa: B018
+        publish(db, b"session")
+        db.storage.shards[0].writer.write_state([FrameworkWrite(SPANS + bytes(8), b"damaged")])
+    with sites.open("a", clock=clock, monotonic=clock.monotonic) as db:
+        assert [True] == owns(db)
+        clock.now += 2 * AGE * SECOND
+        for call in (db.sessions.remove_delivered, lambda: db.store([ts.Message("t", b"program", "c")])):
+            with pytest.raises(ts.CorruptionError):
+                call()
+        assert [b"session"] == stored(db)
 
 
 @pytest.mark.parametrize("interrupted", ["store", "span"])

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from topicstore.contract.engine import STATE, Reader
+from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 from .record_codec import RecordCodec
 from .rewriter import Decoders
@@ -66,9 +67,16 @@ def ended(span: Span, last: int) -> list[Span]:
 
 
 def ends(engine: Reader, last: int) -> Iterator[FrameworkWrite]:
-    """Yield the writes that end the open spans of a shard at its last position. Raises the errors of decoding."""
+    """Yield the writes that end the open spans of a shard at its last position.
+
+    A span that can't be decoded is left as it is: it must not keep a shard from moving, and every reader of the spans
+    raises its error, so nothing is removed.
+    """
     for key, value in _pairs(engine.scan(STATE, SPANS, SPANS[:-1] + bytes((SPANS[-1] + 1,)))):
-        span = decode_span(key, value)
+        try:
+            span = decode_span(key, value)
+        except (CorruptionError, NewerFormatError):
+            continue
         if span.last is None:
             yield removal(span.after)
             yield from map(stored, ended(span, last))
