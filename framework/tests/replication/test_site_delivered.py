@@ -431,6 +431,33 @@ def test_a_message_of_a_group_stays_while_it_passes_between_sites(
     wait_until(lambda: ticked() and removed(a, b) >= 0 and not stored(a), "the removal of both")
 
 
+def test_what_a_group_has_not_delivered_stays(sites: Sites, closing: ExitStack, clock: Clock) -> None:
+    """A message that no member of a shared subscription has got stays while all are away, also at other sites."""
+    a, b = two(sites, closing, clock)
+    b.sessions.open(own(b), expiry_interval=None).subscribe("$share/g/t/#", 1)
+    for db in (a, b):
+        db.cluster.refresh()  # type: ignore[union-attr]
+        db.sessions.tick()
+    b.sessions.connected(own(b)).disconnect()  # type: ignore[union-attr]
+    publish(a, b"1")
+    publish(a, b"other", topic="u")
+    clock.now += 2 * AGE * SECOND
+    removed(a, b)
+    assert b"1" in stored(a)
+    again, found = b.sessions.open(own(b), expiry_interval=None), list[bytes]()
+
+    def received() -> list[bytes]:
+        for db in (a, b):
+            db.sessions.tick()
+            db.sessions.wait(0)
+        found.extend(take(again))
+        return found
+
+    wait_until(received, "the message")
+    assert [b"1"] == found
+    wait_until(lambda: received() and removed(a, b) >= 0 and not stored(a), "the removal")
+
+
 def test_a_site_whose_copies_lag_reads_the_logs_before_it_removes(
     sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
