@@ -125,8 +125,8 @@ class DatabaseInfo:
 def _kept(storage: Storage, settings: RetentionSettings) -> tuple[str, ...]:
     from .pubsub.persistence_rules import stored_rules
 
-    if storage.manifest.cluster is not None:  # every message is stored, and none only for sessions
-        return kept(attrs.evolve(settings, delivered=None), ["#"])
+    if storage.manifest.cluster is not None and settings.delivered is None:  # all messages are stored, and stay
+        return kept(settings, ["#"])
     return kept(settings, [rule.described for rule in stored_rules(storage.state(0))])
 
 
@@ -802,17 +802,19 @@ def state_decoders() -> Decoders:
     from .lifecycle import expiry, retention
     from .pubsub import persistence_rules
     from .sessions import clock as session_clock
-    from .sessions import records
+    from .sessions import interest_notes, records
     from .sessions.shared import records as shared_records
-    from .storage import interest, keyed_message_records
+    from .shard import interest_records
+    from .storage import keyed_message_records
 
     return {
         **keyed_message_records.DECODERS,
         **persistence_rules.DECODERS,
         **retention.DECODERS,
         **expiry.DECODERS,
-        **interest.DECODERS,
+        **interest_records.DECODERS,
         **records.DECODERS,
         **session_clock.DECODERS,
+        **interest_notes.DECODERS,
         **shared_records.DECODERS,
     }

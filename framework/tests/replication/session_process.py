@@ -8,11 +8,12 @@ import threading
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import topicstore as ts
-from topicstore.contract.errors import TopicstoreError
+from topicstore.contract.errors import ShardElsewhereError, ShardMovedError, TopicstoreError
 from topicstore.sessions import PubRel, Session
 from topicstore_conformance.replication.site_program import quick_cluster
 
@@ -33,6 +34,7 @@ class Broker:
             "acknowledge": self._acknowledge,
             "publish": self._publish,
             "pubrel": self._pubrel,
+            "stored": self._stored,
         }
         self._saying = threading.Lock()
 
@@ -76,12 +78,18 @@ class Broker:
         session = self._connections[connection]
         session.publish([ts.Message(topic, payload.encode(), session.client_id, qos=qos)], [packet_id])
 
+    def _stored(self) -> int:
+        return sum(1 for _ in self._db.replay("#"))
+
     def _pubrel(self, connection: int, packet_id: int) -> None:
         self._connections[connection].pubrel(packet_id)
 
 
-def main(root: Path, site: str, takeover_after: float) -> None:
-    """Open the site, and answer lines until the end of the input or a signal."""
+def main(root: Path, site: str, takeover_after: float, delivered: float | None) -> None:
+    """Open the site, and answer lines until the end of the input or a signal.
+
+    delivered: the age in seconds at which messages that only sessions needed go; None: they stay.
+    """
     warnings.simplefilter("ignore")
     ended = threading.Event()
     with (
@@ -90,6 +98,9 @@ def main(root: Path, site: str, takeover_after: float) -> None:
     ):
         broker = Broker(db)
         db.sessions.groups.handover_after = takeover_after
+        if delivered is not None:
+            with suppress(ShardElsewhereError, ShardMovedError):  # the owner of the first shard sets it
+                db.retention.set(delivered=delivered)
 
         def ticks() -> None:
             while not ended.wait(TICK):
@@ -106,4 +117,4 @@ def main(root: Path, site: str, takeover_after: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), float(sys.argv[4]) if sys.argv[4:] else None)

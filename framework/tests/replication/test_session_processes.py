@@ -30,14 +30,14 @@ NUMBERS = count(1)
 class SiteProcess:
     """A site in a process, and the answers that it has printed."""
 
-    def __init__(self, root: Path, name: str, run: int) -> None:
+    def __init__(self, root: Path, name: str, run: int, *more: str) -> None:
         self.ready = threading.Event()
         self.gone = threading.Event()
         self._errors = (root / f"{name}-{run}.txt").open("w+")
         self._answers: dict[int, Any] = {}
         self._changed = threading.Condition()
         self.process = subprocess.Popen(
-            [sys.executable, PROGRAM, root, name, str(TAKEOVER_AFTER)],
+            [sys.executable, PROGRAM, root, name, str(TAKEOVER_AFTER), *more],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -201,10 +201,14 @@ class Client:
 
 
 class World:
-    """Sites in processes, and their clients: one of each QoS in each shard."""
+    """Sites in processes, and their clients: one of each QoS in each shard.
 
-    def __init__(self, root: Path, seed: int) -> None:
+    delivered: the age in seconds at which messages that only sessions needed go; None: they stay.
+    """
+
+    def __init__(self, root: Path, seed: int, delivered: float | None = None) -> None:
         self._root = root
+        self._more = [] if delivered is None else [str(delivered)]
         self._runs = count()
         self.running: dict[str, SiteProcess] = {}
         self.stopped: SiteProcess | None = None
@@ -222,7 +226,7 @@ class World:
             client.publishing = True
 
     def start(self, name: str) -> None:
-        site = SiteProcess(self._root, name, next(self._runs))
+        site = SiteProcess(self._root, name, next(self._runs), *self._more)
         wait_until(lambda: site.ready.is_set() or site.gone.is_set(), f"site {name}")
         assert site.ready.is_set(), site.said()
         self.running[name] = site
@@ -289,6 +293,25 @@ def test_sessions_lose_nothing_and_get_nothing_twice(tmp_path: Path, seed: int) 
             disturb(world, name, stop=bool(number % 2))
         world.progress("messages in the end")
         world.check()
+    finally:
+        world.end()
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
+def test_what_only_sessions_needed_goes_and_nothing_before(tmp_path: Path, seed: int) -> None:
+    """With sites killed, and stopped and woken, clients get every message though those that all have are removed.
+
+    In the end nothing is left.
+    """
+    chance, world = random.Random(seed), World(tmp_path, seed, delivered=0.1)
+    try:
+        for number in range(2 if seed == 0 else 6):
+            world.progress("messages at all clients")
+            disturb(world, chance.choice(sorted(world.running)), stop=bool(number % 2))
+        world.progress("messages in the end")
+        world.check()
+        site = next(iter(world.running.values()))
+        wait_until(lambda: site.ask("stored") == ("done", 0), "the removal of all messages")
     finally:
         world.end()
 

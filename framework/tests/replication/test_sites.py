@@ -169,23 +169,17 @@ def test_what_is_published_reaches_subscribers_of_other_sites(sites: Sites) -> N
         assert [b"live"] == [message.payload for message in follower.fetch(timeout=NEVER).messages]
 
 
-def test_nothing_is_stored_only_for_sessions(sites: Sites) -> None:
-    """On a site every message stays, and is said to stay, though its session has got it and ``delivered`` is set."""
-    clock = Clock()
-    with sites.open("a", clock=clock) as db:
-        db.retention.set(delivered="1s")
-        session = db.sessions.open("reader", expiry_interval=None)
-        session.subscribe("#", 1)
-        db.publish(messages(1, 2))
-        for packet in session.deliver():
-            session.puback(packet.packet_id)
-        session.checkpoint()
-        clock.now += 10_000_000
-        assert (0, [1, 2]) == (db.sessions.remove_delivered(), payloads(db))
+def test_what_is_stored_is_said(sites: Sites) -> None:
+    """A site stores all messages, and says so; with ``delivered`` it says the same as a database without a cluster."""
+    with sites.open("a") as db:
         assert (
             "all published messages are stored",
             "messages that are stored only for sessions are kept like all others",
         ) == (db.info().kept[:2])
+        db.retention.set(delivered="1s")
+        with ts.open(sites.root / "alone") as alone:
+            alone.retention.set(delivered="1s")
+            assert alone.info().kept == db.info().kept
 
 
 def test_a_store_on_another_site_names_the_owner_and_stores_nothing(sites: Sites) -> None:

@@ -421,6 +421,31 @@ def test_subscribers_receive_what_is_published_at_other_sites(pair: Cluster) -> 
         assert {str(number) for number in range(20)} == set(subscriber.payloads(20))
 
 
+@pytest.mark.slow
+def test_what_only_clients_wait_for_goes_once_all_have_it(cluster: Cluster) -> None:
+    """A server of a cluster removes, by default after ten minutes, what only clients needed, wherever these are.
+
+    What a rule keeps stays.
+    """
+    cluster.settings["DURABLE_SESSIONS__PERSISTENCE"] = '[{topic_filter = "kept/#"}]'
+    cluster.start("a", "b")
+    cluster.owners("a", "b")
+    assert 600 == cluster.ask("b", "GET", "/api/v5/retention").json["delivered"]
+    assert 200 == cluster.ask("b", "PUT", "/api/v5/retention", {"delivered": "200ms"}).status
+    mine, other = client_of(cluster.owned("a"), "s"), client_of(cluster.owned("b"), "p")
+    with (
+        PahoClient(cluster.sites["b"].port, mine) as subscriber,
+        PahoClient(cluster.sites["b"].port, other) as publisher,
+    ):
+        subscriber.subscribe("#", 1)
+        expected = {*map(str, range(20)), "rule"}
+        for number in range(20):
+            publisher.publish(f"between/{number % 3}", b"%d" % number, 1)
+        publisher.publish("kept/a", b"rule", 1)
+        assert expected == set(subscriber.payloads(21))
+        wait_until(lambda: ["rule"] == cluster.payloads("a") == cluster.payloads("b"), "the removal of all but one")
+
+
 def test_members_of_a_shared_subscription_are_at_any_site(pair: Cluster) -> None:
     """Clients whose sessions lie at both sites share what is published at either: each message goes to one of them."""
     names = [client_of(pair.owned(site), f"share{number}-") for number in range(2) for site in "ab"]

@@ -24,7 +24,7 @@ from topicstore.sessions import delivered
 from topicstore.sessions.model import Publish
 from topicstore.sessions.records import IN_FLIGHT
 from topicstore.sessions.shared.records import REVOKED
-from topicstore.storage.interest import Span
+from topicstore.shard.interest_records import Span
 from topicstore.storage.maintenance import delete_local
 from topicstore_conformance.backend.fixtures import put
 from topicstore_conformance.faults.clock import Clock

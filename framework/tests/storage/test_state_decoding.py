@@ -14,7 +14,7 @@ from topicstore.contract.checksums import add_checksum
 from topicstore.contract.engine import KEYSPACES, STATE
 from topicstore.database import state_decoders
 from topicstore.queues import record
-from topicstore.sessions import Publish, Will
+from topicstore.sessions import Publish, Will, interest_notes
 from topicstore.sessions.shared.records import GRANT, HANDED_BACK, STANDING, TAKEN, WAITING
 from topicstore.shard.state import OWN
 from topicstore.storage.storage import Storage
@@ -59,7 +59,7 @@ def test_what_is_kept_is_decoded(tmp_path: Path) -> None:
         keys = [key for key, _ in pairs if key.startswith(OWN)]
         assert [] == [key for key in keys if not key.startswith(tuple(state_decoders()))]
         met = {prefix for prefix in state_decoders() for key in keys if key.startswith(prefix)}
-        in_clusters = {GRANT, WAITING, TAKEN, STANDING, HANDED_BACK}
+        in_clusters = {GRANT, WAITING, TAKEN, STANDING, HANDED_BACK, *interest_notes.DECODERS}
         rare = {b"\1sn", b"\1go", b"\1gh", b"\1sg", b"\1c", *in_clusters}
         assert met >= set(state_decoders()) - rare, set(state_decoders()) - met
         assert [] == db.verify().damages

@@ -72,7 +72,7 @@ class RetentionSettings:
     several filters match a message, the longest time applies."""
     delivered: float | None = attrs.field(default=None, converter=seconds)
     """Age after which messages that are stored only because sessions wait for them are removed, once no session needs
-    them (`topicstore.sessions.delivered`); None: they stay like all others, as in a database that a cluster shares.
+    them (`topicstore.sessions.delivered`); in a cluster, no session on any site. None: they stay like all others.
     `topicstore.server` sets ten minutes."""
 
     def __attrs_post_init__(self) -> None:

@@ -44,6 +44,8 @@ class Hub:
         """Whether a plugin wraps reading, so that messages may differ from the stored ones when they are read."""
         self._announced: list[Commit | None] = [None for _ in storage.shards]
         """By shard, the last batch that was announced and can be read from memory. Guarded by the shard's lock."""
+        self._opened = [shard.writer.opened for shard in storage.shards]
+        """By shard, the opening or copying of which the feeds know. Replaced without a lock, after they know of it."""
         self._routes: FilterIndex[Feed] = FilterIndex()
         """The index of the feeds' filters, which has its own lock."""
         self._joining = ProcessLock()
@@ -228,10 +230,12 @@ class Hub:
 
     def dropped(self) -> None:
         """Clear the caches after a generation was dropped, and notify the listeners."""
+        opened = [shard.writer.opened for shard in self._shards]
         self.forget()
         for feed in self._all():
             for shard in range(len(self._shards)):
                 feed.wake(shard)
+        self._opened[:] = opened
 
     def forget(self) -> None:
         """Clear the caches, because messages were deleted."""
@@ -245,11 +249,17 @@ class Hub:
         self.reads.forget()
         self._recent.forget()
         writer = self._shards[shard].writer
+        opened = writer.opened
         for feed in self._all():
             feed.forget()
             with writer.lock:
                 feed.listen(shard, writer.tail.last_position)
             feed.wake(shard)
+        self._opened[shard] = opened
+
+    def knows(self, shard: int) -> bool:
+        """Return whether the feeds know of all messages of a shard, also of those with which it was replaced."""
+        return self._opened[shard] is self._shards[shard].writer.opened
 
     def _all(self) -> list[Feed]:
         with self._lock:  # a feed that is added meanwhile would break the iteration

@@ -24,6 +24,10 @@ applied by their indexes, and looks for cuts afterwards if it found any. **Trunc
 fences, then a cut at or below the base's index, and then deletes the entries below the cut. A sealed generation is
 written once, and all bases share it.
 
+**Applying a fence** ends the range of messages that the owner before has marked as stored only for sessions
+(`topicstore.shard.interest_records`), at the last position before the fence, on every replica alike. So such a range
+never covers a message of a later owner.
+
 The rules. If one of the first five is broken, acknowledged entries can be lost (`topicstore_conformance.replication`
 shows how):
 

@@ -21,6 +21,7 @@ from topicstore.contract.errors import (
     ShardElsewhereError,
 )
 from topicstore.contract.log_store import LogStore, StorageUnavailableError
+from topicstore.shard.interest_records import ends
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.records import PROGRESS, load_generations
 from topicstore.shard.shard import Shard
@@ -166,7 +167,10 @@ class Replica:
     # --- the state machine of the log ---
 
     def write(self, entry: Entry, write: LocalWrite) -> None:
-        """Apply an entry's changes, if ``write.changes``, and store the progress, in one write of the engine."""
+        """Apply an entry's changes, if ``write.changes``, and store the progress, in one write of the engine.
+
+        A new epoch ends the span of messages that were stored only for sessions (`topicstore.storage.site_interest`).
+        """
         writer = self.shard.writer
         writes = self._writes(entry) if write.changes else [PendingWrite(writer)]
         with self._applying:
@@ -175,6 +179,9 @@ class Replica:
             for one in writes:
                 if one.work is not None:
                     one.result = one.work()
+            if entry.head.kind is Kind.FENCE and entry.head.epoch > self.progress.epoch:
+                for change in ends(writer.open_engine(), write.progress.last_position):
+                    writes[0].write.change_many(STATE, [change.key], [change.value])
             writer.apply(writes, _encoded(write.progress), self._opened)
         self.progress = write.progress
         self.grown += sum(map(len, entry.changes))

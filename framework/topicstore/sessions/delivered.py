@@ -15,12 +15,13 @@ sessions in memory only their places count: what they have in flight was sent, a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
 
 from topicstore.contract.columns import to_list
-from topicstore.contract.errors import GenerationDroppedError
+from topicstore.contract.errors import GenerationDroppedError, ShardElsewhereError, ShardMovedError
 from topicstore.contract.positions import Positions, first_position
 from topicstore.contract.topics import TopicFilter
 from topicstore.lifecycle.retention import Retention
@@ -38,11 +39,13 @@ from .registry import SessionRegistry
 from .shared.reader import Places, partition_of
 from .shared.records import GROUP, REVOKED, Returned, group_of, messages_of
 
-__all__ = ["DeliveredMessages"]
+__all__ = ["DeliveredMessages", "Needs"]
 
 _Removable = tuple[int, int, tuple[str, ...]]
 """Positions of a shard, the first and the last, between which all messages can go but those of these filters."""
 
+LAST = (1 << 64) - 1
+"""The highest position."""
 _ROWS = 5_000
 """The number of messages that are read, and then removed, in one step."""
 _ALL = TopicFilter("#")
@@ -53,7 +56,7 @@ _PARTS = 4
 """The divisor of the age that gives the pause between two runs."""
 
 
-class _Needs:
+class Needs:
     """The messages that sessions need, by shard."""
 
     def __init__(self, shards: int) -> None:
@@ -64,6 +67,8 @@ class _Needs:
         self._groups: dict[str, Places] = {}
         """By shared subscription, the places up to which it has delivered, by shard and partition."""
         self._index: FilterIndex[str] = FilterIndex()
+        self.bounds = [LAST] * shards
+        """By shard, the position above which other messages may be needed."""
 
     def follow(self, text: str, places: list[int]) -> None:
         """Add a subscription that has delivered everything up to these places."""
@@ -81,6 +86,11 @@ class _Needs:
         """Add messages in flight, of which the first has this position."""
         known = self.in_flight[shard]
         self.in_flight[shard] = first if known is None else min(first, known)
+
+    def send_all(self, shard: int, positions: Positions) -> None:
+        """Add messages in flight at these positions, which may be none."""
+        if len(positions):
+            self.send(shard, int(np.min(positions)))
 
     def place_of(self, shard: int, topic: str) -> int | None:
         """Return the position after which a topic's messages are needed; None if they aren't."""
@@ -141,27 +151,32 @@ class DeliveredMessages:
         Also returns False if such a subscription has ended the removal.
         """
         replays, age, removed = self._registry.replays, self._retention.settings.delivered, 0
-        if age is None or not any(storage.interest.of_shard(shard.number) for shard in storage.shards):
+        shards = [shard.number for shard in storage.shards]
+        if age is None or not any(map(storage.interest.of_shard, shards)):
             return 0, True
         made = replays.made
         cutoff = first_position(min(storage.clock(), storage.steady()) - micros(age)) - 1
         # Later messages may have other readers. No subscription is half made now, and new ones begin after these.
         marks = self._registry.locks.hold_all(lambda: [shard.writer.watermark for shard in storage.shards])
         needs = self._needs(storage)
+        if needs is None:
+            return 0, True
         spared = {rule.topic_filter for rule in self._registry.publisher.rules}
-        for shard, mark in enumerate(marks):
-            for first, last, filters in self._removable(storage, shard, min(cutoff, mark), needs):
-                with replays.lock:
-                    if self._task.stopping.is_set() or not replays.none_since(made):
-                        return removed, self._task.stopping.is_set()
-                    spare = sorted(spared.union(filters))
-                    removed += delete_local(storage, storage.shards[shard], _ALL, first, last, spare)
-                    storage.interest.removed(shard, last)
+        for shard in shards:
+            with suppress(ShardElsewhereError, ShardMovedError):  # the next owner of the shard removes the rest
+                for first, last, filters in self._removable(storage, shard, min(cutoff, marks[shard]), needs):
+                    with replays.lock:
+                        stopping = self._task.stopping.is_set()
+                        if stopping or not (replays.none_since(made) and self._holds(storage, needs)):
+                            return removed, stopping
+                        spare = sorted(spared.union(filters))
+                        removed += delete_local(storage, storage.shards[shard], _ALL, first, last, spare)
+                        storage.interest.removed(shard, last)
         return removed, True
 
-    def _removable(self, storage: Storage, shard: int, bound: int, needs: _Needs) -> Iterator[_Removable]:
+    def _removable(self, storage: Storage, shard: int, bound: int, needs: Needs) -> Iterator[_Removable]:
         """Yield what can be removed from a shard, up to a position, in steps."""
-        in_flight = needs.in_flight[shard]
+        in_flight, bound = needs.in_flight[shard], min(bound, needs.bounds[shard])
         bound = bound if in_flight is None else min(bound, in_flight - 1)
         for span in storage.interest.of_shard(shard):
             end = bound if span.last is None else min(span.last, bound)
@@ -173,7 +188,7 @@ class DeliveredMessages:
             if reached < end or end == bound:
                 return
 
-    def _unneeded(self, storage: Storage, shard: int, first: int, last: int, needs: _Needs) -> Iterator[int]:
+    def _unneeded(self, storage: Storage, shard: int, first: int, last: int, needs: Needs) -> Iterator[int]:
         """Yield ascending positions up to which no message is needed, at most until ``last``."""
         known: dict[str, int | None] = {}
         while True:
@@ -194,10 +209,17 @@ class DeliveredMessages:
             yield last
             return
 
+    def _holds(self, storage: Storage, needs: Needs) -> bool:
+        """Return whether a step of the removal may still go by what `_needs` has returned."""
+        return True
+
     # --- what sessions need ---
 
-    def _needs(self, storage: Storage) -> _Needs:
-        """Return what sessions need. Repeats the reads if meanwhile a group took messages back from a session."""
+    def _needs(self, storage: Storage) -> Needs | None:
+        """Return what sessions need; None if that can't be known now.
+
+        Repeats the reads if meanwhile a group took messages back from a session.
+        """
         groups = self._registry.groups
         for _ in range(_TRIES):
             before = groups.taken_back
@@ -206,16 +228,13 @@ class DeliveredMessages:
                 return needs
         return self._entered(partial(self._read_needs, len(storage.shards)))
 
-    def _read_needs(self, shards: int) -> _Needs:
+    def _read_needs(self, shards: int) -> Needs:
         """Read what sessions need, in the order in which messages move on: from places to what is in flight.
 
         Messages also move from sessions to a group, which `Groups.taken_back` counts, or in one commit of one shard.
         """
-        registry, needs = self._registry, _Needs(shards)
-        for text, places in StoredPlaces(registry.states).of_filters():
-            needs.follow(text, places)
-        for client_id in list(registry.connected):
-            self._entered(partial(self._follow_connected, needs, client_id))
+        registry, needs = self._registry, Needs(shards)
+        self._add_places(needs)
         groups = [group_of(key) for state in registry.states.states for key, _ in state.scan(GROUP)]
         for text in groups:
             self._entered(partial(self._follow_group, needs, text))
@@ -223,36 +242,38 @@ class DeliveredMessages:
         if groups:
             for state in registry.states.states:
                 for key, value in state.scan(REVOKED):
-                    self._send(needs, *messages_of(key, decode(key, value, Returned)))
+                    needs.send_all(*messages_of(key, decode(key, value, Returned)))
             for text in groups:
                 self._entered(partial(self._follow_returned, needs, text))
             self._add_in_flight(needs)  # again, with what another member has got meanwhile
         return needs
 
-    def _add_in_flight(self, needs: _Needs) -> None:
+    def _add_places(self, needs: Needs) -> None:
+        """Add the places of stored sessions, and of those that are connected here."""
+        for text, places in StoredPlaces(self._registry.states).of_filters():
+            needs.follow(text, places)
+        for client_id in list(self._registry.connected):
+            self._entered(partial(self._follow_connected, needs, client_id))
+
+    def _add_in_flight(self, needs: Needs) -> None:
         for state in self._registry.states.states:
             for key, value in state.scan(IN_FLIGHT):
                 record = decode(key, value, StoredInFlight)
                 if not record.topics:
                     needs.send(record.shard, record.first)
 
-    def _follow_group(self, needs: _Needs, text: str) -> None:
+    def _follow_group(self, needs: Needs, text: str) -> None:
         group = self._registry.groups.find(text)
         if group is not None:
             needs.follow_group(text, group.filter.topic_filter, group.delivered_places())
 
-    def _follow_returned(self, needs: _Needs, text: str) -> None:
+    def _follow_returned(self, needs: Needs, text: str) -> None:
         group = self._registry.groups.find(text)
         for assignment in () if group is None else group.assignments:
-            self._send(needs, assignment.shard, assignment.behind(assignment.committed))
+            needs.send_all(assignment.shard, assignment.behind(assignment.committed))
 
-    def _follow_connected(self, needs: _Needs, client_id: str) -> None:
+    def _follow_connected(self, needs: Needs, client_id: str) -> None:
         session = self._registry.connected.get(client_id)
         for cursor in () if session is None else session.cursors.values():
             if isinstance(cursor, FilterCursor) and cursor.places:
                 needs.follow(cursor.topic_filter.text, cursor.settled_places())
-
-    @staticmethod
-    def _send(needs: _Needs, shard: int, positions: Positions) -> None:
-        if len(positions):
-            needs.send(shard, int(np.min(positions)))

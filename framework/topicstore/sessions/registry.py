@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from topicstore.contract.errors import InvalidArgumentError, SessionNotFoundError, SessionTakenOverError
+from topicstore.contract.errors import (
+    InvalidArgumentError,
+    SessionNotFoundError,
+    SessionTakenOverError,
+    TopicstoreError,
+)
 from topicstore.contract.times import Time, instant
 from topicstore.pubsub.publish import Publisher
 from topicstore.pubsub.retained_lookup import RetainedMessages
@@ -35,6 +40,7 @@ from .shared.groups import Groups
 from .shared_filters import read_filter
 
 if TYPE_CHECKING:
+    from .interest_notes import InterestNotes
     from .shared.site_groups import SiteGroups
 
 __all__ = ["SessionRegistry"]
@@ -110,6 +116,8 @@ class SessionRegistry:
         self.groups = self._shared_subscriptions()
         self.replays = ReplayStarts()
         """The subscriptions that begin in the past."""
+        self.notes = self._interest_notes()
+        """The notes for other sites of a cluster; None if no cluster shares the database."""
 
     def _shared_subscriptions(self) -> Groups | SiteGroups:
         if self.publisher.storage().manifest.cluster is None:
@@ -117,6 +125,24 @@ class SessionRegistry:
         from .shared.site_groups import SiteGroups  # few databases are shared
 
         return SiteGroups(self.states, self.dispatcher, self.filters, self.catch_up, self._refresh)
+
+    def _interest_notes(self) -> InterestNotes | None:
+        if not self.shared:
+            return None
+        from .interest_notes import InterestNotes  # few databases are shared
+
+        return InterestNotes(self._shards, self.states, self.dispatcher, self.locks, self.connected)
+
+    def note_begun_in_past(self, sessions: Iterable[Session]) -> dict[Session, TopicstoreError]:
+        """Let sites that remove messages know of subscriptions that have begun in the past; return errors by session.
+
+        The caller holds no lock.
+        """
+        if self.notes is None or not self.publisher.storage().interest.tracks:
+            return {}
+        shards = {session: self.states.shard_of(session.client_id) for session in sessions}
+        failures = self.notes.commit(set(shards.values()), begun_in_past=True)
+        return {session: failures[shard] for session, shard in shards.items() if shard in failures}
 
     def check_may_write(self) -> None:
         """Raise an error if the sessions are closed, or if the database is closed or read-only."""

@@ -87,7 +87,7 @@ class Sessions:
         self.groups = SharedSubscriptions(registry.groups, self._entered)
         """The shared subscriptions, and the time for which a member may be slow or away before others take over."""
         self._lagging = Lagging(registry, self._entered)
-        self._delivered = DeliveredMessages(registry, retention, self._entered)
+        self._delivered = self._removal(retention)
         retention.settings  # noqa: B018 - loads them, by which `Storage.interest` tracks what is published
         publisher.storage().on_close(self._delivered.stop)
         wills = Wills(registry)
@@ -95,6 +95,14 @@ class Sessions:
         self._leaving = Leaving(registry, self._timers)
         self._opening = Opening(registry, self._timers, wills, self._leaving, self)
         self._deliveries = Deliveries(registry)
+
+    def _removal(self, retention: Retention) -> DeliveredMessages:
+        registry, site = self._registry, self._registry.publisher.storage().site
+        if site is None or registry.notes is None:
+            return DeliveredMessages(registry, retention, self._entered)
+        from .site_delivered import SiteDelivered  # few databases are shared
+
+        return SiteDelivered(registry, retention, self._entered, registry.notes, site)
 
     # --- opening ---
 

@@ -117,7 +117,23 @@ def subscribe_rows(
 
     filters = [_followed(topic_filter) for _, topic_filter, _ in asked.values()]
     with nullcontext() if start is None else registry.replays.making():
-        return registry.dispatcher.following(filters, lambda: registry.locks.hold(dict.fromkeys(sessions), locked))
+        outcome = registry.dispatcher.following(filters, lambda: registry.locks.hold(dict.fromkeys(sessions), locked))
+    return outcome if start is None else _noted(registry, sessions, outcome, partial=partial)
+
+
+def _noted(
+    registry: SessionRegistry,
+    sessions: Sequence[Session],
+    outcome: Sequence[SubscribeResult | TopicstoreError],
+    *,
+    partial: bool,
+) -> list[SubscribeResult | TopicstoreError]:
+    """Let other sites of a cluster know of subscriptions that have begun in the past; return the results by row."""
+    made = {session for session, one in zip(sessions, outcome, strict=True) if isinstance(one, SubscribeResult)}
+    failures = registry.note_begun_in_past(made)
+    for failure in () if partial else failures.values():
+        raise failure
+    return [failures.get(session, one) for session, one in zip(sessions, outcome, strict=True)]
 
 
 def _followed(topic_filter: TopicFilter) -> TopicFilter:

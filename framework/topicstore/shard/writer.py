@@ -521,6 +521,12 @@ class ShardWriter:
         if self.log is not None:
             self.log.check_owned()
 
+    def last_position(self) -> int:
+        """Return the last position that was assigned, also by writes that are proposed and not applied."""
+        with self.lock:
+            last = self.proposed[-1] if self.proposed else self.tail
+            return last.last_position
+
     # --- writing ---
 
     def commit(self, prepare: Callable[[PendingWrite], object]) -> PendingWrite | None:

@@ -7,53 +7,27 @@ span, if anything but a session asked for it. The log of a shard orders the end 
 holds after any crash.
 
 The spans of all shards begin and end together, once for many messages, unless programs store and clients publish in
-turns. Of more than 10,000 spans of a shard the oldest is forgotten: its messages then stay like all others. A database
-that a cluster shares begins no spans; those of a database that became a cluster are ended by the owners of its shards.
-
-Stored form (state keyspace of every shard; keys begin with the byte 1, which is left out here)::
-
-    "pi" position:8 -> a span that begins after the position, which is big-endian: record (see
-                       `topicstore.shard.record_codec`) of version 1, last position, or nil while it is open, filters
+turns. Of more than 10,000 spans of a shard the oldest is forgotten: its messages then stay like all others.
+`topicstore.shard.interest_records` has the stored form, and `topicstore.storage.site_interest` the spans of a database
+that a cluster shares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 import msgspec
 
+from topicstore.contract.errors import ShardReadOnlyError, TopicstoreError
 from topicstore.runtime.locks import FairLock, check_not_owned
-from topicstore.shard.record_codec import RecordCodec
-from topicstore.shard.rewriter import Decoders
+from topicstore.shard.interest_records import SPANS, Span, decode_span, ended, removal, stored
 from topicstore.shard.shard import Shard
-from topicstore.shard.state import FrameworkWrite, ShardState
+from topicstore.shard.state import ShardState
 
-__all__ = ["DECODERS", "InterestSpans", "Span"]
+__all__ = ["InterestSpans"]
 
-_PREFIX = b"\1pi"
-_VERSION = 1
 _MOST = 10_000
-
-
-class Span(msgspec.Struct, frozen=True, array_like=True):
-    """A range of positions of a shard; see the module."""
-
-    after: int
-    """The position after which the span begins."""
-    last: int | None
-    """The last position of the span; None while the span is open."""
-    spare: tuple[str, ...]
-    """The filters of messages that are stored whether or not a session waits for them."""
-
-
-class _Record(msgspec.Struct, frozen=True, array_like=True):
-    version: int
-    last: int | None
-    spare: tuple[str, ...]
-
-
-_CODEC = RecordCodec(_Record, _VERSION)
 
 
 @attrs.define(eq=False)
@@ -61,8 +35,6 @@ class InterestSpans:
     """The spans of one open database. Thread-safe."""
 
     _shards: Sequence[Shard]
-    _possible: bool
-    """Whether spans may begin: not if a cluster shares the database, because every message is stored there."""
     _lock: FairLock = attrs.field(factory=FairLock, init=False)
     """Guards the changes of the attributes below, except `storing`. It is acquired before the locks of shards."""
     _spans: dict[int, dict[int, Span]] = attrs.field(factory=dict, init=False)
@@ -80,7 +52,6 @@ class InterestSpans:
 
     def track(self, *, on: bool) -> None:
         """Have `begin` begin spans or not."""
-        on = on and self._possible
         with self._lock:
             if on != self.tracks:
                 self.tracks, self.current = on, None
@@ -88,7 +59,7 @@ class InterestSpans:
     # --- called by writes ---
 
     def begin(self, spare: tuple[str, ...]) -> bool:
-        """Have spans cover messages that are stored only for sessions, or match ``spare``; return whether they do."""
+        """Have spans cover messages that are stored only for sessions, or match ``spare``; return whether they may."""
         check_not_owned(self._lock)
         with self._lock:
             if not self.tracks:
@@ -101,15 +72,11 @@ class InterestSpans:
             if self.storing:
                 self.goes_on = False
                 return False
-            for shard in self._shards:
-                spans = self._spans[shard.number]
-                oldest = [next(iter(spans))] if len(spans) >= _MOST else []
-                self._change_locked(shard.number, oldest, [Span(self._position(shard.number), None, spare)])
-            self.current = spare
+            self.current = self._begin_locked(spare)
             return True
 
-    def end(self) -> frozenset[int]:
-        """End the spans; return the shards that take no writes, in which a span may still be open."""
+    def end(self) -> Mapping[int, TopicstoreError]:
+        """End the spans; return, by shard, the errors because of which a span may still be open."""
         check_not_owned(self._lock)
         with self._lock:
             return self._end_locked()
@@ -140,42 +107,46 @@ class InterestSpans:
 
     # --- under the lock ---
 
-    def _position(self, shard: int) -> int:
-        return self._shards[shard].writer.tail.last_position
-
-    def _end_locked(self) -> frozenset[int]:
-        """End the spans; return the shards that take no writes, in which a span may still be open."""
-        if not self.goes_on:
-            return frozenset()
-        self.current = None
-        if not self._possible:
-            self._spans.clear()  # another site may have ended spans of a database that became a cluster
-        refusing = {shard.number for shard in self._shards if shard.writer.failure is not None}
-        elsewhere = False
+    def _begin_locked(self, spare: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Begin spans; return the new value of `current`."""
         for shard in self._shards:
-            if shard.number not in refusing:
-                newest = next(reversed(self._read_locked(shard.number).values()), None)
-                if newest is not None and newest.last is None:
-                    if not shard.writer.owned:  # its owner ends the span before it stores anything
-                        elsewhere = True
-                        continue
-                    last = self._position(shard.number)
-                    ended = [msgspec.structs.replace(newest, last=last)] if last > newest.after else []
-                    self._change_locked(shard.number, [newest.after], ended)
-        self.goes_on = bool(refusing) or elsewhere
-        return frozenset(refusing)
+            self._begin_in_locked(shard, spare)
+        return spare
+
+    def _begin_in_locked(self, shard: Shard, spare: tuple[str, ...]) -> None:
+        spans = self._read_locked(shard.number)
+        oldest = [next(iter(spans))] if len(spans) >= _MOST else []
+        self._change_locked(shard.number, oldest, [Span(shard.writer.last_position(), None, spare)])
+
+    def _end_locked(self) -> Mapping[int, TopicstoreError]:
+        """End the spans; return, by shard, the errors because of which a span may still be open."""
+        if not self.goes_on:
+            return {}
+        self.current = None
+        failures = {shard.number: self._end_in_locked(shard) for shard in self._shards}
+        failing = {shard: failure for shard, failure in failures.items() if failure is not None}
+        self.goes_on = bool(failing)
+        return failing
+
+    def _end_in_locked(self, shard: Shard) -> TopicstoreError | None:
+        """End the open span of a shard, if there is one; return an error if the shard takes no writes."""
+        try:
+            shard.writer.check_writable()
+        except ShardReadOnlyError as refusing:
+            return refusing
+        newest = next(reversed(self._read_locked(shard.number).values()), None)
+        if newest is not None and newest.last is None:
+            self._change_locked(shard.number, [newest.after], ended(newest, shard.writer.last_position()))
+        return None
 
     def _read_locked(self, shard: int) -> dict[int, Span]:
         if shard not in self._spans:
-            stored = self._state(self._shards[shard]).scan(_PREFIX)
-            self._spans[shard] = {(one := _decode(*pair)).after: one for pair in stored}
+            spans = (decode_span(*pair) for pair in self._state(self._shards[shard]).scan(SPANS))
+            self._spans[shard] = {one.after: one for one in spans}
         return self._spans[shard]
 
     def _change_locked(self, shard: int, gone: Sequence[int], new: Sequence[Span]) -> None:
-        writes = {_key(after): FrameworkWrite(_key(after), None) for after in gone}
-        for one in new:
-            value = _CODEC.encode(_key(one.after), _Record(_VERSION, one.last, one.spare))
-            writes[_key(one.after)] = FrameworkWrite(_key(one.after), value)
+        writes = {write.key: write for write in (*map(removal, gone), *map(stored, new))}
         spans = self._spans.pop(shard)  # after an error, which may come after the commit, they are read again
         self._state(self._shards[shard]).write(writes.values())
         found = {after: one for after, one in spans.items() if after not in gone} | {one.after: one for one in new}
@@ -184,16 +155,3 @@ class InterestSpans:
     @staticmethod
     def _state(shard: Shard) -> ShardState:
         return ShardState(shard.number, shard.writer.open_engine, shard.writer.write_state)
-
-
-def _key(after: int) -> bytes:
-    return _PREFIX + after.to_bytes(8, "big")
-
-
-def _decode(key: bytes, stored: bytes) -> Span:
-    record = _CODEC.decode(key, stored, "state: ranges of messages that are stored only for sessions")
-    return Span(int.from_bytes(key[len(_PREFIX) :], "big"), record.last, record.spare)
-
-
-DECODERS: Decoders = {_PREFIX: _decode}
-"""Decoder of the state that holds the spans."""

@@ -142,7 +142,12 @@ class Storage:
         """The record of each shard's last fsynced write; None if the database is read-only or not persistent."""
         self.quota = Quota(shards)
         """The limit on the stored bytes, which retention sets."""
-        self.interest = InterestSpans(shards, manifest.cluster is None)
+        if manifest.cluster is None:
+            self.interest = InterestSpans(shards)
+        else:
+            from .site_interest import SiteInterestSpans  # few databases are shared
+
+            self.interest = SiteInterestSpans(shards)
         """The positions of messages that are stored only because sessions wait for them."""
         self.jobs = BackgroundJobs(shards, clocks.monotonic)
         """The background jobs that become due as messages are stored."""
@@ -214,14 +219,13 @@ class Storage:
     def _end_spans(self, batch: MessageBatch) -> None:
         """End the spans of `interest` before messages are stored that these must not cover.
 
-        Raises `ShardReadOnlyError` if one of the messages' shards takes no writes, because its span can't be ended.
+        Raises the error because of which the span of one of the messages' shards can't be ended: `ShardReadOnlyError`
+        if the shard takes no writes, or `StorageUnavailableError`.
         """
-        while refusing := self.interest.end():
-            concerned = refusing.intersection(map(self.shard_of, set(to_iterable(batch.client_ids))))
-            if not concerned:
-                return
-            for shard in concerned:
-                self.shards[shard].writer.check_writable()  # unless it was reopened since
+        failures = self.interest.end()
+        if failures:
+            for shard in set(map(self.shard_of, set(to_iterable(batch.client_ids)))).intersection(failures):
+                raise failures[shard]
 
     def state(self, shard: int) -> ShardState:
         """Return the key-value state of a shard."""

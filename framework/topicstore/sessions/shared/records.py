@@ -46,6 +46,7 @@ __all__ = [
     "GROUP",
     "HANDED_BACK",
     "MEMBER",
+    "RETURNED",
     "REVOKED",
     "STANDING",
     "TAKEN",
@@ -69,7 +70,7 @@ __all__ = [
 
 GROUP = b"\1gr"
 MEMBER = b"\1gm"
-_RETURNED = b"\1go"
+RETURNED = b"\1go"
 REVOKED = b"\1gh"
 GRANT = b"\1gp"
 WAITING = b"\1gq"
@@ -215,7 +216,7 @@ class GroupKeys:
     @property
     def returned(self) -> bytes:
         """The prefix of the keys of returned messages."""
-        return b"%b%b\0" % (_RETURNED, self._group)
+        return b"%b%b\0" % (RETURNED, self._group)
 
     @property
     def revoked(self) -> bytes:
@@ -307,7 +308,7 @@ def group_of(key: bytes) -> str:
 DECODERS: Decoders = {
     GROUP: decoder(GroupRecord),
     MEMBER: decoder(MemberRecord),
-    _RETURNED: decoder(Returned),
+    RETURNED: decoder(Returned),
     REVOKED: decoder(Returned),
     LEASES: decoder(LeaseRecord),
     GRANT: decoder(GrantRecord),

@@ -1,0 +1,175 @@
+"""`SiteDelivered`: removes messages that were stored only for sessions in the shards that a site of a cluster owns.
+
+The site has a copy of every shard, and first reads the logs to their ends. So it finds everything that any session had
+committed by then. What is only in the memory of other sites, it knows by their notes
+(`topicstore.sessions.interest_notes`); while a shard of another site has no note, nothing is removed. A subscription
+that is made later gets what is stored later. If it begins in the past, its note ends the removal within a step.
+
+A message of a shared subscription moves between shards: it is unread, in flight at a member, handed back, waiting for
+another member, and in flight again. The logs are read again before each of these is, so that a copy of one shard is
+never older than what was found in another one. If a message was handed back meanwhile, all is read again.
+
+A site that keeps no copy of some shard removes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import attrs
+
+from topicstore.contract.errors import ShardElsewhereError, ShardMovedError, TopicstoreError
+from topicstore.lifecycle.retention import Retention
+from topicstore.replication.site import Site
+from topicstore.runtime.closing import raise_all
+from topicstore.shard.state import Applied
+from topicstore.storage.storage import Storage
+
+from .delivered import DeliveredMessages, Needs
+from .interest_notes import BEGUN_IN_PAST, InterestNotes
+from .locks import Around
+from .records import decode
+from .registry import SessionRegistry
+from .shared.assigning import StoredGroup
+from .shared.records import (
+    GROUP,
+    HANDED_BACK,
+    MEMBER,
+    RETURNED,
+    REVOKED,
+    STANDING,
+    WAITING,
+    HandBackRecord,
+    Returned,
+    ReturnedRecord,
+    group_of,
+    messages_of,
+    positions_of,
+)
+
+__all__ = ["SiteDelivered"]
+
+_TRIES = 3
+"""The number of times that what sessions need is read, if it changes meanwhile, before the next run tries again."""
+_Seen = tuple[Applied | None, ...]
+
+
+@attrs.frozen
+class _Copies:
+    """What this site had applied when it read what sessions need."""
+
+    opened: tuple[Applied, ...]
+    """The openings of the shards, of which each copy that replaces the contents is another one."""
+    begun_in_past: _Seen
+    """The last writes after subscriptions that began in the past."""
+
+
+class SiteDelivered(DeliveredMessages):
+    """The removal of delivered messages on one site of a cluster."""
+
+    def __init__(
+        self, registry: SessionRegistry, retention: Retention, entered: Around, notes: InterestNotes, site: Site
+    ) -> None:
+        super().__init__(registry, retention, entered)
+        self._notes = notes
+        self._site = site
+        self._copies: _Copies | None = None
+        """The copies by which the current run goes."""
+
+    def remove(self) -> int:
+        """Note what sessions here need, and remove what none needs and is old enough; return the number of messages."""
+        failures: Mapping[int, TopicstoreError] = {}
+        if self._retention.settings.delivered is not None:
+            epochs = self._registry.epochs()
+            failures = self._notes.commit([shard for shard, epoch in enumerate(epochs) if epoch is not None])
+        removed = super().remove()
+        moved = (ShardElsewhereError, ShardMovedError)
+        raise_all([failure for failure in failures.values() if not isinstance(failure, moved)], "could not be noted")
+        return removed
+
+    def _holds(self, storage: Storage, _: Needs) -> bool:
+        self._site.refresh()
+        return self._whole(storage) and self._copies == self._applied(storage)
+
+    def _needs(self, storage: Storage) -> Needs | None:
+        for _ in range(_TRIES):
+            self._site.refresh()
+            before = self._copies = self._applied(storage)
+            if not self._whole(storage):
+                return None
+            needs = Needs(len(storage.shards))
+            if not self._add_notes(needs):
+                return None
+            self._add_places(needs)
+            texts = self._group_texts()
+            unmoved = self._add_groups(needs, texts) if texts else True
+            self._add_in_flight(needs)
+            if unmoved and self._whole(storage) and before.opened == self._applied(storage).opened:
+                return needs
+        return None
+
+    def _applied(self, storage: Storage) -> _Copies:
+        return _Copies(tuple(shard.writer.opened for shard in storage.shards), self._seen(BEGUN_IN_PAST))
+
+    def _seen(self, *heads: bytes) -> _Seen:
+        states = self._registry.states.states
+        return tuple(
+            None if state.last_applied is None else state.last_applied(head) for head in heads for state in states
+        )
+
+    @staticmethod
+    def _whole(storage: Storage) -> bool:
+        return not any(shard.writer.elsewhere for shard in storage.shards)
+
+    def _add_notes(self, needs: Needs) -> bool:
+        """Add what the notes of shards of other sites say; return False if one of these shards has none."""
+        for shard, epoch in enumerate(self._registry.epochs()):
+            note = self._notes.stored(shard) if epoch is None else None
+            if note is not None:
+                needs.bounds = list(map(min, needs.bounds, note.horizon))
+                for text, places in note.filters.items():
+                    needs.follow(text, places)
+            elif epoch is None:
+                return False
+        return True
+
+    # --- shared subscriptions ---
+
+    def _group_texts(self) -> list[str]:
+        """Return the shared subscriptions of which there are records, also those that have no members now."""
+        states = self._registry.states.states
+        heads = (GROUP, MEMBER, STANDING)
+        return sorted({group_of(key) for state in states for head in heads for key, _ in state.scan(head)})
+
+    def _add_groups(self, needs: Needs, texts: list[str]) -> bool:
+        """Add what shared subscriptions need, in the order in which messages move on.
+
+        Returns False if messages were handed back meanwhile, of which some may have been missed.
+        """
+        states = self._registry.states
+        for text in texts:
+            group = StoredGroup(states.states, states.states[states.shard_of(text)], text)
+            needs.follow_group(text, group.filter.topic_filter, group.places)
+        self._site.refresh()
+        self._add_in_flight(needs)
+        self._site.refresh()
+        handed_back = self._seen(HANDED_BACK, REVOKED)
+        for key, value in self._scan(REVOKED):
+            needs.send_all(*messages_of(key, decode(key, value, Returned)))
+        for key, value in self._scan(HANDED_BACK):
+            handed = decode(key, value, HandBackRecord)
+            if handed.steps:
+                needs.send_all(handed.shard, positions_of(handed))
+        self._site.refresh()
+        for key, value in self._scan(RETURNED):
+            needs.send_all(*messages_of(key, decode(key, value, Returned)))
+        for key, value in self._scan(WAITING):
+            waiting = decode(key, value, ReturnedRecord)
+            needs.send_all(waiting.shard, positions_of(waiting))
+        self._site.refresh()
+        self._add_in_flight(needs)
+        return handed_back == self._seen(HANDED_BACK, REVOKED)
+
+    def _scan(self, head: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for state in self._registry.states.states:
+            yield from state.scan(head)

@@ -1,0 +1,98 @@
+"""`SiteInterestSpans`: the spans of `topicstore.storage.interest` of a database that a cluster shares.
+
+The owner of a shard begins and ends its spans, through the log, which orders them with the messages. It counts the
+positions of proposed writes, so a span covers no message that was proposed before it and is stored later. Every replica
+ends the open span of a shard when it applies a fence (`topicstore.replication.replica`), so a new owner finds none, and
+its first messages for sessions begin one. After a change of spans without an answer, the owner waits for the log before
+it reads them again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import attrs
+
+from topicstore.contract.errors import ShardElsewhereError, ShardMovedError, TopicstoreError
+from topicstore.shard.interest_records import Span
+from topicstore.shard.shard import Shard
+
+from .interest import InterestSpans
+
+__all__ = ["SiteInterestSpans"]
+
+_AGAIN = 1.0
+"""Seconds after a failure before spans begin again; what is published meanwhile stays like all other messages."""
+_Periods = tuple[int | None, ...]
+
+
+@attrs.define(eq=False)
+class SiteInterestSpans(InterestSpans):
+    """The spans of the shards that this site owns. Thread-safe."""
+
+    _began: tuple[tuple[str, ...], _Periods] | None = attrs.field(default=None, init=False)
+    """The filters of the spans that are open in all shards of this site, and by shard its period as the owner when they
+    began; None if there are none. Replaced as a whole, so reading it needs no lock. `current` is always None, because
+    shards come and go."""
+    _periods: dict[int, int | None] = attrs.field(factory=dict, init=False)
+    """By shard, the period in which its spans were read."""
+    _retry: float = attrs.field(default=float("-inf"), init=False)
+    """The time (`time.monotonic`) from which spans may begin."""
+
+    def begin(self, spare: tuple[str, ...]) -> bool:
+        """Have spans cover messages that are stored only for sessions, or match ``spare``; return whether they may."""
+        if self._began == (spare, self._owned()):
+            return True
+        return time.monotonic() >= self._retry and super().begin(spare)
+
+    def of_shard(self, shard: int) -> tuple[Span, ...]:
+        """Return the spans of a shard, the oldest first; none if another site owns it."""
+        try:
+            return super().of_shard(shard) if self._shards[shard].writer.owned else ()
+        except (ShardElsewhereError, ShardMovedError):
+            return ()
+
+    def forget(self) -> None:
+        """Read the spans again when they are next needed, as in the base class."""
+        self._began = None
+        super().forget()
+
+    def _owned(self) -> _Periods:
+        return tuple(shard.writer.epoch for shard in self._shards)
+
+    def _end_locked(self) -> Mapping[int, TopicstoreError]:
+        if self.goes_on:
+            self._began = None
+        return super()._end_locked()
+
+    def _begin_locked(self, spare: tuple[str, ...]) -> None:  # `current` stays None
+        periods = self._owned()
+        owned = [shard for shard in self._shards if shard.writer.owned]
+        failures = [self._tried_locked(partial(self._begin_in_locked, shard, spare)) for shard in owned]
+        self._began = (spare, periods) if failures.count(None) == len(failures) else None
+
+    def _end_in_locked(self, shard: Shard) -> TopicstoreError | None:
+        end = super()._end_in_locked
+        return self._tried_locked(lambda: end(shard)) if shard.writer.owned else None
+
+    def _tried_locked(self, change: Callable[[], TopicstoreError | None]) -> TopicstoreError | None:
+        """Change the spans of a shard; return the error. The span of a shard that has moved is ended by a fence."""
+        try:
+            return change()
+        except (ShardElsewhereError, ShardMovedError):
+            return None
+        except TopicstoreError as failure:
+            self._retry = time.monotonic() + _AGAIN
+            return failure
+
+    def _read_locked(self, shard: int) -> dict[int, Span]:
+        writer = self._shards[shard].writer
+        period = writer.epoch
+        if self._periods.get(shard) != period:
+            self._spans.pop(shard, None)
+        if shard not in self._spans:
+            writer.finish_all()  # a change of spans without an answer may still be on its way
+            self._periods[shard] = period
+        return super()._read_locked(shard)
