@@ -519,6 +519,18 @@ class Site:
             return None
         return ShardOwner(name, site.address, site.http_address)
 
+    def keepers(self, shard: int) -> list[ShardOwner]:
+        """Return the other sites that keep a shard, as the last document says: its owner first, silent sites last.
+
+        Some may not have a whole copy. Sends no request to the log store.
+        """
+        document, silent, most = self.document, self._silent, self.cluster.takeover_after
+        place = document.shards[shard]
+        names = [name for name in dict.fromkeys((place.owner, *place.replicas)) if name != self.name]
+        names.sort(key=lambda name: silent.get(name, 0.0) >= most)
+        found = {name: document.sites[name] for name in names if name in document.sites}
+        return [ShardOwner(name, site.address, site.http_address) for name, site in found.items()]
+
     @property
     def token(self) -> bytes:
         """The secret of the cluster, by which its sites recognize each other's connections."""

@@ -53,6 +53,25 @@ class ShardReader:
         self._writer = writer
         self._generations = generations
 
+    @property
+    def watermark(self) -> int:
+        """The highest position that readers may see."""
+        return self._writer.watermark
+
+    @property
+    def last_position(self) -> int:
+        """The last position that was assigned."""
+        return self._writer.tail.last_position
+
+    @property
+    def displacement(self) -> int:
+        """The maximum, in microseconds, by which a position's time is later than its message's own time."""
+        return self._writer.displacement
+
+    def current_watermark(self) -> int:
+        """Return `watermark`; for a shard that another site keeps, ask for it now."""
+        return self._writer.watermark
+
     def plan(
         self,
         database: bytes,
@@ -271,7 +290,7 @@ class ShardReader:
         A position in the same epoch (of ``epoch`` positions) is accepted, because versions of topicstore differ in
         whether they commit the epoch's end.
         """
-        last = self._writer.tail.last_position
+        last = self.last_position
         if position > last | (epoch - 1):
             raise PlaceAheadError(
                 f"the place is at position {position} ({format_time(time_of(position))}) of shard "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from topicstore.contract.engine import Engine
 from topicstore.contract.errors import CorruptionError
@@ -13,6 +14,9 @@ from .reader import ShardReader
 from .rewriter import Rewriter
 from .tally_tables import TallyTables
 from .writer import RecordRecoveryPoint, ShardWriter, WritePolicy
+
+if TYPE_CHECKING:
+    from .elsewhere import AskSite, ElsewhereReader
 
 __all__ = ["Shard"]
 
@@ -39,10 +43,30 @@ class Shard:
         except CorruptionError as bad:
             raise CorruptionError(bad.reason, f"shard {number}, {bad.place}") from bad
         self.generations.open()
-        self.reader = ShardReader(self.writer, self.generations)
+        self._reader = ShardReader(self.writer, self.generations)
+        self._elsewhere: ElsewhereReader | None = None
         self.tallies = TallyTables(self.writer, self.generations)
         """The tables of messages counted by topic and client id."""
         self.rewriter = Rewriter(self.writer, self.generations, self.tallies)
+
+    @property
+    def elsewhere(self) -> ElsewhereReader | None:
+        """The reader that asks other sites, while this site of a cluster keeps no copy, and knows whom to ask."""
+        return self._elsewhere if self.writer.elsewhere else None
+
+    @property
+    def reader(self) -> ShardReader:
+        """The reader of the shard: of this site's copy, or else `elsewhere`."""
+        return self._elsewhere if self._elsewhere is not None and self.writer.elsewhere else self._reader
+
+    def read_elsewhere(self, ask: AskSite | None) -> None:
+        """Read by asking other sites while this site keeps no copy; with None, let such reads raise."""
+        if ask is None:
+            self._elsewhere = None
+            return
+        from .elsewhere import ElsewhereReader  # only for servers of a cluster
+
+        self._elsewhere = ElsewhereReader(self.writer, self.generations, ask)
 
     def recover(self, open_again: Callable[[Callable[[], object]], object]) -> bool:
         """Take writes again after a failed write; return False, and do nothing, if no write failed.

@@ -257,6 +257,9 @@ class CommitListener(Protocol):
     def replaced(self, shard: int) -> None:
         """React to new contents of a shard, none of which was announced; called without a shard's lock."""
 
+    def extended(self, shard: int) -> None:
+        """React to new messages of a shard that another site of a cluster keeps; called without a shard's lock."""
+
 
 class AddGeneration(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The change that seals the current generation of a shard and adds a new one."""

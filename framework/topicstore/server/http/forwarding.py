@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import http
-import ssl
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
@@ -35,6 +34,7 @@ from .formats.media_types import ARROW
 from .formats.written import written
 from .guards import GRANTED, granted
 from .problems import problem
+from .site_clients import SiteClients
 
 __all__ = ["RETRY", "Call", "Forwarder", "Parts", "Reply", "owners_of", "parts_of"]
 
@@ -50,7 +50,6 @@ A site may use all of its threads for them, so it holds none while it waits for 
 _MARGIN = 5.0
 """Seconds to connect to a site, and seconds by which its answer may take longer than it waits for the log store."""
 _LARGEST_ANSWER = 1 << 20
-_POOL = httpx.Limits(max_connections=None, max_keepalive_connections=0)
 _PASSED = ("accept", "content-type", "user-agent")
 """The client's headers that are forwarded."""
 _OWN = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding", b"upgrade")
@@ -143,11 +142,10 @@ class Forwarder:
     """
 
     def __init__(self, site: Site, token: str, tls: SiteTls) -> None:
-        self._site, self._token, self._tls = site, token, tls
+        self._site, self._token = site, token
         self._turns: dict[str, asyncio.Semaphore] = {}
         """The turns of requests by the site to which they are forwarded."""
-        self._clients: dict[str, tuple[ssl.SSLContext | None, httpx.AsyncClient]] = {}
-        """The client for each scheme, with the TLS context that it uses."""
+        self._clients = SiteClients(tls, httpx.AsyncClient)
         self._patience = site.cluster.store_timeout + _MARGIN
 
     def call(
@@ -280,24 +278,11 @@ class Forwarder:
                         "timeout": httpx.Timeout(self._patience, connect=_MARGIN).as_dict(),
                     },
                 )
-                return await self._client(request.url.scheme).send(request, stream=True)
+                return await self._clients.of(request.url.scheme).send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL, ListenError) as bad:
             why = str(bad) or "no answer"
             detail = f"site {owner.site}, which writes the shard, can't be reached at {owner.http_address}: {why}"
             raise HTTPException(status_code=503, detail=detail, headers=dict(RETRY)) from bad
-
-    def _client(self, scheme: str) -> httpx.AsyncClient:
-        """Return the client for a scheme, a new one after the certificates were read again.
-
-        It keeps no idle connections, so there is nothing to close, and no request meets a connection that the other
-        site is closing.
-        """
-        context = self._tls.context if scheme == "https" else None
-        known = self._clients.get(scheme)
-        if known is None or known[0] is not context:
-            client = httpx.AsyncClient(verify=context or False, limits=_POOL, trust_env=False)
-            known = self._clients[scheme] = context, client
-        return known[1]
 
     async def _pieces(self, owner: ShardOwner, response: httpx.Response) -> AsyncIterator[bytes]:
         with self._unanswered(owner):
