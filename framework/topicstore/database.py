@@ -413,7 +413,7 @@ class Database:
         first asks the log store for later entries, one request for each shard, and raises `StorageUnavailableError` if
         the store doesn't answer. Without ``fresh``, the replay has the messages that this site has received.
         """
-        if fresh:
+        if fresh and self.storage.site is not None:
             self.storage.catch_up()
         request = self._request(topic_filter, start, until, by, planned(order), batch_size)
         batches = ordered(self.storage, request, order, reverse=reverse, limit=limit)
@@ -449,7 +449,7 @@ class Database:
         from .contract.arrow import fields_of, selected
 
         schema = selected(columns, ids=ids)
-        if fresh:
+        if fresh and self.storage.site is not None:
             self.storage.catch_up()
         request = self._request(topic_filter, start, until, by, planned(order), batch_size)
         request.columns = fields_of(schema)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import itertools
 import json
 from collections.abc import Iterator
@@ -10,6 +12,8 @@ from itertools import cycle
 from typing import Any
 
 import pytest
+from topicstore.replication.documents import Documents
+from topicstore.replication.log_stores import open_log_store
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.mqtt.paho_client import PahoClient
@@ -116,14 +120,46 @@ def test_durable_sessions_receive_the_messages_of_all_shards(five: Cluster) -> N
     with ExitStack() as closing:
         for name, site in names.items():
             client = closing.enter_context(PahoClient(five.sites[site].port, name, expiry=3_600))
-            client.subscribe("live/#", 1)
-            publish(five, "live", range(20))
+            client.subscribe(f"{name}/#", 1)
+            publish(five, name, range(20))
             assert {str(number) for number in range(20)} == set(client.payloads(20))
             client.close()
-            publish(five, "live", range(20, 40))
+            publish(five, name, range(20, 40))
             again = closing.enter_context(PahoClient(five.sites["e"].port, name, expiry=3_600, clean=False))
             assert again.present
             assert {str(number) for number in range(20, 40)} == set(again.payloads(20))
-            publish(five, "live", range(40, 60))
+            publish(five, name, range(40, 60))
             assert {str(number) for number in range(20, 60)} == set(again.payloads(40))
             again.close()
+
+
+def test_only_sites_ask_each_other(five: Cluster) -> None:
+    """A client's token, whatever its scope, gets 403 for a question, and a site 400 for one of an unknown form."""
+    assert 403 == five.ask("a", "POST", "/api/v5/shards/0/ask", {}).status
+    _, document = Documents(open_log_store((five.root / "log").as_uri()), lambda _: None).newest()
+    assert document is not None
+    key = hmac.digest(document.token, b"http", hashlib.sha256).hex()
+    of_site = {"Authorization": f"Bearer {key}", "Topicstore_Forwarded": "b", "Topicstore_Granted": "read"}
+    answer = five.ask("a", "POST", "/api/v5/shards/0/ask", {}, **of_site)
+    assert (400, True) == (answer.status, "not of a known form" in answer.json["detail"])
+    lacking = next(site for site in NAMES if len(keeps(five, site)) < SHARDS)
+    shard = min(set(range(SHARDS)) - keeps(five, lacking))
+    answer = five.ask(lacking, "POST", f"/api/v5/shards/{shard}/ask", {}, **of_site)
+    assert (421, True) == (answer.status, "is not kept on this site" in answer.json["detail"])
+
+
+def test_a_server_asks_another_one_while_an_owner_is_dead(five: Cluster) -> None:
+    """A shard whose owner has died, and that nobody takes over, is read at another server that keeps it."""
+    lacking = next(site for site in NAMES if len(keeps(five, site)) < SHARDS)
+    shard = min(set(range(SHARDS)) - keeps(five, lacking))
+    owner = next(site for site in NAMES if shard in five.owned(site))
+    expected = sorted(str(number) for number in FIRST)
+    reader = client_of(five.owned(lacking) or {shard}, "after-")
+    with PahoClient(five.sites[lacking].port, reader) as client:
+        five.sites[owner].kill()
+        assert expected == sorted(five.payloads(lacking, "five/%23"))
+        if five.owned(lacking):
+            client.subscribe("$replay/beginning/five/#", 1)
+            assert expected == sorted(client.payloads(len(FIRST)))
+    five.start(owner)
+    wait_until(lambda: shard in five.owned(owner), "the owner is back")

@@ -183,10 +183,11 @@ class ReadCache:
         Raises `ShardElsewhereError` on a site that keeps no copy of the shard, and has reached no other site with one.
         """
         found = self._shards[shard]
-        elsewhere = found.elsewhere
-        if found.writer.elsewhere and (elsewhere is None or not elsewhere.known):
+        if not found.writer.elsewhere:
+            return found.writer.watermark
+        if found.elsewhere is None or not found.elsewhere.known:
             raise found.writer.elsewhere_error()
-        return found.reader.watermark
+        return found.elsewhere.watermark
 
     def hides(self, shard: int) -> bool:
         """Return whether a layout of the shard hides the epoch that is being written."""

@@ -231,7 +231,8 @@ class ElsewhereReader(ShardReader):
         """Raise `PlaceAheadError` if ``position`` is above the highest position that the shard ever assigned."""
         if position > self.last_position | (epoch - 1):
             self.look(certain=True)
-        super().check_reached(position, epoch)
+        if position > self.last_position | (epoch - 1):
+            raise self._ahead_error(position, self.last_position)
 
     def await_visible(self, position: int) -> None:
         """Return when the site that is asked has ended the epoch of a position, if it owns the shard."""

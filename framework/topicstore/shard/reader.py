@@ -68,10 +68,6 @@ class ShardReader:
         """The maximum, in microseconds, by which a position's time is later than its message's own time."""
         return self._writer.displacement
 
-    def current_watermark(self) -> int:
-        """Return `watermark`; for a shard that another site keeps, ask for it now."""
-        return self._writer.watermark
-
     def plan(
         self,
         database: bytes,
@@ -290,13 +286,16 @@ class ShardReader:
         A position in the same epoch (of ``epoch`` positions) is accepted, because versions of topicstore differ in
         whether they commit the epoch's end.
         """
-        last = self.last_position
+        last = self._writer.tail.last_position
         if position > last | (epoch - 1):
-            raise PlaceAheadError(
-                f"the place is at position {position} ({format_time(time_of(position))}) of shard "
-                f"{self._writer.number}, which ends at {last} ({format_time(time_of(last))}): the database has lost "
-                "what was read there, as when it was restored from an older copy; begin again at a time, or from now on"
-            )
+            raise self._ahead_error(position, last)
+
+    def _ahead_error(self, position: int, last: int) -> PlaceAheadError:
+        return PlaceAheadError(
+            f"the place is at position {position} ({format_time(time_of(position))}) of shard "
+            f"{self._writer.number}, which ends at {last} ({format_time(time_of(last))}): the database has lost "
+            "what was read there, as when it was restored from an older copy; begin again at a time, or from now on"
+        )
 
     # --- epochs ---
 

@@ -394,7 +394,7 @@ class Storage:
         messages of an epoch that hasn't ended are left out.
         """
         found = self.shards[shard]
-        watermark = found.reader.watermark
+        watermark = found.writer.watermark if found.elsewhere is None else found.elsewhere.watermark
         bound = watermark if last is None else min(last, watermark)
         return found.reader.plan(self.id, topic_filter, first, bound, since=since, timestamps=timestamps)
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import http
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+import ssl
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import attrs
 import httpx
@@ -34,11 +35,11 @@ from .formats.media_types import ARROW
 from .formats.written import written
 from .guards import GRANTED, granted
 from .problems import problem
-from .site_clients import SiteClients
 
-__all__ = ["RETRY", "Call", "Forwarder", "Parts", "Reply", "owners_of", "parts_of"]
+__all__ = ["FORWARDED", "RETRY", "Call", "Forwarder", "Parts", "Reply", "SiteClients", "owners_of", "parts_of"]
 
 T = TypeVar("T")
+C = TypeVar("C", httpx.Client, httpx.AsyncClient)
 
 FORWARDED = "Topicstore-Forwarded"
 """The header of a forwarded request; its value is the name of the site that forwards."""
@@ -52,6 +53,9 @@ _MARGIN = 5.0
 _LARGEST_ANSWER = 1 << 20
 _PASSED = ("accept", "content-type", "user-agent")
 """The client's headers that are forwarded."""
+_POOL = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+"""Connections close after each request. So an idle client has nothing to close, and no request meets a connection that
+the other site is closing. Callers bound the number of their requests."""
 _OWN = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding", b"upgrade")
 """The headers of a response that concern one connection alone."""
 
@@ -131,6 +135,28 @@ class Call:
     """The path and the query, percent-encoded."""
     headers: Mapping[str, str]
     body: bytes = b""
+
+
+class SiteClients(Generic[C]):
+    """The clients for ``http`` and ``https``; new ones after the cluster's certificates were read again. Thread-safe.
+
+    They use no proxies of the environment and follow no redirects.
+    """
+
+    def __init__(self, tls: SiteTls, make: Callable[..., C]) -> None:
+        self._tls = tls
+        self._make: Callable[..., C] = make
+        self._clients: dict[str, tuple[ssl.SSLContext | None, C]] = {}
+        """The client for each scheme, with the TLS context that it uses. Entries are replaced as a whole."""
+
+    def of(self, scheme: str) -> C:
+        """Return the client for a scheme. Raises `ListenError` if the files of the certificates can't be read."""
+        context = self._tls.context if scheme == "https" else None
+        known = self._clients.get(scheme)
+        if known is None or known[0] is not context:
+            client = self._make(verify=context or False, limits=_POOL, trust_env=False)
+            known = self._clients[scheme] = context, client
+        return known[1]
 
 
 class Forwarder:

@@ -21,9 +21,8 @@ from topicstore.runtime.background import BackgroundTask
 from topicstore.server.cluster import SiteTls
 from topicstore.server.listeners import ListenError
 
-from .forwarding import FORWARDED
+from .forwarding import FORWARDED, SiteClients
 from .guards import GRANTED
-from .site_clients import SiteClients
 
 __all__ = ["Keepers"]
 
