@@ -971,13 +971,15 @@ class ShardWriter:
     def check_writable(self) -> None:
         """Raise an error if the shard takes no writes.
 
-        The error is `ShardReadOnlyError` if an earlier write failed, `DatabaseClosedError` if the shard is closed, and
-        `ReadOnlyDatabaseError` if the database was opened for reading.
+        The error is `ShardReadOnlyError` if an earlier write failed, `ShardElsewhereError` if one failed and another
+        site owns the shard, `DatabaseClosedError` if the shard is closed, and `ReadOnlyDatabaseError` if the database
+        was opened for reading.
         """
         self.check_open()
         if self.read_only:
             raise ReadOnlyDatabaseError("the database was opened with mode='r'; another mode lets you write")
         if self._failure is not None:
+            self.check_owned()  # another site may have taken the shard over
             raise ShardReadOnlyError(
                 f"shard {self.number} takes no writes since one failed ({self.failure}); "
                 "remove the cause, then call recover(), or close and open the database"
