@@ -14,7 +14,7 @@ from topicstore.storage.answering import answer
 from topicstore_conformance.faults.threads import wait_until
 
 from .test_moving import agreed, keeps
-from .test_sites import Sites
+from .test_sites import NOW, Sites
 
 SHARDS = 4
 
@@ -170,3 +170,64 @@ def test_a_session_reads_all_shards(dbs: dict[str, ts.Database]) -> None:
         stored(dbs, range(60, 80), topic)
         wait_until(partial(lambda *of: received(*of) >= 80, db, session, got), "those of now")
         assert [*range(80)] == sorted(got)
+
+
+def test_retained_messages_and_lag_cover_all_shards(dbs: dict[str, ts.Database]) -> None:
+    """Any site lists the retained messages of all shards, and counts the lag of its sessions over all of them."""
+    Keepers(dbs)
+    for number in range(20):
+        one = next(db for db in dbs.values() if db.cluster is not None and db.cluster.owns(number % SHARDS))
+        one.publish([ts.Message(f"kept/{number}", b"%d" % number, client_of(number % SHARDS, one), retain=True)])
+    for db in dbs.values():
+        assert db.cluster is not None
+        db.cluster.refresh()
+        assert [*range(20)] == sorted(numbers(db.retained("kept/#")))
+        assert [7] == numbers(db.retained("kept/7"))
+        for shard in range(SHARDS):
+            if db.cluster.owns(shard):
+                session = db.sessions.open(client_of(shard, db), expiry_interval=None)
+                session.subscribe("t/#", 1, start=0)
+                assert 100 == db.sessions.lag(session.client_id)[session.client_id]["t/#"].messages
+
+
+def test_replays_by_timestamp_cover_all_shards(dbs: dict[str, ts.Database]) -> None:
+    """Replays by the messages' own times, sorted or bounded by them, are the same at every site."""
+    Keepers(dbs)
+    for number in range(20):
+        one = next(db for db in dbs.values() if db.cluster is not None and db.cluster.owns(number % SHARDS))
+        one.store([ts.Message("own", b"%d" % number, client_of(number % SHARDS, one), timestamp=NOW - number)])
+    for db in dbs.values():
+        assert [*range(19, -1, -1)] == numbers(list(db.replay("own", order="timestamp")))
+        assert [*range(6, 3, -1)] == numbers(
+            list(db.replay("own", NOW - 6, NOW - 3, by="timestamp", order="timestamp"))
+        )
+
+
+def test_what_is_deleted_elsewhere_is_not_delivered_from_memory(dbs: dict[str, ts.Database]) -> None:
+    """A subscription that begins after a deletion at other sites gets nothing of what an earlier one has read."""
+    Keepers(dbs)
+    db = min(dbs.values(), key=lambda one: len(keeps(one)))
+    missing = set(range(SHARDS)) - set(keeps(db))
+    expected = [number for number in range(100) if number % 7 != 3 or number % SHARDS not in missing]
+    assert len(expected) < 100
+    with db.subscribe("t/#", 0) as earlier:
+        got: list[int] = []
+        wait_until(partial(lambda *of: got_all(*of, 100), db, earlier, got), "all messages")
+        for one in dbs.values():
+            assert one.cluster is not None
+            if owned := [shard for shard in missing if one.cluster.owns(shard)]:
+                one.delete("t/3", shards=owned)
+        for one in dbs.values():
+            one.storage.catch_up()
+        db.storage.look_elsewhere()
+        with db.subscribe("t/#", 0) as later:
+            left: list[int] = []
+            wait_until(partial(lambda *of: got_all(*of, len(expected)), db, later, left), "what is left")
+            assert expected == sorted(left)
+
+
+def got_all(db: ts.Database, follower: ts.Subscription, got: list[int], count: int) -> bool:
+    """Fetch what a subscription has now, and return whether it has got as many messages."""
+    db.storage.look_elsewhere()
+    got += numbers(follower.fetch(timeout=0).messages)
+    return len(got) >= count

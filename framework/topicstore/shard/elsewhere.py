@@ -127,6 +127,9 @@ class End(msgspec.Struct, frozen=True):
 
     watermark: int
     displacement: int
+    removals: tuple[int, int]
+    """The number of deleted messages, as the site counts it, and the oldest live generation. If they are others than
+    before, messages that were read may be gone."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -184,7 +187,7 @@ class ElsewhereReader(ShardReader):
         self._end: End | None = None
         """The furthest known end."""
         self._seen: End | None = None
-        """The end as of the last call of `moved`."""
+        """The end as of the last call of `changes`."""
 
     # --- the end ---
 
@@ -212,15 +215,17 @@ class ElsewhereReader(ShardReader):
         """Ask for the end of the shard. With ``certain``, it has everything that was acknowledged before the call."""
         found = self._ask(AskEnd(certain), End, waits=certain)
         with self._looking:
-            if self._end is None or found.watermark > self._end.watermark:
+            if self._end is None or found.watermark >= self._end.watermark:
                 self._end = found
 
-    def moved(self) -> bool:
-        """Return whether `watermark` has moved since the last call, or since the shard was kept here."""
-        end = self._end
+    def changes(self) -> tuple[bool, bool]:
+        """Return whether `watermark` has moved since the last call, and whether messages may have been removed."""
         with self._looking:
-            moved, self._seen = end is not self._seen, end
-        return moved
+            before, self._seen = self._seen, self._end
+        if self._seen is None:
+            return False, False
+        moved = before is None or before.watermark < self._seen.watermark
+        return moved, before is not None and before.removals != self._seen.removals
 
     def current_watermark(self) -> int:
         """Return the highest readable position, as the site that is asked has it now."""

@@ -70,7 +70,8 @@ def _answer(storage: Storage, shard: Shard, asked: Question) -> object:
         case AskEnd(certain=certain):
             if certain:
                 storage.catch_up([shard.number])
-            return End(reader.watermark, reader.displacement)
+            oldest = next((record.number for record, _ in shard.generations.with_slabs()), 0)
+            return End(reader.watermark, reader.displacement, (shard.writer.counters.deleted, oldest))
         case AskPlan():
             return _plan(storage, shard, asked)
         case AskNext():

@@ -443,7 +443,10 @@ class Storage:
             if elsewhere is None:
                 return
             elsewhere.look()
-            if elsewhere.moved() and self.listener is not None:
+            moved, removed = elsewhere.changes()
+            if removed and self.listener is not None:
+                self.listener.forget()
+            if moved and self.listener is not None:
                 self.listener.extended(shard.number)
 
         do_all([partial(look, shard) for shard in self.shards], "could not be reached")
