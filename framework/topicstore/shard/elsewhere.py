@@ -257,7 +257,8 @@ class ElsewhereReader(ShardReader):
     ) -> ShardPlan:
         """Return a plan as `ShardReader.plan`."""
         times = None if timestamps is None else (timestamps.start, timestamps.until)
-        found = self._ask(AskPlan(topic_filter.text, first, bound, since is not None, times), Plan)
+        waits = since is not None
+        found = self._ask(AskPlan(topic_filter.text, first, bound, waits, times), Plan, waits=waits)
         parts = [GenerationPlan(cursors, epoch, last, begin) for cursors, epoch, last, begin in found.parts]
         return ShardPlan(shard=self._writer.number, bound=found.bound, generations=parts)
 
@@ -274,7 +275,7 @@ class ElsewhereReader(ShardReader):
     ) -> ReadResult:
         """Return the next batch of a cursor, with all columns. The site that is asked bounds its size."""
         timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-        found = self._ask(AskNext(cursor, rows, bound, timeout), Next)
+        found = self._ask(AskNext(cursor, rows, bound, timeout), Next, waits=False)
         batch = _batch(found.batch, self._writer.number)
         return ReadResult(
             batch=batch,

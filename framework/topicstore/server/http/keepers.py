@@ -30,8 +30,10 @@ _CALLS = 8
 """Most questions to one site at the same time; others wait for one of these."""
 _MARGIN = 5.0
 """Seconds to connect to a site, and seconds by which its answer may take longer than it waits for the log store."""
-_AVOIDED = 5.0
-"""Seconds for which a site that had no answer is asked after the others."""
+_QUICK = 10.0
+"""Seconds for an answer for which the site needn't wait. All clients of MQTT may have to wait for it."""
+_AVOIDED = 2.0
+"""Seconds for which a site that had no answer is not asked again, so that not each question waits for it."""
 _LARGEST_ANSWER = 1 << 30
 """Most bytes of an answer. One batch has few megabytes, or one message; counts have about 100 bytes a topic."""
 
@@ -70,26 +72,26 @@ class Keepers:
 
         Raises `ShardElsewhereError` if no site answers; it has the owner, and the text has what each site said.
         """
-        keepers = sorted(self._site.keepers(shard), key=self._failed_lately)
         refusals = []
-        for keeper in keepers:
+        for keeper in self._site.keepers(shard):
             if not keeper.http_address:
                 refusals.append(f"site {keeper.site} serves no HTTP")
-                continue
-            try:
-                return self._answer(keeper, shard, question, self._patience if waits else _MARGIN)
-            except (httpx.HTTPError, httpx.InvalidURL, ListenError, _RefusedError) as bad:
-                self._failed[keeper.site] = time.monotonic()
-                refusals.append(f"site {keeper.site}: {bad or type(bad).__name__}")
+            elif time.monotonic() - self._failed.get(keeper.site, float("-inf")) < _AVOIDED:
+                refusals.append(f"site {keeper.site} had no answer a moment ago")
+            else:
+                try:
+                    return self._answer(keeper, shard, question, self._patience if waits else _QUICK)
+                except _RefusedError as refused:
+                    refusals.append(f"site {keeper.site}: {refused}")
+                except (httpx.HTTPError, httpx.InvalidURL, ListenError) as bad:
+                    self._failed[keeper.site] = time.monotonic()
+                    refusals.append(f"site {keeper.site}: {str(bad) or type(bad).__name__}")
         owner = self._site.owner(shard)
         name, address = ("", "") if owner is None else (owner.site, owner.address)
         why = "; ".join(refusals) or "no other site keeps it"
         raise ShardElsewhereError(
             f"shard {shard} is not kept on this site, and can't be read: {why}", shard, name, address
         )
-
-    def _failed_lately(self, keeper: ShardOwner) -> bool:
-        return time.monotonic() - self._failed.get(keeper.site, float("-inf")) < _AVOIDED
 
     def _answer(self, keeper: ShardOwner, shard: int, question: bytes, patience: float) -> bytes:
         request = httpx.Request(
