@@ -286,7 +286,7 @@ class Database:
         """
         from .pubsub.retained_lookup import retained
 
-        self.storage.check_whole()
+        self.storage.check_readable()
         return retained(self.storage, topic_filter, self.clock(), after, limit)
 
     def writer(self, *, max_items: int = 1_000, flush_interval: Length = 0.1) -> Writer:
@@ -414,7 +414,7 @@ class Database:
         the store doesn't answer. Without ``fresh``, the replay has the messages that this site has received.
         """
         if fresh and self.storage.site is not None:
-            self.storage.site.refresh()
+            self.storage.catch_up()
         request = self._request(topic_filter, start, until, by, planned(order), batch_size)
         batches = ordered(self.storage, request, order, reverse=reverse, limit=limit)
         return chain.from_iterable(map(MessageBatch.to_messages, batches))
@@ -450,7 +450,7 @@ class Database:
 
         schema = selected(columns, ids=ids)
         if fresh and self.storage.site is not None:
-            self.storage.site.refresh()
+            self.storage.catch_up()
         request = self._request(topic_filter, start, until, by, planned(order), batch_size)
         request.columns = fields_of(schema)
         if order == "timestamp" or request.timestamps is not None:
@@ -514,14 +514,12 @@ class Database:
         """
         from .storage.counting import contents
 
-        self.storage.check_whole()
         return contents.topics(self.storage, TopicFilter(topic_filter))
 
     def clients(self, topic_filter: str = "#") -> list[ClientTally]:
         """Return, in ascending order, each client id that published to matching topics, counted as by `topics`."""
         from .storage.counting import contents
 
-        self.storage.check_whole()
         return contents.clients(self.storage, TopicFilter(topic_filter))
 
     def latest(self, topic_filter: str = "#") -> list[Message]:
@@ -532,7 +530,6 @@ class Database:
         """
         from .storage.counting import contents
 
-        self.storage.check_whole()
         return contents.latest(self.storage, TopicFilter(topic_filter))
 
     # --- following ---
@@ -574,7 +571,7 @@ class Database:
         from .pubsub.subscription import Subscription
 
         self.storage.check_may_write()  # a database opened with mode="r" isn't notified of new messages
-        self.storage.check_whole()
+        self.storage.check_readable()
         hub = self._publisher.hub
         return Subscription(self.storage, hub, TopicFilter(topic_filter), start, window, batch_size, on_dropped)
 

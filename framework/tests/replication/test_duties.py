@@ -39,6 +39,33 @@ def known(site: str = "b", **more: Any) -> Known:
     return Known(site=site, **values | more)
 
 
+def test_an_owner_that_cannot_write_names_another_site() -> None:
+    """It names the most advanced replica that can write, and seems alive; without one, it keeps the shard."""
+    first = document(place("a"))
+    applied = {"a": {0: 9}, "b": {0: 9}, "c": {0: 8}}
+
+    def owner(silent: str = "", **failed: tuple[int, ...]) -> str | None:
+        silences = {site: 2 * AFTER if site in silent else 0.0 for site in "abc"}
+        found = next_document(first, 8, known("a", applied=applied, failed=failed, silent=silences), AFTER, None)
+        return None if found is None else found.shards[0].owner
+
+    assert "b" == owner(a=(0,))
+    assert "c" == owner(a=(0,), b=(0,)) == owner("b", a=(0,))
+    assert owner("bc", a=(0,)) is None
+    assert owner(a=(0,), b=(0,), c=(0,)) is None
+    assert owner(a=(1,)) is None
+
+
+def test_a_site_that_cannot_write_tries_and_inherits_nothing() -> None:
+    """It does not take its own shard over again, is no heir, and gets no shard of a site that closes."""
+    lost = known("a", lost={0: 5}, failed={"a": (0,)})
+    assert next_document(document(place("a"), sites="a"), 8, lost, AFTER, None) is None
+    assert next_document(document(place("a"), sites="a"), 8, known("a", lost={0: 5}), AFTER, None) is not None
+    closed = abdicated(document(place("a")), 8, known("a", failed={"b": (0,)}), AFTER)
+    assert closed is not None
+    assert "c" == closed.shards[0].owner
+
+
 @pytest.mark.parametrize(
     ("one", "epoch", "owned", "expected"),
     [

@@ -55,6 +55,14 @@ class Answer:
         self.json = json.loads(data) if data else None
 
 
+class Lines:
+    """A response of HTTP with lines of text."""
+
+    def __init__(self, response: Any) -> None:
+        self.headers = response.headers
+        self.lines: list[str] = response.read().decode().splitlines()
+
+
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -120,20 +128,20 @@ class Cluster:
     def _headers(self) -> dict[str, str]:
         return {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
 
-    def _read(self, site: str, path: str) -> list[str]:
-        """Return the lines of a response."""
+    def read(self, site: str, path: str) -> Lines:
+        """Return the lines of a response of a site."""
         url = f"{self.url(site)}{path}"
         with self._opener.open(urllib.request.Request(url, headers=self._headers)) as response:
-            return list(response.read().decode().splitlines())
+            return Lines(response)
 
     def payloads(self, site: str, topic_filter: str = "%23") -> list[str]:
         """Return the payloads of all messages, as a site replays them."""
-        lines = self._read(site, f"/api/v5/messages?filter={topic_filter}")
+        lines = self.read(site, f"/api/v5/messages?filter={topic_filter}").lines
         return [json.loads(line)["payload"] for line in lines]
 
     def metric(self, site: str, name: str) -> dict[str, float]:
         """Return the samples of a metric by their labels."""
-        lines = [line for line in self._read(site, "/metrics") if line.startswith(name)]
+        lines = [line for line in self.read(site, "/metrics").lines if line.startswith(name)]
         return {line.rpartition(" ")[0].removeprefix(name): float(line.rpartition(" ")[2]) for line in lines}
 
     def owned(self, site: str) -> set[int]:

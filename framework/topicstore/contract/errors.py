@@ -407,7 +407,8 @@ class UnknownSiteError(UnrecoverableError, LookupError):
 class ShardElsewhereError(RecoverableError):
     """Another site of the cluster owns the shard, or this site has no copy to read. Send the call to the owner.
 
-    Nothing was stored.
+    A server reads such a shard at a site that keeps it; then the error means that none has answered. Nothing was
+    stored.
     """
 
     def __init__(self, reason: str, shard: int = 0, site: str = "", address: str = "") -> None:

@@ -38,7 +38,7 @@ class Hub:
         """The read batches that were read recently, shared by all followers."""
         self._shards = storage.shards
         self._database = storage.id
-        self._site = storage.site
+        self._storage = weakref.ref(storage)
         self._recent = RecentCommits()
         self._scans_only = len(storage.hooks.topicstore_read.get_hookimpls()) > 1
         """Whether a plugin wraps reading, so that messages may differ from the stored ones when they are read."""
@@ -83,7 +83,7 @@ class Hub:
                 if not feed.announced:
                     for number, shard in enumerate(self._shards):
                         with shard.writer.lock:  # a store under way may have searched for feeds before this was added
-                            feed.listen(number, shard.writer.tail.last_position)
+                            feed.listen(number, shard.reader.last_position)
                     feed.announced = True
         except BaseException:
             self.leave(feed, listener)
@@ -118,11 +118,11 @@ class Hub:
 
     def watermarks(self) -> list[int]:
         """Return each shard's watermark, after which a subscription without a start begins."""
-        return [shard.writer.watermark for shard in self._shards]
+        return [shard.reader.watermark for shard in self._shards]
 
     def last_positions(self) -> list[int]:
         """Return each shard's last position. A stored place after it refers to messages that the database has lost."""
-        return [shard.writer.tail.last_position for shard in self._shards]
+        return [shard.reader.last_position for shard in self._shards]
 
     def place(self, positions: Sequence[int]) -> Place:
         """Return the place of these positions, by shard."""
@@ -152,11 +152,12 @@ class Hub:
             check_within("a shard", number, 0, len(self._shards) - 1)
             check_within("a position", position, 0, (1 << 64) - 1)
         ends = self.last_positions()
-        if self._site is not None and any(position > ends[number] for number, position in place.items()):
-            self._site.refresh()  # the site that made the place may have applied more
+        storage = self._storage()
+        if storage is not None and any(position > ends[number] for number, position in place.items()):
+            storage.catch_up()  # the site that made the place may have applied more
         found = [0] * len(self._shards)
         for number, position in place.items():
-            if not known and position > self._shards[number].writer.tail.last_position:
+            if not known and position > self._shards[number].reader.last_position:
                 raise WrongDatabaseError(
                     f"position {position} of shard {number} lies after everything in this database: the place is "
                     "probably of another one"
@@ -248,12 +249,17 @@ class Hub:
         """Let the listeners read on in a shard whose contents were replaced, without an announcement."""
         self.reads.forget()
         self._recent.forget()
-        writer = self._shards[shard].writer
-        opened = writer.opened
+        opened = self._shards[shard].writer.opened
         for feed in self._all():
             feed.forget()
-            with writer.lock:
-                feed.listen(shard, writer.tail.last_position)
+        self.extended(shard)
+
+    def extended(self, shard: int) -> None:
+        """Let the listeners read on in a shard that has new messages, without an announcement."""
+        found = self._shards[shard]
+        for feed in self._all():
+            with found.writer.lock:
+                feed.listen(shard, found.reader.last_position)
             feed.wake(shard)
         self._opened[shard] = opened
 

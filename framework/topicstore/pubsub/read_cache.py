@@ -180,12 +180,14 @@ class ReadCache:
     def watermark(self, shard: int) -> int:
         """Return the highest position of a shard that readers may see.
 
-        Raises `ShardElsewhereError` on a site that keeps no copy of the shard.
+        Raises `ShardElsewhereError` on a site that keeps no copy of the shard, and has reached no other site with one.
         """
-        writer = self._shards[shard].writer
-        if writer.elsewhere:
-            raise writer.elsewhere_error()
-        return writer.watermark
+        found = self._shards[shard]
+        if not found.writer.elsewhere:
+            return found.writer.watermark
+        if found.elsewhere is None or not found.elsewhere.known:
+            raise found.writer.elsewhere_error()
+        return found.elsewhere.watermark
 
     def hides(self, shard: int) -> bool:
         """Return whether a layout of the shard hides the epoch that is being written."""
@@ -193,7 +195,7 @@ class ReadCache:
 
     def await_visible(self, wake: Callable[[int], object], shard: int, seen: int, position: int) -> None:
         """Call ``wake`` of a reader that has read up to ``seen`` once all messages up to a position are visible."""
-        last = self._shards[shard].writer.tail.last_position
+        last = self._shards[shard].reader.last_position
         committed = min(position, last)  # an announced batch may never be committed
         if seen < committed:
             self._visibility.add(wake, shard, committed)

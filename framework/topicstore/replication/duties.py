@@ -6,7 +6,7 @@ A wrong decision costs time only: the log decides who owns a shard.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import attrs
 import msgspec
@@ -16,7 +16,7 @@ from topicstore.contract.errors import ReplicasRefusedError, UnknownSiteError
 from .objects import ClusterDocument, GenerationPlan, ShardPlace, Site
 from .placement import choose_owners, choose_replicas
 from .transitions import advanced, named
-from .watching import patience
+from .watching import most_advanced, patience
 
 __all__ = [
     "Duty",
@@ -71,6 +71,12 @@ class Known:
     """For each site, the index of the next entry by shard, as of its last beat."""
     earlier: Mapping[int, int] = attrs.field(factory=dict)
     """By shard, the index of the owner's next entry some seconds ago (`OwnersProgress`); empty where it is unknown."""
+    failed: Mapping[str, Collection[int]] = attrs.field(factory=dict)
+    """For each site, the shards whose copy there takes no writes, because one has failed, as of its last beat."""
+
+    def has_failed(self, site: str, shard: int) -> bool:
+        """Return whether a site can neither write a shard nor apply its entries."""
+        return shard in self.failed.get(site, ())
 
     def ends(self, document: ClusterDocument) -> dict[int, int]:
         """Return the index of the next entry of each shard as of its owner's last beat, where that is known."""
@@ -116,17 +122,24 @@ def next_document(
     """Return the document that a site would create with this number; None if nothing is to be changed.
 
     The site names itself the owner of shards that it keeps, and whose owner seems dead, has released them, or was an
-    earlier process of the same site. If there are none, it carries the plan on for all shards.
+    earlier process of the same site. It names another site the owner of its shards that it can't write any more. If
+    there are none of these, it carries the plan on for all shards.
     """
     changed = document
     for shard, place in enumerate(document.shards):
         if _may_take(document, shard, place, known, takeover_after):
             changed = named(changed, number, shard, known.site, known.incarnation)
+        elif (heir := _heir_of_failed(document, shard, place, known, takeover_after)) is not None:
+            changed = named(changed, number, shard, heir, document.sites[heir].incarnation)
     if changed is not document:
         return changed
     replicas = wanted_replicas(document, factor)
     alive = {site for site in document.sites if seems_alive(document, site, known, takeover_after)}
-    able = [[site for site in some if site in alive] or list(some) for some in replicas]
+    able = [
+        [site for site in some if site in alive and (site == place.owner or not known.has_failed(site, shard))]
+        or list(some)
+        for shard, (some, place) in enumerate(zip(replicas, document.shards, strict=True))
+    ]
     owners = choose_owners([place.owner for place in document.shards], able)
     caught_up = {shard: _caught_up(shard, end, known) & alive for shard, end in known.ends(document).items()}
     return advanced(document, replicas, owners, caught_up)
@@ -147,7 +160,9 @@ def abdicated(document: ClusterDocument, number: int, known: Known, takeover_aft
         others = [
             site
             for site in place.replicas
-            if site != known.site and _silence(document, site, known, unseen=takeover_after) < takeover_after
+            if site != known.site
+            and _silence(document, site, known, unseen=takeover_after) < takeover_after
+            and not known.has_failed(site, shard)
         ]
         others = [site for site in others if not document.sites[site].leaving] or others
         if place.owner == known.site and place.incarnation == known.incarnation and others:
@@ -258,6 +273,8 @@ def with_generations(
 
 def _may_take(document: ClusterDocument, shard: int, place: ShardPlace, known: Known, takeover_after: float) -> bool:
     me = known.site
+    if known.has_failed(me, shard):
+        return False
     if place.owner == me:
         return place.incarnation != known.incarnation or known.lost.get(shard, -1) >= place.epoch
     if me not in place.replicas:
@@ -271,6 +288,22 @@ def _may_take(document: ClusterDocument, shard: int, place: ShardPlace, known: K
         or (site != place.owner and _silence(document, site, known, unseen=takeover_after) < takeover_after)
     }
     return _silence(document, place.owner, known) >= patience(takeover_after, shard, me, applied)
+
+
+def _heir_of_failed(
+    document: ClusterDocument, shard: int, place: ShardPlace, known: Known, takeover_after: float
+) -> str | None:
+    """Return the site that is to own a shard which this site owns and can't write; None if there is none."""
+    if place.owner != known.site or place.incarnation != known.incarnation or not known.has_failed(known.site, shard):
+        return None
+    able = {
+        site: known.applied.get(site, {}).get(shard, 0)
+        for site in place.replicas
+        if site in document.sites
+        and not known.has_failed(site, shard)
+        and _silence(document, site, known, unseen=takeover_after) < takeover_after
+    }
+    return most_advanced(shard, able) if able else None
 
 
 def seems_alive(document: ClusterDocument, site: str, known: Known, takeover_after: float) -> bool:
@@ -289,7 +322,8 @@ def _silence(document: ClusterDocument, site: str, known: Known, *, unseen: floa
 
 def _caught_up(shard: int, end: int, known: Known) -> frozenset[str]:
     enough = min(end - _NEAR, known.earlier.get(shard, end))
-    return frozenset(site for site, applied in known.applied.items() if applied.get(shard, -1) >= enough)
+    near = (site for site, applied in known.applied.items() if applied.get(shard, -1) >= enough)
+    return frozenset(site for site in near if not known.has_failed(site, shard))
 
 
 def wanted_replicas(document: ClusterDocument, factor: int | None) -> tuple[tuple[str, ...], ...]:

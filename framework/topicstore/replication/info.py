@@ -46,6 +46,11 @@ class ShardInfo:
     """The sites that receive a copy at the moment, and are not among the replicas yet."""
     leaving: tuple[str, ...]
     """The replicas that will release their copy, once the joining sites have caught up."""
+    failed: tuple[str, ...]
+    """The replicas that take no writes, because one has failed, until `Database.recover` succeeds there.
+
+    If the owner is among them, another site takes over; without one, the shard is not written.
+    """
     applied: Mapping[str, int]
     """For each site that has reported it in its last heartbeat, the number of log entries that it has applied."""
 
@@ -93,6 +98,7 @@ def cluster_info(
                 replicas=place.replicas,
                 joining=place.joining,
                 leaving=tuple(site for site in place.replicas if site not in wanted[shard]),
+                failed=tuple(site for site in place.replicas if known.has_failed(site, shard)),
                 applied={
                     site: applied[shard]
                     for site, applied in sorted(known.applied.items())

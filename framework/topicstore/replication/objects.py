@@ -140,6 +140,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The version of topicstore that the site runs."""
     applied: dict[int, int]
     """The replication progress of the site, by shard: the index of the entry to be read next."""
+    failed: tuple[int, ...] = ()
+    """The shards whose copy at the site takes no writes, because one has failed."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):

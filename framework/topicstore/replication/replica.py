@@ -226,7 +226,7 @@ class Replica:
             try:
                 self._copy(base, engine)
             except BaseException:
-                writer.elsewhere = True
+                shard.read_copy(False)
                 raise
         self.progress, self._opened = base.progress, writer.opened
         self.released = False
@@ -269,7 +269,8 @@ class Replica:
         if not self.kept or not self._reading.acquire(blocking=False):
             return False
         try:
-            self.kept, self.shard.writer.elsewhere = False, True
+            self.kept = False
+            self.shard.read_copy(False)
             return True
         finally:
             self._reading.release()
@@ -329,7 +330,9 @@ class Replica:
         while self.kept and not self.log.owned:
             began, writer = time.monotonic(), self.shard.writer
             if self.log.reader.read(certain=certain or writer.elsewhere) is not Step.READ:
-                self.caught_up, writer.elsewhere = began, False
+                self.caught_up = began
+                if writer.elsewhere:
+                    self.shard.read_copy(True)
                 return
             meanwhile()
 
@@ -403,10 +406,15 @@ class Replica:
         """Whether this site may propose writes."""
         return self.log.owned
 
+    @property
+    def failed(self) -> bool:
+        """Whether a write of the copy has failed. Nothing can be written or applied until it is opened again."""
+        return self.shard.writer.failure is not None
+
     def check_owned(self) -> None:
-        """Raise `ShardElsewhereError` unless this site owns the shard."""
-        if not self.log.owned:
-            shard, (site, address) = self.shard.number, self.owner
+        """Raise `ShardElsewhereError` unless this site owns the shard, or is to own it and can't write it."""
+        shard, (site, address) = self.shard.number, self.owner
+        if not self.log.owned and not (self.failed and site == self._site):
             owner = f"site {site}" + f" ({address})" * bool(address) if site else "no site"
             raise ShardElsewhereError(f"shard {shard} is written by {owner}", shard, site, address)
 

@@ -300,9 +300,18 @@ class Site:
                 return
             try:
                 self._do(replica, poll=poll)
-                replica.failure = None
+                replica.failure = self._failure_of(replica)
             except TopicstoreError as error:  # other shards go on
                 replica.failure = f"shard {replica.shard.number}: {error}"
+
+    def _failure_of(self, replica: Replica) -> str | None:
+        """Return why a shard's copy takes no writes, and which site does; None if it takes writes."""
+        shard, failure = replica.shard.number, replica.shard.writer.failure
+        if failure is None:
+            return None
+        owner = self.document.shards[shard].owner
+        writer = "no other site has taken it over" if owner == self.name else f"site {owner} owns it"
+        return f"shard {shard} takes no writes on this site until it is opened again ({failure}); {writer}"
 
     def _beat(self) -> None:
         """Create the next beat if it is time."""
@@ -317,6 +326,7 @@ class Site:
             address=self.cluster.address,
             program=__version__,
             applied=self._progress(),
+            failed=self._own_failed(),
         )
         # An existing beat is this process's own, whose answer was lost, or that of another process of this site: the
         # document says which of the two is the site, and the next beat shows that it is alive.
@@ -349,7 +359,7 @@ class Site:
             return
         everything = dict.fromkeys(document.sites, dict.fromkeys(range(len(document.shards)), _END))
         if self._following(document, self._known(everything), 1 << 62) is not None:
-            known = self._known(self._applied(beats))
+            known = self._known_by(self._last(beats))
             known = attrs.evolve(known, earlier=self._owners_progress.look(known.ends(document), time.monotonic()))
             if self._following(document, known, 1 << 62) is not None:
                 self._change(lambda number, current: self._following(current, known, number))
@@ -358,7 +368,9 @@ class Site:
         cluster = self.cluster
         return duties.next_document(document, number, known, cluster.takeover_after, cluster.replication_factor)
 
-    def _known(self, applied: Mapping[str, Mapping[int, int]]) -> Known:
+    def _known(
+        self, applied: Mapping[str, Mapping[int, int]], failed: Mapping[str, Collection[int]] | None = None
+    ) -> Known:
         released = {replica.shard.number: replica.progress.epoch for replica in self.replicas if replica.released}
         now = time.monotonic()
         lost = {
@@ -366,7 +378,12 @@ class Site:
             for replica in self.replicas
             if replica.epoch and not replica.log.owned and now >= replica.retry
         }
-        return Known(self.name, self._incarnation, self._silent, lost, released, applied)
+        failed = {**({} if failed is None else failed), self.name: self._own_failed()}
+        return Known(self.name, self._incarnation, self._silent, lost, released, applied, failed=failed)
+
+    def _known_by(self, last: Mapping[str, Beat]) -> Known:
+        """Return what this site knows, with what each site has reported in its last beat."""
+        return self._known(self._applied(last), {site: beat.failed for site, beat in last.items()})
 
     def _beats(self) -> dict[str, list[int]]:
         """Return the numbers of all beats, by site."""
@@ -376,15 +393,22 @@ class Site:
                 found.setdefault(names.site_of(name), []).append(names.number_of(name))
         return found
 
-    def _applied(self, beats: Mapping[str, list[int]]) -> dict[str, Mapping[int, int]]:
-        """Return the progress that each site has reported in its last beat."""
-        applied: dict[str, Mapping[int, int]] = {}
+    def _last(self, beats: Mapping[str, list[int]]) -> dict[str, Beat]:
+        """Return the last beat of each site."""
+        last: dict[str, Beat] = {}
         for site, numbers in beats.items():
             name = names.beat(site, max(numbers))
             with suppress(ObjectNotFoundError):  # the site has created the next one, and deleted this one
-                applied[site] = BEATS.decode(name, self.store.get(name), self.store.place).applied
-        applied[self.name] = self._progress()
-        return applied
+                last[site] = BEATS.decode(name, self.store.get(name), self.store.place)
+        return last
+
+    def _applied(self, last: Mapping[str, Beat]) -> dict[str, Mapping[int, int]]:
+        """Return the progress that each site has reported in its last beat."""
+        return {**{site: beat.applied for site, beat in last.items()}, self.name: self._progress()}
+
+    def _own_failed(self) -> tuple[int, ...]:
+        """Return the shards that this site keeps, and whose copy here takes no writes, because one has failed."""
+        return tuple(replica.shard.number for replica in self.replicas if replica.kept and replica.failed)
 
     def _progress(self) -> dict[int, int]:
         """Return the progress of this site, by shard, of the shards that it keeps."""
@@ -398,6 +422,8 @@ class Site:
         what = duties.duty(self.document, number, self._known({}), replica.epoch, owned=replica.log.owned)
         if what is not Duty.NOTHING and not replica.kept and not replica.keep():
             return  # the next round looks again
+        if replica.failed and what in (Duty.TAKE_OVER, Duty.FOLLOW):
+            return  # until it is opened again, it can't apply anything, not even the fence that it would write
         if what is Duty.TAKE_OVER:
             if replica.take_over(self.document.shards[number].epoch, self._beat):
                 self._reach(replica)
@@ -439,7 +465,7 @@ class Site:
         for replica in self.replicas:
             if replica.log.owned and (replica.base_due or replica.grown >= _BASE_BYTES):
                 replica.write_base()
-        applied = self._applied(self._beats())
+        applied = self._applied(self._last(self._beats()))
         for replica in self.replicas:
             if replica.base and replica.log.owned and self._oldest_reader(replica, applied) >= replica.base:
                 cut_log(self.store, replica.shard.number, self.name, replica.base)
@@ -519,6 +545,18 @@ class Site:
             return None
         return ShardOwner(name, site.address, site.http_address)
 
+    def keepers(self, shard: int) -> list[ShardOwner]:
+        """Return the other sites that keep a shard, as the last document says: its owner first, silent sites last.
+
+        Some may not have a whole copy. Sends no request to the log store.
+        """
+        document, silent, most = self.document, self._silent, self.cluster.takeover_after
+        place = document.shards[shard]
+        names = [name for name in dict.fromkeys((place.owner, *place.replicas)) if name != self.name]
+        names.sort(key=lambda name: silent.get(name, 0.0) >= most)
+        found = {name: document.sites[name] for name in names if name in document.sites}
+        return [ShardOwner(name, site.address, site.http_address) for name, site in found.items()]
+
     @property
     def token(self) -> bytes:
         """The secret of the cluster, by which its sites recognize each other's connections."""
@@ -529,7 +567,7 @@ class Site:
 
         Shards that this site doesn't keep are left out.
         """
-        applied, now, lags = self._applied(self._beats()), time.monotonic(), []
+        applied, now, lags = self._applied(self._last(self._beats())), time.monotonic(), []
         for replica in filter(lambda replica: replica.kept, self.replicas):
             number, owner = replica.shard.number, replica.owner[0]
             behind = max(applied.get(owner, {}).get(number, 0) - replica.progress.next, 0)
@@ -592,7 +630,7 @@ class Site:
         newer = self._documents.newer(self._numbered()[0])
         if newer is not None:
             self._look_at(*newer)
-        (number, document), known = self._numbered(), self._known(self._applied(self._beats()))
+        (number, document), known = self._numbered(), self._known_by(self._last(self._beats()))
         return cluster_info(number, document, known, self.cluster.takeover_after, self.cluster.replication_factor)
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from .placement import rank
 
-__all__ = ["OwnersProgress", "Silences", "patience"]
+__all__ = ["OwnersProgress", "Silences", "most_advanced", "patience"]
 
 
 class Silences:
@@ -65,6 +65,15 @@ def patience(takeover_after: float, shard: int, site: str, applied: Mapping[str,
     ``applied`` is the log index that each replica reported in its last beat. The most advanced replica waits
     ``takeover_after`` seconds; each following one waits a quarter more, so that two rarely try at the same time.
     """
-    order = sorted(applied, key=lambda one: (-applied[one], -rank(shard, one)))
+    order = _order(shard, applied)
     turn = order.index(site) if site in order else len(order)
     return takeover_after * (1 + turn / 4)
+
+
+def most_advanced(shard: int, applied: Mapping[str, int]) -> str:
+    """Return the replica to which an owner hands over that can't write. ``applied``: see `patience`."""
+    return _order(shard, applied)[0]
+
+
+def _order(shard: int, applied: Mapping[str, int]) -> list[str]:
+    return sorted(applied, key=lambda one: (-applied[one], -rank(shard, one)))

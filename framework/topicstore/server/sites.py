@@ -74,6 +74,7 @@ class ReplicaInfo:
 
     site: str
     status: ReplicaStatus
+    """``down`` if the site is, and if the replica takes no writes, because one has failed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -179,7 +180,10 @@ class Sites:
             shards = [
                 ShardReplicas(
                     id=str(one.shard),
-                    replicas=[ReplicaInfo(site=site, status="up" if site in up else "down") for site in one.replicas],
+                    replicas=[
+                        ReplicaInfo(site=site, status="up" if site in up and site not in one.failed else "down")
+                        for site in one.replicas
+                    ],
                     transitions=[
                         *(ReplicaTransition(site=site, transition="joining") for site in one.joining),
                         *(ReplicaTransition(site=site, transition="leaving") for site in one.leaving),

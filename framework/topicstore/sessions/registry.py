@@ -171,18 +171,16 @@ class SessionRegistry:
 
         A session may have got messages that this site has not applied yet. Raises `StorageUnavailableError`.
         """
-        behind = {shard for shard, position in positions if position > self._shards[shard].writer.watermark}
+        behind = {shard for shard, position in positions if position > self._shards[shard].reader.watermark}
         if behind:
             self._refresh(behind)
 
     def _refresh(self, shards: Collection[int] | None = None) -> None:
-        """Return when this site has read the logs of some shards (None: of all) to their ends.
+        """Return when reads see everything that any site has acknowledged, in some shards (None: in all).
 
-        Raises `StorageUnavailableError`.
+        Raises `StorageUnavailableError` and `ShardElsewhereError`.
         """
-        site = self.publisher.storage().site
-        if site is not None:
-            self.mutex.released(partial(site.refresh, shards))
+        self.mutex.released(partial(self.publisher.storage().catch_up, shards))
 
     def clock_of(self, client_id: str) -> SessionClock:
         """Return the clock of a client's session."""

@@ -334,8 +334,8 @@ class Session:
         sent, and ``no_local`` is refused [MQTT-3.8.3-4]. In a cluster, the sessions may be on all sites, and a member
         gets its share after the next calls of `Sessions.tick` on its site and on the subscription's.
 
-        Raises `InvalidFilterError`, `InvalidArgumentError`, and `ShardElsewhereError` on a site of a cluster that does
-        not keep all shards.
+        Raises `InvalidFilterError`, `InvalidArgumentError`, and `ShardElsewhereError` on a site of a cluster that can't
+        read all shards.
         """
         options = SubscribeOptions(qos, no_local, retain_as_published, retain_handling, subscription_identifier)
         (result,) = self._calls.subscribe([(self, topic_filter, options)], start=start)

@@ -90,7 +90,7 @@ def subscribe_rows(
 ) -> list[SubscribeResult | TopicstoreError]:
     """Check all rows, then subscribe; see `Sessions.subscribe`. Takes the lock."""
     try:
-        registry.publisher.storage().check_whole()  # a session would miss the messages of the other shards
+        registry.publisher.storage().check_readable()  # a session would miss the messages of the other shards
     except ShardElsewhereError as elsewhere:
         if not partial:
             raise

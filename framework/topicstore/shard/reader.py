@@ -53,6 +53,21 @@ class ShardReader:
         self._writer = writer
         self._generations = generations
 
+    @property
+    def watermark(self) -> int:
+        """The highest position that readers may see."""
+        return self._writer.watermark
+
+    @property
+    def last_position(self) -> int:
+        """The last position that was assigned."""
+        return self._writer.tail.last_position
+
+    @property
+    def displacement(self) -> int:
+        """The maximum, in microseconds, by which a position's time is later than its message's own time."""
+        return self._writer.displacement
+
     def plan(
         self,
         database: bytes,
@@ -273,11 +288,14 @@ class ShardReader:
         """
         last = self._writer.tail.last_position
         if position > last | (epoch - 1):
-            raise PlaceAheadError(
-                f"the place is at position {position} ({format_time(time_of(position))}) of shard "
-                f"{self._writer.number}, which ends at {last} ({format_time(time_of(last))}): the database has lost "
-                "what was read there, as when it was restored from an older copy; begin again at a time, or from now on"
-            )
+            raise self._ahead_error(position, last)
+
+    def _ahead_error(self, position: int, last: int) -> PlaceAheadError:
+        return PlaceAheadError(
+            f"the place is at position {position} ({format_time(time_of(position))}) of shard "
+            f"{self._writer.number}, which ends at {last} ({format_time(time_of(last))}): the database has lost "
+            "what was read there, as when it was restored from an older copy; begin again at a time, or from now on"
+        )
 
     # --- epochs ---
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from topicstore.contract.engine import Engine
 from topicstore.contract.errors import CorruptionError
@@ -13,6 +14,9 @@ from .reader import ShardReader
 from .rewriter import Rewriter
 from .tally_tables import TallyTables
 from .writer import RecordRecoveryPoint, ShardWriter, WritePolicy
+
+if TYPE_CHECKING:
+    from .elsewhere import AskSite, ElsewhereReader
 
 __all__ = ["Shard"]
 
@@ -40,9 +44,32 @@ class Shard:
             raise CorruptionError(bad.reason, f"shard {number}, {bad.place}") from bad
         self.generations.open()
         self.reader = ShardReader(self.writer, self.generations)
+        """The reader of this site's copy, or `elsewhere`. Replaced under the writer's lock, as is the next."""
+        self.elsewhere: ElsewhereReader | None = None
+        """The reader that asks other sites, while this site of a cluster keeps no copy, and knows whom to ask."""
+        self._own_reader = self.reader
+        self._asking: ElsewhereReader | None = None
         self.tallies = TallyTables(self.writer, self.generations)
         """The tables of messages counted by topic and client id."""
         self.rewriter = Rewriter(self.writer, self.generations, self.tallies)
+
+    def read_elsewhere(self, ask: AskSite | None) -> None:
+        """Read by asking other sites while this site keeps no copy; with None, let such reads raise."""
+        with self.writer.lock:
+            if ask is None:
+                self._asking = None
+            else:
+                from .elsewhere import ElsewhereReader  # only for servers of a cluster
+
+                self._asking = ElsewhereReader(self.writer, self.generations, ask)
+            self.read_copy(not self.writer.elsewhere)
+
+    def read_copy(self, whole: bool) -> None:
+        """Read this site's copy if it is ``whole``; otherwise ask other sites, or let reads raise."""
+        with self.writer.lock:
+            self.writer.elsewhere = not whole
+            self.elsewhere = None if whole else self._asking
+            self.reader = self._own_reader if self.elsewhere is None else self.elsewhere
 
     def recover(self, open_again: Callable[[Callable[[], object]], object]) -> bool:
         """Take writes again after a failed write; return False, and do nothing, if no write failed.

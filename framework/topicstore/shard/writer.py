@@ -258,6 +258,9 @@ class CommitListener(Protocol):
     def replaced(self, shard: int) -> None:
         """React to new contents of a shard, none of which was announced; called without a shard's lock."""
 
+    def extended(self, shard: int) -> None:
+        """React to new messages of a shard that another site of a cluster keeps; called without a shard's lock."""
+
 
 class AddGeneration(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The change that seals the current generation of a shard and adds a new one."""
@@ -980,13 +983,15 @@ class ShardWriter:
     def check_writable(self) -> None:
         """Raise an error if the shard takes no writes.
 
-        The error is `ShardReadOnlyError` if an earlier write failed, `DatabaseClosedError` if the shard is closed, and
-        `ReadOnlyDatabaseError` if the database was opened for reading.
+        The error is `ShardReadOnlyError` if an earlier write failed, `ShardElsewhereError` if one failed and another
+        site owns the shard, `DatabaseClosedError` if the shard is closed, and `ReadOnlyDatabaseError` if the database
+        was opened for reading.
         """
         self.check_open()
         if self.read_only:
             raise ReadOnlyDatabaseError("the database was opened with mode='r'; another mode lets you write")
         if self._failure is not None:
+            self.check_owned()  # another site may have taken the shard over
             raise ShardReadOnlyError(
                 f"shard {self.number} takes no writes since one failed ({self.failure}); "
                 "remove the cause, then call recover(), or close and open the database"

@@ -272,7 +272,7 @@ class ShardOpener:
                 engine.flush_log()  # readers must not see messages that a power failure could undo
             shard = self._make(number, engine, read_only=True)
             if self.manifest.cluster is not None and engine.get(STATE, PROGRESS) is None:
-                shard.writer.elsewhere = True
+                shard.read_copy(False)
             return shard
 
     def _open_engine(

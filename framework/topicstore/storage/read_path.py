@@ -26,7 +26,9 @@ def plan_replay(request: ReplayRequest, shards: Sequence[Shard], database: bytes
     """
     began = time.monotonic()
     last = None if request.until is None else first_position(request.until) - 1
-    bounds = [shard.writer.watermark for shard in shards]  # before planning, which may wait
+    bounds = [
+        shard.writer.watermark if shard.elsewhere is None else shard.elsewhere.current_watermark() for shard in shards
+    ]  # before planning, which may wait
     if last is not None:
         bounds = [min(bound, last) for bound in bounds]
     first, timestamps = first_position(request.start), request.timestamps
@@ -42,7 +44,7 @@ def read_batch(request: ReadRequest, shards: Sequence[Shard]) -> ReadResult:
     """Return the next batch of a cursor."""
     cursor, bound = request.cursor, request.bound
     shard = shards[cursor.shard]
-    if cursor.generation == KEYED:
+    if cursor.generation == KEYED and shard.elsewhere is None:
         return read_keyed(request, shard)
     if request.until is not None:
         before = first_position(request.until) - 1

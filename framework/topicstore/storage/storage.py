@@ -64,6 +64,7 @@ from .store_path import store_batch
 
 if TYPE_CHECKING:
     from topicstore.replication.site import Site
+    from topicstore.shard.elsewhere import AskSite
 
 __all__ = ["Storage", "StorageListener"]
 
@@ -397,7 +398,7 @@ class Storage:
         messages of an epoch that hasn't ended are left out.
         """
         found = self.shards[shard]
-        watermark = found.writer.watermark
+        watermark = found.writer.watermark if found.elsewhere is None else found.elsewhere.watermark
         bound = watermark if last is None else min(last, watermark)
         return found.reader.plan(self.id, topic_filter, first, bound, since=since, timestamps=timestamps)
 
@@ -427,6 +428,45 @@ class Storage:
         for shard in self.shards:
             with shard.writer.lock:
                 shard.writer.listener = listener
+
+    # --- shards that other sites of a cluster keep ---
+
+    def read_elsewhere(self, ask: AskSite | None) -> None:
+        """Read the shards that this site doesn't keep by asking other sites; with None, let such reads raise."""
+        for shard in self.shards:
+            shard.read_elsewhere(ask)
+
+    def look_elsewhere(self) -> None:
+        """Learn how far the shards reach that other sites keep, and wake the listener of those with new messages.
+
+        Raises `ShardElsewhereError`, several as an `ExceptionGroup`.
+        """
+
+        def look(shard: Shard) -> None:
+            elsewhere = shard.elsewhere
+            if elsewhere is None:
+                return
+            elsewhere.look()
+            moved, removed = elsewhere.changes()
+            if removed and self.listener is not None:
+                self.listener.forget()
+            if moved and self.listener is not None:
+                self.listener.extended(shard.number)
+
+        do_all([partial(look, shard) for shard in self.shards], "could not be reached")
+
+    def catch_up(self, shards: Collection[int] | None = None) -> None:
+        """Return when reads see everything that was acknowledged at any site before the call, in some shards or all.
+
+        Does nothing without a cluster. Raises the errors of `Site.refresh`, and `ShardElsewhereError`.
+        """
+        if self.site is None:
+            return
+        self.site.refresh(shards)
+        for number, shard in enumerate(self.shards):
+            elsewhere = shard.elsewhere
+            if elsewhere is not None and (shards is None or number in shards):
+                elsewhere.look(certain=True)
 
     # --- read-only ---
 
@@ -518,6 +558,16 @@ class Storage:
         self.check_open()
         for shard in self.shards if self.manifest.cluster is not None and shards is None else shards or ():
             if shard.writer.elsewhere:
+                raise shard.writer.elsewhere_error()
+
+    def check_readable(self) -> None:
+        """Raise `ShardElsewhereError` if a shard can be read neither here nor at another site of the cluster."""
+        self.check_open()
+        for shard in self.shards if self.manifest.cluster is not None else ():
+            elsewhere = shard.elsewhere
+            if elsewhere is not None and not elsewhere.known:
+                elsewhere.look()
+            elif elsewhere is None and shard.writer.elsewhere:
                 raise shard.writer.elsewhere_error()
 
     def check_times(self, batch: MessageBatch) -> None:

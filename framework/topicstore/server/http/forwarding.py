@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import http
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+import ssl
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, Generic, TypeVar
 
 import attrs
-import h11
+import httpx
 import msgspec
 import numpy as np
 from litestar import Request, Response
@@ -36,9 +36,10 @@ from .formats.written import written
 from .guards import GRANTED, granted
 from .problems import problem
 
-__all__ = ["RETRY", "Call", "Forwarder", "Parts", "Reply", "owners_of", "parts_of"]
+__all__ = ["FORWARDED", "RETRY", "Call", "Forwarder", "Parts", "Reply", "SiteClients", "owners_of", "parts_of"]
 
 T = TypeVar("T")
+C = TypeVar("C", httpx.Client, httpx.AsyncClient)
 
 FORWARDED = "Topicstore-Forwarded"
 """The header of a forwarded request; its value is the name of the site that forwards."""
@@ -50,9 +51,11 @@ A site may use all of its threads for them, so it holds none while it waits for 
 _MARGIN = 5.0
 """Seconds to connect to a site, and seconds by which its answer may take longer than it waits for the log store."""
 _LARGEST_ANSWER = 1 << 20
-_PIECE = 64 << 10
 _PASSED = ("accept", "content-type", "user-agent")
 """The client's headers that are forwarded."""
+_POOL = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+"""Connections close after each request. So an idle client has nothing to close, and no request meets a connection that
+the other site is closing. Callers bound the number of their requests."""
 _OWN = (b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding", b"upgrade")
 """The headers of a response that concern one connection alone."""
 
@@ -134,6 +137,28 @@ class Call:
     body: bytes = b""
 
 
+class SiteClients(Generic[C]):
+    """The clients for ``http`` and ``https``; new ones after the cluster's certificates were read again. Thread-safe.
+
+    They use no proxies of the environment and follow no redirects.
+    """
+
+    def __init__(self, tls: SiteTls, make: Callable[..., C]) -> None:
+        self._tls = tls
+        self._make: Callable[..., C] = make
+        self._clients: dict[str, tuple[ssl.SSLContext | None, C]] = {}
+        """The client for each scheme, with the TLS context that it uses. Entries are replaced as a whole."""
+
+    def of(self, scheme: str) -> C:
+        """Return the client for a scheme. Raises `ListenError` if the files of the certificates can't be read."""
+        context = self._tls.context if scheme == "https" else None
+        known = self._clients.get(scheme)
+        if known is None or known[0] is not context:
+            client = self._make(verify=context or False, limits=_POOL, trust_env=False)
+            known = self._clients[scheme] = context, client
+        return known[1]
+
+
 class Forwarder:
     """Requests from one site to others. Used in the event loop of HTTP only.
 
@@ -143,9 +168,10 @@ class Forwarder:
     """
 
     def __init__(self, site: Site, token: str, tls: SiteTls) -> None:
-        self._site, self._token, self._tls = site, token, tls
+        self._site, self._token = site, token
         self._turns: dict[str, asyncio.Semaphore] = {}
         """The turns of requests by the site to which they are forwarded."""
+        self._clients = SiteClients(tls, httpx.AsyncClient)
         self._patience = site.cluster.store_timeout + _MARGIN
 
     def call(
@@ -253,73 +279,50 @@ class Forwarder:
             detail = f"site {owner.site} has not answered other requests for {self._patience:g} s"
             raise HTTPException(status_code=503, detail=detail, headers=dict(RETRY)) from late
         try:
-            reader, writer = await self._connect(owner)
+            response = await self._answered(owner, call)
             try:
-                yield await self._exchange(owner, call, reader, writer)
+                headers = [(name.lower(), value) for name, value in response.headers.raw]
+                yield Reply(response.status_code, headers, self._pieces(owner, response))
             finally:
-                writer.transport.abort()
+                await response.aclose()
         finally:
             turns.release()
 
-    async def _connect(self, owner: ShardOwner) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        at = urlsplit(owner.http_address)
-        if at.hostname is None:
+    async def _answered(self, owner: ShardOwner, call: Call) -> httpx.Response:
+        """Send a request, and return the response, whose body is not read yet and which the caller closes."""
+        if not owner.http_address:
             raise HTTPException(status_code=503, detail=f"site {owner.site}, which writes the shard, serves no HTTP")
-        secure = at.scheme == "https"
         try:
-            async with asyncio.timeout(_MARGIN):
-                port, context = at.port or (443 if secure else 80), self._tls.context if secure else None
-                return await asyncio.open_connection(at.hostname, port, ssl=context)
-        except (OSError, TimeoutError, ListenError) as bad:
+            with self._unanswered(owner):
+                request = httpx.Request(
+                    call.method,
+                    owner.http_address,
+                    headers={"Authorization": f"Bearer {self._token}", **call.headers},
+                    content=call.body,
+                    extensions={
+                        "target": call.target.encode("latin-1"),
+                        "timeout": httpx.Timeout(self._patience, connect=_MARGIN).as_dict(),
+                    },
+                )
+                return await self._clients.of(request.url.scheme).send(request, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout, httpx.InvalidURL, ListenError) as bad:
             why = str(bad) or "no answer"
             detail = f"site {owner.site}, which writes the shard, can't be reached at {owner.http_address}: {why}"
             raise HTTPException(status_code=503, detail=detail, headers=dict(RETRY)) from bad
 
-    async def _exchange(
-        self, owner: ShardOwner, call: Call, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Reply:
-        """Send a request on a connection, and return its response with the rest of its body."""
-        protocol = h11.Connection(h11.CLIENT)
-        headers = {
-            "Host": urlsplit(owner.http_address).netloc,
-            "Connection": "close",
-            "Authorization": f"Bearer {self._token}",
-            "Content-Length": str(len(call.body)),
-            **call.headers,
-        }
-
-        async def event() -> h11.Event | type[h11.PAUSED]:
-            while (found := protocol.next_event()) is h11.NEED_DATA:
-                async with asyncio.timeout(self._patience):
-                    protocol.receive_data(await reader.read(_PIECE))
-            return found  # type: ignore[return-value]
-
-        async def pieces() -> AsyncIterator[bytes]:
-            with self._unanswered(owner):
-                while isinstance(found := await event(), h11.Data):
-                    yield bytes(found.data)
-
+    async def _pieces(self, owner: ShardOwner, response: httpx.Response) -> AsyncIterator[bytes]:
         with self._unanswered(owner):
-            writer.write(
-                protocol.send(h11.Request(method=call.method, target=call.target, headers=[*headers.items()])) or b""
-            )
-            for start in range(0, len(call.body), _PIECE):
-                writer.write(protocol.send(h11.Data(data=call.body[start : start + _PIECE])) or b"")
-                async with asyncio.timeout(self._patience):
-                    await writer.drain()
-            writer.write(protocol.send(h11.EndOfMessage()) or b"")
-            while isinstance(found := await event(), h11.InformationalResponse):
-                continue
-            if not isinstance(found, h11.Response):
-                raise OSError("its connection has ended")
-        return Reply(found.status_code, list(found.headers), pieces())
+            async for piece in response.aiter_raw():
+                yield piece
 
     @contextmanager
     def _unanswered(self, owner: ShardOwner) -> Iterator[None]:
-        """Convert the failure of a connection to `HTTPException`."""
+        """Convert the failure of a connection to `HTTPException`, unless it was not made."""
         try:
             yield
-        except (OSError, TimeoutError, h11.ProtocolError) as bad:
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            raise
+        except httpx.TransportError as bad:
             why = str(bad) or f"for {self._patience:g} s"
             detail = f"site {owner.site} gave no answer ({why}); it is unknown whether it has carried the request out"
             raise HTTPException(status_code=503, detail=detail) from bad

@@ -124,14 +124,16 @@ class HttpServer:
         ``tls``: TLS of connections to other sites; None without a cluster.
         """
         self._settings, self._descriptors = settings, descriptors
-        forwarder, token = None, None
+        forwarder, token, self._keepers = None, None, None
         if db.cluster is not None and tls is not None:
             from topicstore.server.cluster import http_token  # only for a site of a cluster
 
             from .forwarding import Forwarder
+            from .keepers import Keepers
 
             token = http_token(db.cluster)
             forwarder = Forwarder(db.cluster, token, tls)
+            self._keepers = Keepers(db, db.cluster, token, tls)
         sites, memory = Sites(db, mqtt.storages), MemoryBudget(max(settings.memory, settings.body_size))
         self.context = Context(
             db=db,
@@ -193,6 +195,9 @@ class HttpServer:
                 self._closer.add(self.context.metrics.stop)
                 self.context.metrics.start()
                 self._announce(self._certificate)
+                if self._keepers is not None:
+                    self._closer.add(self._keepers.stop)
+                    self._keepers.start()
 
     def _serve(self, bound: Sequence[socket.socket]) -> None:
         config: Any = uvicorn.Config(

@@ -24,11 +24,13 @@ __all__ = ["Asking", "FairThreads", "Way", "asking"]
 
 T = TypeVar("T")
 
-Way = Literal["ordinary", "heavy", "health"]
-"""The class of a request: heavy requests are limited to a part of the threads, health requests have separate
-threads."""
+Way = Literal["ordinary", "heavy", "health", "site"]
+"""The class of a request: heavy requests are limited to a part of the threads; health requests, and the questions of
+other sites of a cluster, have separate threads."""
 
-_HEALTH_THREADS = 2
+_APART = {"health": 2, "site": 4}
+"""The number of separate threads, by class. Two sites may wait for each other's answers in all of their other threads,
+so these must be able to answer."""
 _WAITING = {"heavy": 32, "ordinary": 256}
 """Most waiting requests of an address, by class."""
 _RETRY_AFTER = "1"
@@ -99,7 +101,7 @@ class FairThreads(ThreadPoolExecutor):
         self._most, self._heavy = threads, max(threads * 3 // 4, 1)
         self._heavy_of_host, self._of_host = max(threads // 2, 1), max(threads - 1, 1)
         super().__init__(threads + 1, "topicstore-http")  # one more for `at_once`
-        self._health = ThreadPoolExecutor(_HEALTH_THREADS, "topicstore-http-health")
+        self._apart = {way: ThreadPoolExecutor(most, f"topicstore-http-{way}") for way, most in _APART.items()}
         self._turns = threading.Lock()
         """Guards the following attributes."""
         self._waiting: dict[tuple[str, bool], deque[_Work]] = {}
@@ -114,8 +116,8 @@ class FairThreads(ThreadPoolExecutor):
         `shutdown`.
         """
         of = asking.get()
-        if of is not None and of.way == "health":
-            return self._health.submit(call, *arguments, **named)
+        if of is not None and of.way in self._apart:
+            return self._apart[of.way].submit(call, *arguments, **named)
         heavy = of is not None and of.way == "heavy" and not of.begun
         work = _Work(lambda: call(*arguments, **named), of, heavy)
         with self._turns:
@@ -151,7 +153,8 @@ class FairThreads(ThreadPoolExecutor):
             else:
                 super().submit(work.do)
         super().shutdown(wait, cancel_futures=cancel_futures)
-        self._health.shutdown(wait, cancel_futures=cancel_futures)
+        for apart in self._apart.values():
+            apart.shutdown(wait, cancel_futures=cancel_futures)
 
     def _take_unwanted_locked(self) -> list[_Work]:
         """Remove work of disconnected clients from the queues, and return it."""

@@ -51,6 +51,10 @@ class ClusterCollector(Collector):
         yield gauge("topicstore_replica_lag_entries", text, _SHARD, lags)
         text = "Whether this site owns the shard: 1 or 0."
         yield gauge("topicstore_shard_owned", text, _SHARD, zip(labels, [one.owned for one in replicas], strict=True))
+        text = "Whether this site's replica takes no writes, because one has failed: 1 or 0."
+        yield gauge(
+            "topicstore_replica_failed", text, _SHARD, zip(labels, [one.failed for one in replicas], strict=True)
+        )
         text = "Times that this site has become the owner of the shard."
         taken = [one.log.takeovers for one in replicas]
         yield counter("topicstore_takeovers", text, _SHARD, zip(labels, taken, strict=True))

@@ -53,6 +53,7 @@ __all__ = [
     "TopicCounts",
     "TopicTally",
     "clients",
+    "clients_of_shard",
     "counted_topics",
     "latest",
     "latest_of",
@@ -99,6 +100,8 @@ class TopicCounts:
         return self._of_shard(storage, shard, self._counts(topic_filter))
 
     def _of_shard(self, storage: Storage, shard: Shard, counts: _FilterCounts) -> Tally:
+        if (elsewhere := shard.elsewhere) is not None:
+            return elsewhere.counts(counts.topic_filter, by_topic=True)
         if shard.writer.read_only:  # no caching, because deletes of the writing process aren't visible here
             return _ShardCounts(counts.topic_filter).brought_up(storage, shard)
         shard.tallies.counted = partial(self._note, shard.number)  # before reading tables, so that no table is missed
@@ -348,7 +351,7 @@ def topics(storage: Storage, topic_filter: TopicFilter) -> list[TopicTally]:
 
 def counted_topics(storage: Storage, topic_filter: TopicFilter) -> Tally:
     """Return the counts of the matching topics, in order of topics, of all messages stored before the call."""
-    storage.check_open()
+    storage.check_readable()
     return storage.kept(TopicCounts).of(storage, topic_filter)
 
 
@@ -359,18 +362,27 @@ def topic_tallies(tally: Tally) -> list[TopicTally]:
 
 def clients(storage: Storage, topic_filter: TopicFilter) -> list[ClientTally]:
     """Count messages by client id; see `Database.clients`."""
-    storage.check_open()
+    storage.check_readable()
     total, began = Gathering(), time.monotonic()
     for shard in storage.shards:
-        for record, _ in shard.generations.with_slabs():
-            total.add(_clients(storage, shard, record, topic_filter, began))
+        total.add(clients_of_shard(storage, shard, topic_filter, began))
     tally = total.total()
     return [ClientTally(client_id=tally.client_ids[row[1]], **_counts(row)) for row in _rows(tally)]
 
 
+def clients_of_shard(storage: Storage, shard: Shard, topic_filter: TopicFilter, since: float) -> Tally:
+    """Count a shard's messages by client id. ``since`` is that of `topicstore.shard.reader.ShardReader.plan`."""
+    if (elsewhere := shard.elsewhere) is not None:
+        return elsewhere.counts(topic_filter, by_topic=False)
+    total = Gathering(Tally.by_client)
+    for record, _ in shard.generations.with_slabs():
+        total.add(_clients(storage, shard, record, topic_filter, since))
+    return total.total()
+
+
 def latest(storage: Storage, topic_filter: TopicFilter) -> list[Message]:
     """Return the last message of each topic; see `Database.latest`."""
-    storage.check_open()
+    storage.check_readable()
     if topic_filter.literal:
         request = ReplayRequest(db=storage, topic_filter=topic_filter, start=0, until=None, order="time", batch_size=1)
         return [message for batch in newest_first(storage, request, 1) for message in batch.to_messages()]
@@ -382,7 +394,7 @@ def latest_of(storage: Storage, topics: Iterable[str]) -> list[Message]:
 
     Unlike `latest` of each topic, the call reads no stream backwards: the positions come from the counts.
     """
-    storage.check_open()
+    storage.check_readable()
     dollar, names = set[str](), set[str]()
     for topic in topics:
         (dollar if topic.startswith("$") else names).add(topic)

@@ -147,7 +147,7 @@ class LagCounter:
     def __init__(self, storage: Storage) -> None:
         storage.check_open()
         self._storage = storage
-        self.marks = [shard.writer.watermark for shard in storage.shards]
+        self.marks = [shard.reader.watermark for shard in storage.shards]
         """By shard, the highest readable position when the counter was created."""
         self._counted: dict[tuple[str, int], tuple[int, _Unread]] = {}
         """By filter and shard, a reader's last position and all messages after it, if they were counted to the end."""

@@ -145,6 +145,7 @@ class _Fetches:
 
 def explain(storage: Storage, request: ReplayRequest, limit: int | None = None) -> Explanation:
     """Run a replay and return its cost; see `Database.explain`."""
+    storage.check_whole()  # the cost of reading at another site isn't known here
     if limit is not None:
         check_count("limit", limit)
         request.batch_size = min(limit, request.batch_size)

@@ -35,6 +35,9 @@ class History:
     @classmethod
     def of(cls, shard: Shard, mark: int) -> Self:
         """Return the history of a shard up to ``mark``, its watermark. Reads no messages."""
+        if (elsewhere := shard.elsewhere) is not None:
+            found = elsewhere.ranks(mark)
+            return cls(np.array(found.positions, np.uint64), np.array(found.ranks, np.float64))
         positions, ranks, before = list[int](), list[int](), 0
         for record in shard.generations.listed():
             ends = shard.reader.zone_ends(record.number)  # the last zone of a sealed generation isn't full

@@ -33,7 +33,7 @@ def displacement(storage: Storage) -> int:
 
     It is 0 if positions follow the time of storing.
     """
-    return max(shard.writer.displacement for shard in storage.shards)
+    return max(shard.reader.displacement for shard in storage.shards)
 
 
 def judged_by(storage: Storage, request: ReplayRequest, by: By) -> ReplayRequest:

@@ -57,7 +57,7 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
         cls, storage: Storage, topic_filter: str, start: int, until: int | None, *, by: By, reverse: bool
     ) -> Self:
         """Return the place before the first message of a replay. Raises `InvalidFilterError`."""
-        storage.check_open()
+        storage.check_readable()
         return cls(
             database=storage.id,
             topic_filter=TopicFilter(topic_filter).text,
@@ -65,7 +65,7 @@ class ReplayPlace(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
             until=until,
             by=by,
             reverse=reverse,
-            bounds=tuple(shard.writer.watermark for shard in storage.shards),
+            bounds=tuple(shard.reader.watermark for shard in storage.shards),
         )
 
     def after(self, batch: MessageBatch) -> Self:

@@ -1,14 +1,20 @@
-"""``/ds``: sites, storages and replicas, in the format of EMQX's durable storage API."""
+"""``/ds``: sites, storages and replicas, in the format of EMQX's durable storage API.
+
+``POST /shards/{shard}/ask`` has the questions of other sites of a cluster about a shard that they don't keep.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+from typing import Annotated, Any
 
-from litestar import delete, get, put
+import msgspec
+from litestar import Request, Response, delete, get, post, put
+from litestar.exceptions import ClientException, PermissionDeniedException
 from litestar.params import JSONBody, PathParameter
 
 from topicstore.server.http.context import TheContext
-from topicstore.server.http.guards import needs
+from topicstore.server.http.guards import is_site, needs
 from topicstore.server.sites import SiteInfo, StorageReplicas
 
 __all__ = ["ROUTES"]
@@ -87,4 +93,26 @@ def leave(context: TheContext, ds: _Storage, site: _Site) -> str:
     return "OK"
 
 
-ROUTES = [sites, site, forget, storages, storage, replicas, set_replicas, join, leave]
+@post("/shards/{shard:int}/ask", guards=[needs("read")], tags=_TAGS, status_code=200, opt={"way": "site"})
+async def ask(
+    context: TheContext,
+    request: Request[Any, Any, Any],
+    shard: Annotated[int, PathParameter(description="The number of a shard.")],
+) -> Response[bytes]:
+    """Answer a question of another site of the cluster about a shard that it doesn't keep.
+
+    Question and answer are in a form of the cluster's own, so only its sites may ask.
+    """
+    if not is_site(request):
+        raise PermissionDeniedException("only the sites of the cluster ask each other")
+    from topicstore.storage.answering import answer  # only for a site of a cluster
+
+    question, loop = await request.body(), asyncio.get_running_loop()
+    try:
+        found = await loop.run_in_executor(context.threads, answer, context.db.storage, shard, question)
+    except msgspec.DecodeError as bad:
+        raise ClientException(f"the question is not of a known form: {bad}") from bad
+    return Response(found, media_type="application/vnd.msgpack")
+
+
+ROUTES = [sites, site, forget, storages, storage, replicas, set_replicas, join, leave, ask]

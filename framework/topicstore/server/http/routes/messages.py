@@ -93,6 +93,7 @@ def histogram(
     time or a narrower filter is counted exactly.
     """
     db = context.db
+    db.storage.check_whole()  # `histogram` counts what this site keeps
     found = time_asked(db, start), time_asked(db, until)
     return histograms.histogram(db.storage, TopicFilter(topic_filter), *found, buckets)
 
@@ -246,7 +247,7 @@ def replay(
         place = _place(after)
     else:
         if fresh and db.cluster is not None:
-            db.cluster.refresh()
+            db.storage.catch_up()
         first, end = time_asked(db, start) or 0, time_asked(db, until)
         place = ReplayPlace.beginning(db.storage, topic_filter, first, end, by=by, reverse=reverse)
     if order == "any" and (reverse or limit is not None):

@@ -1,0 +1,233 @@
+"""Sites that read the shards that they don't keep at the sites that keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import pytest
+import topicstore as ts
+from topicstore.sessions import Publish, Session
+from topicstore.storage.answering import answer
+from topicstore_conformance.faults.threads import wait_until
+
+from .test_moving import agreed, keeps
+from .test_sites import NOW, Sites
+
+SHARDS = 4
+
+
+class Keepers:
+    """The sites of a cluster in this process, which answer each other's questions; those in ``silent`` do not."""
+
+    def __init__(self, dbs: Mapping[str, ts.Database]) -> None:
+        self._dbs = dbs
+        self.silent: set[str] = set()
+        self.asked: list[str] = []
+        """The sites that have answered."""
+        for name in dbs:
+            self.serve(name)
+
+    def serve(self, name: str) -> None:
+        """Let a site ask the others about the shards that it doesn't keep."""
+        site = self._dbs[name].cluster
+        assert site is not None
+
+        def ask(shard: int, question: bytes, _: bool) -> bytes:
+            for keeper in site.keepers(shard):
+                if keeper.site not in self.silent:
+                    self.asked.append(keeper.site)
+                    return answer(self._dbs[keeper.site].storage, shard, question)
+            raise ts.ShardElsewhereError(f"no site answers for shard {shard}", shard)
+
+        self._dbs[name].storage.read_elsewhere(ask)
+
+
+def client_of(shard: int, db: ts.Database) -> str:
+    return next(f"c{number}" for number in range(1_000) if db.shard_of(f"c{number}") == shard)
+
+
+def stored(dbs: Mapping[str, ts.Database], numbers: Sequence[int], topic: str = "t/{}") -> None:
+    """Store messages of all shards at their owners, one after the other."""
+    for number in numbers:
+        one = next(db for db in dbs.values() if db.cluster is not None and db.cluster.owns(number % SHARDS))
+        client = client_of(number % SHARDS, one)
+        one.publish([ts.Message(topic.format(number % 7), str(number).encode(), client, qos=1)])
+
+
+@pytest.fixture
+def dbs(tmp_path: Path) -> Iterator[dict[str, ts.Database]]:
+    """Four sites, of which each shard has two copies, and messages of all shards."""
+    sites, how = Sites(tmp_path), {"replication_factor": 2}
+    with ExitStack() as opened:
+        found = {"a": opened.enter_context(sites.open("a", shards=SHARDS, **how))}
+        stored(found, range(50))
+        found |= {name: opened.enter_context(sites.open(name, **how)) for name in "bcd"}
+        wait_until(lambda: agreed(*found.values()), "copies at their sites")
+        assert any(len(keeps(db)) < SHARDS for db in found.values())
+        stored(found, range(50, 100))
+        yield found
+
+
+def numbers(messages: Sequence[ts.Message]) -> list[int]:
+    return [int(message.payload) for message in messages]
+
+
+def test_any_site_reads_all_shards(dbs: dict[str, ts.Database]) -> None:
+    """Replays in all orders, counts, and last messages are the same at every site, whatever it keeps."""
+    Keepers(dbs)
+    for db in dbs.values():
+        assert [*range(100)] == numbers(list(db.replay("#")))
+        assert [*range(99, -1, -1)] == numbers(list(db.replay("#", reverse=True)))
+        assert [99, 98, 97] == numbers(list(db.replay("#", reverse=True, limit=3)))
+        assert [*range(100)] == sorted(numbers(list(db.replay("#", order="any"))))
+        assert {number for number in range(100) if number % 7 == 3} == {*numbers(list(db.replay("t/3")))}
+        assert [15, 15, 14, 14, 14, 14, 14] == [one.messages for one in db.topics()]
+        assert [25] * SHARDS == [one.messages for one in db.clients()]
+        assert [98, 99, 93, 94, 95, 96, 97] == numbers(db.latest())
+        assert [94] == numbers(db.latest("t/3"))
+
+
+def test_another_site_answers_where_the_owner_does_not(dbs: dict[str, ts.Database]) -> None:
+    """A reader asks the next site that keeps a shard, and without any raises `ShardElsewhereError`."""
+    keepers = Keepers(dbs)
+    name, db = next((name, db) for name, db in dbs.items() if len(keeps(db)) < SHARDS)
+    assert db.cluster is not None
+    missing = next(shard for shard in range(SHARDS) if shard not in keeps(db))
+    owner, other = (keeper.site for keeper in db.cluster.keepers(missing))
+    assert name not in (owner, other)
+    keepers.silent = {owner}
+    assert [*range(100)] == numbers(list(db.replay("#")))
+    assert other in keepers.asked
+    keepers.silent = {*dbs}
+    with pytest.raises(ts.ShardElsewhereError, match="no site answers"):
+        db.replay("#")
+    keepers.silent.clear()
+    db.storage.read_elsewhere(None)
+    with pytest.raises(ts.ShardElsewhereError, match="is not kept on this site"):
+        db.topics()
+
+
+def test_a_subscription_follows_all_shards(dbs: dict[str, ts.Database]) -> None:
+    """A site that looks at the other sites' shards delivers their messages, from the beginning and as they come."""
+    Keepers(dbs)
+    with ExitStack() as opened:
+        followers = {db: opened.enter_context(db.subscribe("t/#", 0)) for db in dbs.values()}
+        got: dict[ts.Database, list[int]] = {db: [] for db in followers}
+        for first, end in ((0, 100), (100, 140), (140, 150)):
+            stored(dbs, range(max(first, 100), end))
+            for db, follower in followers.items():
+
+                def has_all(db: ts.Database = db, follower: ts.Subscription = follower, end: int = end) -> bool:
+                    db.storage.look_elsewhere()
+                    got[db] += numbers(follower.fetch(timeout=0).messages)
+                    return len(got[db]) >= end
+
+                wait_until(has_all, "all messages")
+                assert [*range(end)] == sorted(got[db])
+        for db in followers:
+            late = opened.enter_context(db.subscribe("t/#"))
+            assert [] == late.fetch(timeout=0).messages
+
+
+def received(db: ts.Database, session: Session, got: list[int]) -> int:
+    """Acknowledge what a session is handed now, and append it; return how much there is."""
+    db.storage.look_elsewhere()
+    db.sessions.wait(0)
+    for one in session.deliver():
+        assert isinstance(one, Publish)
+        got.append(int(one.message.payload))
+        session.puback(one.packet_id)
+    return len(got)
+
+
+def test_a_session_reads_all_shards(dbs: dict[str, ts.Database]) -> None:
+    """A durable session with a wildcard gets the messages of all shards once, across a disconnection."""
+    Keepers(dbs)
+    owned = {
+        name: [replica.shard.number for replica in db.cluster.replicas if replica.owned]
+        for name, db in dbs.items()
+        if db.cluster is not None
+    }
+    owners = {name: shards[0] for name, shards in owned.items() if shards}
+    assert any(len(keeps(dbs[name])) < SHARDS for name in owners)
+    for name, shard in owners.items():
+        db = dbs[name]
+        client = next(f"{name}{n}" for n in range(1_000) if db.shard_of(f"{name}{n}") == shard)
+        got: list[int] = []
+        session = db.sessions.open(client, expiry_interval=None)
+        session.subscribe(f"{name}/#", 1)
+        topic = f"{name}/{{}}"
+        stored(dbs, range(40), topic)
+        wait_until(partial(lambda *of: received(*of) >= 40, db, session, got), "the first messages")
+        session.disconnect()
+        stored(dbs, range(40, 60), topic)
+        session = db.sessions.open(client, expiry_interval=None)
+        assert session.present
+        wait_until(partial(lambda *of: received(*of) >= 60, db, session, got), "those of the meantime")
+        stored(dbs, range(60, 80), topic)
+        wait_until(partial(lambda *of: received(*of) >= 80, db, session, got), "those of now")
+        assert [*range(80)] == sorted(got)
+
+
+def test_retained_messages_and_lag_cover_all_shards(dbs: dict[str, ts.Database]) -> None:
+    """Any site lists the retained messages of all shards, and counts the lag of its sessions over all of them."""
+    Keepers(dbs)
+    for number in range(20):
+        one = next(db for db in dbs.values() if db.cluster is not None and db.cluster.owns(number % SHARDS))
+        one.publish([ts.Message(f"kept/{number}", b"%d" % number, client_of(number % SHARDS, one), retain=True)])
+    for db in dbs.values():
+        assert db.cluster is not None
+        db.cluster.refresh()
+        assert [*range(20)] == sorted(numbers(db.retained("kept/#")))
+        assert [7] == numbers(db.retained("kept/7"))
+        for shard in range(SHARDS):
+            if db.cluster.owns(shard):
+                session = db.sessions.open(client_of(shard, db), expiry_interval=None)
+                session.subscribe("t/#", 1, start=0)
+                assert 100 == db.sessions.lag(session.client_id)[session.client_id]["t/#"].messages
+
+
+def test_replays_by_timestamp_cover_all_shards(dbs: dict[str, ts.Database]) -> None:
+    """Replays by the messages' own times, sorted or bounded by them, are the same at every site."""
+    Keepers(dbs)
+    for number in range(20):
+        one = next(db for db in dbs.values() if db.cluster is not None and db.cluster.owns(number % SHARDS))
+        one.store([ts.Message("own", b"%d" % number, client_of(number % SHARDS, one), timestamp=NOW - number)])
+    for db in dbs.values():
+        assert [*range(19, -1, -1)] == numbers(list(db.replay("own", order="timestamp")))
+        assert [*range(6, 3, -1)] == numbers(
+            list(db.replay("own", NOW - 6, NOW - 3, by="timestamp", order="timestamp"))
+        )
+
+
+def test_what_is_deleted_elsewhere_is_not_delivered_from_memory(dbs: dict[str, ts.Database]) -> None:
+    """A subscription that begins after a deletion at other sites gets nothing of what an earlier one has read."""
+    Keepers(dbs)
+    db = min(dbs.values(), key=lambda one: len(keeps(one)))
+    missing = set(range(SHARDS)) - set(keeps(db))
+    expected = [number for number in range(100) if number % 7 != 3 or number % SHARDS not in missing]
+    assert len(expected) < 100
+    with db.subscribe("t/#", 0) as earlier:
+        got: list[int] = []
+        wait_until(partial(lambda *of: got_all(*of, 100), db, earlier, got), "all messages")
+        for one in dbs.values():
+            assert one.cluster is not None
+            if owned := [shard for shard in missing if one.cluster.owns(shard)]:
+                one.delete("t/3", shards=owned)
+        for one in dbs.values():
+            one.storage.catch_up()
+        db.storage.look_elsewhere()
+        with db.subscribe("t/#", 0) as later:
+            left: list[int] = []
+            wait_until(partial(lambda *of: got_all(*of, len(expected)), db, later, left), "what is left")
+            assert expected == sorted(left)
+
+
+def got_all(db: ts.Database, follower: ts.Subscription, got: list[int], count: int) -> bool:
+    """Fetch what a subscription has now, and return whether it has got as many messages."""
+    db.storage.look_elsewhere()
+    got += numbers(follower.fetch(timeout=0).messages)
+    return len(got) >= count

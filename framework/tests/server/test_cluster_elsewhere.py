@@ -1,0 +1,165 @@
+"""Five servers of which each shard has three copies: any client at any server, whatever that server keeps."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import itertools
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import cycle
+from typing import Any
+
+import pytest
+from topicstore.replication.documents import Documents
+from topicstore.replication.log_stores import open_log_store
+from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.faults.threads import wait_until
+from topicstore_conformance.mqtt.paho_client import PahoClient
+
+from .test_cluster import SHARDS, Cluster, client_of
+
+pytestmark = pytest.mark.slow
+
+NAMES = "abcde"
+FIRST = range(60)
+"""The messages that are stored before the tests."""
+
+
+def shards(cluster: Cluster) -> list[dict[str, Any]]:
+    """Return each shard with its replicas and transitions."""
+    found: list[dict[str, Any]] = cluster.ask("a", "GET", "/api/v5/ds/storages/messages").json["shards"]
+    return found
+
+
+def keeps(cluster: Cluster, site: str) -> set[int]:
+    """Return the shards that a site keeps."""
+    return {int(one["id"]) for one in shards(cluster) if site in [replica["site"] for replica in one["replicas"]]}
+
+
+def publish(cluster: Cluster, topic: str, numbers: range) -> None:
+    """Publish messages of all shards, each at another server."""
+    for number, site in zip(numbers, cycle(NAMES), strict=False):
+        message = {
+            "topic": f"{topic}/{number % 5}",
+            "payload": str(number),
+            "client_id": client_of({number % SHARDS}),
+            "qos": 1,
+        }
+        answer = cluster.ask(site, "POST", "/api/v5/messages", message)
+        assert 200 == answer.status, answer.json
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Five servers after all copies are where they belong, so that some keep not all shards."""
+    need("rocksdb")
+    with ExitStack() as closing:
+        cluster = Cluster(tmp_path_factory.mktemp("five"))
+        closing.callback(cluster.close)
+        cluster.start(*NAMES)
+
+        def settled() -> bool:
+            found = shards(cluster)
+            return all(
+                not one["transitions"] and (one["id"] == "0" or len(one["replicas"]) == 3) for one in found
+            ) and SHARDS == sum(len(cluster.owned(site)) for site in NAMES)
+
+        wait_until(settled, "three copies of each shard")
+        publish(cluster, "five", FIRST)
+        yield cluster
+
+
+def test_some_servers_keep_not_all_shards(five: Cluster) -> None:
+    """The other tests mean something: a server lacks shards."""
+    assert any(len(keeps(five, site)) < SHARDS for site in NAMES)
+
+
+def test_any_server_replays_all_messages(five: Cluster) -> None:
+    """Whole replays, the newest message, and pages that go from server to server have every message once."""
+    expected = sorted(str(number) for number in FIRST)
+    for site in NAMES:
+        assert expected == sorted(five.payloads(site, "five/%23"))
+        (newest,) = five.read(site, "/api/v5/messages?filter=five/%23&reverse=true&limit=1").lines
+        assert str(FIRST[-1]) == json.loads(newest)["payload"]
+    found: list[str] = []
+    query: str | None = "filter=five/%23&limit=7"
+    for site in cycle(NAMES):
+        answer = five.read(site, f"/api/v5/messages?{query}")
+        found += [json.loads(line)["payload"] for line in answer.lines]
+        if (following := answer.headers["Topicstore-Next"]) is None:
+            break
+        query = f"after={following}&limit=7"
+    assert expected == sorted(found)
+
+
+def test_any_server_lists_topics_and_last_messages(five: Cluster) -> None:
+    """Topics, clients and the last message of each topic cover the shards of all servers."""
+    for site in NAMES:
+        topics = five.ask(site, "GET", "/api/v5/topics?filter=five/%23").json["items"]
+        assert {f"five/{number}": len(FIRST) // 5 for number in range(5)} == {
+            one["topic"]: one["messages"] for one in topics
+        }
+        assert SHARDS == len(five.ask(site, "GET", "/api/v5/clients?filter=five/%23").json["items"])
+        last = five.ask(site, "GET", "/api/v5/latest?filter=five/%23").json["items"]
+        assert sorted(str(number) for number in FIRST[-5:]) == sorted(one["payload"] for one in last)
+
+
+def test_any_server_serves_replays_over_mqtt(five: Cluster) -> None:
+    """``$replay`` has all messages, whichever server a client connects to, and whichever owns its session's shard."""
+    for site, shard in itertools.product(NAMES, range(SHARDS)):
+        with PahoClient(five.sites[site].port, client_of({shard}, f"r{site}")) as client:
+            client.subscribe("$replay/beginning/five/#", 1)
+            assert sorted(str(number) for number in FIRST) == sorted(client.payloads(len(FIRST)))
+
+
+def test_durable_sessions_receive_the_messages_of_all_shards(five: Cluster) -> None:
+    """A session with a wildcard gets what is published at any server, live and after a time without a connection."""
+    names = {client_of({shard}, "durable-"): site for shard, site in zip(range(SHARDS), NAMES, strict=False)}
+    with ExitStack() as closing:
+        for name, site in names.items():
+            client = closing.enter_context(PahoClient(five.sites[site].port, name, expiry=3_600))
+            client.subscribe(f"{name}/#", 1)
+            publish(five, name, range(20))
+            assert {str(number) for number in range(20)} == set(client.payloads(20))
+            client.close()
+            publish(five, name, range(20, 40))
+            again = closing.enter_context(PahoClient(five.sites["e"].port, name, expiry=3_600, clean=False))
+            assert again.present
+            assert {str(number) for number in range(20, 40)} == set(again.payloads(20))
+            publish(five, name, range(40, 60))
+            assert {str(number) for number in range(20, 60)} == set(again.payloads(40))
+            again.close()
+
+
+def test_only_sites_ask_each_other(five: Cluster) -> None:
+    """A client's token, whatever its scope, gets 403 for a question, and a site 400 for one of an unknown form."""
+    assert 403 == five.ask("a", "POST", "/api/v5/shards/0/ask", {}).status
+    _, document = Documents(open_log_store((five.root / "log").as_uri()), lambda _: None).newest()
+    assert document is not None
+    key = hmac.digest(document.token, b"http", hashlib.sha256).hex()
+    of_site = {"Authorization": f"Bearer {key}", "Topicstore_Forwarded": "b", "Topicstore_Granted": "read"}
+    answer = five.ask("a", "POST", "/api/v5/shards/0/ask", {}, **of_site)
+    assert (400, True) == (answer.status, "not of a known form" in answer.json["detail"])
+    lacking = next(site for site in NAMES if len(keeps(five, site)) < SHARDS)
+    shard = min(set(range(SHARDS)) - keeps(five, lacking))
+    answer = five.ask(lacking, "POST", f"/api/v5/shards/{shard}/ask", {}, **of_site)
+    assert (421, True) == (answer.status, "is not kept on this site" in answer.json["detail"])
+
+
+def test_a_server_asks_another_one_while_an_owner_is_dead(five: Cluster) -> None:
+    """A shard whose owner has died, and that nobody takes over, is read at another server that keeps it."""
+    lacking = next(site for site in NAMES if len(keeps(five, site)) < SHARDS)
+    shard = min(set(range(SHARDS)) - keeps(five, lacking))
+    owner = next(site for site in NAMES if shard in five.owned(site))
+    expected = sorted(str(number) for number in FIRST)
+    reader = client_of(five.owned(lacking) or {shard}, "after-")
+    with PahoClient(five.sites[lacking].port, reader) as client:
+        five.sites[owner].kill()
+        assert expected == sorted(five.payloads(lacking, "five/%23"))
+        if five.owned(lacking):
+            client.subscribe("$replay/beginning/five/#", 1)
+            assert expected == sorted(client.payloads(len(FIRST)))
+    five.start(owner)
+    wait_until(lambda: shard in five.owned(owner), "the owner is back")

@@ -1,0 +1,341 @@
+"""`ElsewhereReader`: reads a shard of a cluster that this site doesn't keep, by asking a site that keeps it.
+
+A question and its answer are msgpack, of the types below. Cursors are valid on every site, because all sites apply the
+same entries in the same order. What a question reads, and which of the sites is asked, is decided above:
+`topicstore.storage.answering` answers questions, and servers pass them to each other.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from topicstore.contract import errors
+from topicstore.contract.arrow import columns_of
+from topicstore.contract.batch import ALL_FIELDS, MessageBatch
+from topicstore.contract.columns import Constant
+from topicstore.contract.cursors import Cursor
+from topicstore.contract.replay_plan import GenerationPlan, ShardPlan, TimeRange
+from topicstore.contract.requests import ReadResult
+from topicstore.contract.topics import TopicFilter
+
+from .generations import Generations
+from .reader import ShardReader
+from .tally_records import Tally
+from .writer import ShardWriter
+from .zones import Span
+
+__all__ = [
+    "AskBegin",
+    "AskCounts",
+    "AskEnd",
+    "AskNewest",
+    "AskNext",
+    "AskPlan",
+    "AskRanks",
+    "AskSite",
+    "Counts",
+    "ElsewhereReader",
+    "End",
+    "Error",
+    "Next",
+    "Plan",
+    "Question",
+    "Ranks",
+    "counts_of",
+    "stream_of",
+]
+
+T = TypeVar("T")
+
+AskSite: TypeAlias = Callable[[int, bytes, bool], bytes]
+"""A function that sends a shard's question to a site that keeps the shard, and returns the answer.
+
+The last argument says whether the site may have to wait, for its log store or the end of an epoch. It raises
+`ShardElsewhereError` if no such site answers.
+"""
+
+
+class AskEnd(msgspec.Struct, tag="end", frozen=True):
+    """Asks for the `End` of the shard."""
+
+    certain: bool
+    """Whether the site first gets everything that was acknowledged before."""
+
+
+class AskPlan(msgspec.Struct, tag="plan", frozen=True):
+    """Asks for a `Plan`; see `ShardReader.plan`."""
+
+    topic_filter: str
+    first: int
+    bound: int
+    waits: bool
+    """Whether to wait for the end of the current epoch instead of lowering the bound."""
+    timestamps: tuple[int, int | None] | None
+
+
+class AskNext(msgspec.Struct, tag="next", frozen=True):
+    """Asks for the `Next` batch of a cursor; see `ShardReader.next`."""
+
+    cursor: Cursor
+    rows: int
+    bound: int | None
+    timeout: float | None
+
+
+class AskBegin(msgspec.Struct, tag="begin", frozen=True):
+    """Asks for cursors that are moved to a position; see `ShardReader.begin`."""
+
+    cursors: list[Cursor]
+    position: int
+
+
+class AskNewest(msgspec.Struct, tag="newest", frozen=True):
+    """Asks for a span with the newest messages of a cursor; see `ShardReader.newest`."""
+
+    cursor: Cursor
+    first: int
+    last: int
+    rows: int
+
+
+class AskRanks(msgspec.Struct, tag="ranks", frozen=True):
+    """Asks for the `Ranks` of some positions up to a mark; see `topicstore.storage.reading.history`."""
+
+    mark: int
+
+
+class AskCounts(msgspec.Struct, tag="counts", frozen=True):
+    """Asks for the `Counts` of the matching messages by topic, or else by client id."""
+
+    topic_filter: str
+    by_topic: bool
+
+
+Question = AskEnd | AskPlan | AskNext | AskBegin | AskNewest | AskRanks | AskCounts
+
+
+class End(msgspec.Struct, frozen=True):
+    """The end of a shard, as the site that was asked has it."""
+
+    watermark: int
+    displacement: int
+    removals: tuple[int, int]
+    """The number of deleted messages, as the site counts it, and the oldest live generation. If they are others than
+    before, messages that were read may be gone."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A plan of a shard: the bound, and of each part the cursors, the epoch, the bound and the first position."""
+
+    bound: int
+    parts: list[tuple[list[Cursor], int, int, int]]
+
+
+class Next(msgspec.Struct, frozen=True):
+    """A batch, as an Arrow IPC stream of stored messages, empty without messages, and the place after it."""
+
+    batch: bytes
+    cursor: Cursor
+    end_of_stream: bool
+    caught_up: bool
+
+
+class Ranks(msgspec.Struct, frozen=True):
+    """Positions in ascending order, and the number of messages up to each."""
+
+    positions: list[int]
+    ranks: list[float]
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """The columns of a `Tally`; those of numbers are little-endian, of 8 bytes each."""
+
+    topics: list[str]
+    client_ids: list[str]
+    columns: list[bytes]
+
+
+class Error(msgspec.Struct, frozen=True):
+    """An error that the reader is to raise: the name of its class, and its text."""
+
+    name: str
+    text: str
+
+
+_NUMBERS = ("topic", "client_id", "first", "last", "messages", "size")
+
+
+class ElsewhereReader(ShardReader):
+    """The reader of a shard while this site does not keep it. Thread-safe.
+
+    All methods raise `ShardElsewhereError` if no site that keeps the shard answers.
+    """
+
+    def __init__(self, writer: ShardWriter, generations: Generations, ask: AskSite) -> None:
+        super().__init__(writer, generations)
+        self._ask_site = ask
+        self._looking = threading.Lock()
+        """Guards the next two. Reading `_end`, which is replaced as a whole, needs no lock."""
+        self._end: End | None = None
+        """The furthest known end."""
+        self._seen: End | None = None
+        """The end as of the last call of `changes`."""
+
+    # --- the end ---
+
+    @property
+    def watermark(self) -> int:
+        """The highest position that is known to be readable, as of the last `look`; 0 before the first."""
+        return 0 if self._end is None else self._end.watermark
+
+    @property
+    def last_position(self) -> int:
+        """The same: what isn't readable is not known."""
+        return self.watermark
+
+    @property
+    def displacement(self) -> int:
+        """See `topicstore.shard.writer`."""
+        return 0 if self._end is None else self._end.displacement
+
+    @property
+    def known(self) -> bool:
+        """Whether `look` has succeeded."""
+        return self._end is not None
+
+    def look(self, *, certain: bool = False) -> None:
+        """Ask for the end of the shard. With ``certain``, it has everything that was acknowledged before the call."""
+        found = self._ask(AskEnd(certain), End, waits=certain)
+        with self._looking:
+            if self._end is None or found.watermark >= self._end.watermark:
+                self._end = found
+
+    def changes(self) -> tuple[bool, bool]:
+        """Return whether `watermark` has moved since the last call, and whether messages may have been removed."""
+        with self._looking:
+            before, self._seen = self._seen, self._end
+        if self._seen is None:
+            return False, False
+        moved = before is None or before.watermark < self._seen.watermark
+        return moved, before is not None and before.removals != self._seen.removals
+
+    def current_watermark(self) -> int:
+        """Return the highest readable position, as the site that is asked has it now."""
+        self.look()
+        return self.watermark
+
+    def check_reached(self, position: int, epoch: int = 1) -> None:
+        """Raise `PlaceAheadError` if ``position`` is above the highest position that the shard ever assigned."""
+        if position > self.last_position | (epoch - 1):
+            self.look(certain=True)
+        if position > self.last_position | (epoch - 1):
+            raise self._ahead_error(position, self.last_position)
+
+    def await_visible(self, position: int) -> None:
+        """Return when the site that is asked has ended the epoch of a position, if it owns the shard."""
+        self.plan(b"", TopicFilter("#"), position, position, since=time.monotonic())
+
+    # --- reading ---
+
+    def plan(
+        self,
+        database: bytes,
+        topic_filter: TopicFilter,
+        first: int,
+        bound: int,
+        *,
+        since: float | None,
+        timestamps: TimeRange | None = None,
+    ) -> ShardPlan:
+        """Return a plan as `ShardReader.plan`."""
+        times = None if timestamps is None else (timestamps.start, timestamps.until)
+        waits = since is not None
+        found = self._ask(AskPlan(topic_filter.text, first, bound, waits, times), Plan, waits=waits)
+        parts = [GenerationPlan(cursors, epoch, last, begin) for cursors, epoch, last, begin in found.parts]
+        return ShardPlan(shard=self._writer.number, bound=found.bound, generations=parts)
+
+    def next(
+        self,
+        cursor: Cursor,
+        *,
+        rows: int,
+        size: int,
+        bound: int | None = None,
+        deadline: float | None = None,
+        final: bool = False,
+        columns: frozenset[str] = ALL_FIELDS,
+    ) -> ReadResult:
+        """Return the next batch of a cursor, with all columns. The site that is asked bounds its size."""
+        timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        found = self._ask(AskNext(cursor, rows, bound, timeout), Next, waits=False)
+        batch = _batch(found.batch, self._writer.number)
+        return ReadResult(
+            batch=batch,
+            cursor=cursor.advance(found.cursor.place),
+            end_of_stream=found.end_of_stream,
+            caught_up=found.caught_up,
+        )
+
+    def begin(self, cursors: Sequence[Cursor], position: int) -> list[Cursor]:
+        """Return cursors of a generation, moved to a position."""
+        return self._ask(AskBegin(list(cursors), position), list[Cursor])
+
+    def newest(self, cursor: Cursor, first: int, last: int, rows: int) -> Span | None:
+        """Return a span of positions with the newest messages of a cursor's stream."""
+        return self._ask(AskNewest(cursor, first, last, rows), tuple[int, int] | None)  # type: ignore[arg-type]
+
+    def ranks(self, mark: int) -> Ranks:
+        """Return the ranks of positions up to ``mark``."""
+        return self._ask(AskRanks(mark), Ranks)
+
+    def counts(self, topic_filter: TopicFilter, *, by_topic: bool) -> Tally:
+        """Return the counts of the matching messages by topic, or else by client id."""
+        found = self._ask(AskCounts(topic_filter.text, by_topic), Counts)
+        columns = [np.frombuffer(column, "<u8") for column in found.columns]
+        return Tally(found.topics, found.client_ids, *columns)
+
+    def _ask(self, question: Question, kind: type[T], *, waits: bool = True) -> T:
+        data = self._ask_site(self._writer.number, msgspec.msgpack.encode(question), waits)
+        try:
+            error, found = msgspec.msgpack.decode(data, type=tuple[Error | None, kind | None])  # type: ignore[valid-type]
+        except msgspec.DecodeError as bad:
+            raise errors.ShardElsewhereError(
+                f"the answer for shard {self._writer.number} is not one: {bad}", self._writer.number
+            ) from bad
+        if error is not None:
+            raise getattr(errors, error.name)(error.text)
+        return found  # type: ignore[return-value]
+
+
+def stream_of(batch: MessageBatch) -> bytes:
+    """Return the stored form of a batch in `Next`."""
+    if not len(batch):
+        return b""
+    rows, sink = batch.to_arrow(ids=True), io.BytesIO()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    return sink.getvalue()
+
+
+def _batch(data: bytes, shard: int) -> MessageBatch:
+    if not data:
+        return MessageBatch.empty()
+    with pa.ipc.open_stream(data) as stream:
+        rows = stream.read_next_batch()
+    positions = rows.column("position").to_numpy(zero_copy_only=False).astype(np.uint64, copy=False)
+    columns: dict[str, Any] = {**columns_of(rows), "positions": positions}
+    return MessageBatch(**columns, shards=Constant(shard, rows.num_rows))
+
+
+def counts_of(tally: Tally) -> Counts:
+    """Return the stored form of a tally."""
+    columns: list[Any] = [np.ascontiguousarray(getattr(tally, name), "<u8").tobytes() for name in _NUMBERS]
+    return Counts(list(tally.topics), list(tally.client_ids), columns)
