@@ -55,7 +55,7 @@ LARGEST_CHANGE = LARGEST_ENTRY - (1 << 20)
 CHANGE_OVERHEAD = 5
 """The most bytes that the encoding of an entry adds to each of its changes."""
 _LEVEL, _QUICK_LEVEL = 1, -3
-"""The levels of zstandard at which entries are compressed: those that shrink, and those that hardly do."""
+"""The levels of zstandard at which changes are compressed: those that shrink, and those that hardly do."""
 _SAMPLED = 64 << 10
 """The least number of bytes of which samples are compressed first."""
 _SAMPLE = 2_048
@@ -64,7 +64,7 @@ _PLACES = tuple(number * 0.618034 % 1 for number in range(1, 9))
 """The places of the samples, as parts of the whole. They are irregular, because the changes may be of equal size, and
 each begins with columns that shrink well."""
 _WORTH = 0.9
-"""The part of their size to which samples must shrink for the rest to be compressed with care."""
+"""The part of their size to which samples must shrink for all to be compressed with `_LEVEL`."""
 _LARGEST_READ = 1 << 30
 """The most uncompressed bytes of an entry that is read; a larger size counts as corruption.
 
@@ -254,15 +254,13 @@ class _Compressors(threading.local):
 _COMPRESSORS = _Compressors()
 
 
-def _compressed(plain: bytes) -> bytes:
-    """Return a frame of zstandard; if samples hardly shrink, little time is spent on the rest."""
-    compress = _COMPRESSORS.normal
-    if len(plain) >= _SAMPLED:
-        room = len(plain) - _SAMPLE
-        sample = b"".join([plain[at : at + _SAMPLE] for at in (int(place * room) for place in _PLACES)])
-        if len(compress(sample)) > _WORTH * len(sample):
-            compress = _COMPRESSORS.quick
-    return compress(plain)
+def _shrinks(plain: bytes) -> bool:
+    """Return whether samples of the bytes shrink under compression; True for few bytes, of which none are taken."""
+    if len(plain) < _SAMPLED:
+        return True
+    room = len(plain) - _SAMPLE
+    sample = b"".join([plain[at : at + _SAMPLE] for at in (int(place * room) for place in _PLACES)])
+    return len(_COMPRESSORS.normal(sample)) <= _WORTH * len(sample)
 
 
 def _digest(name: str, body: bytes) -> bytes:
@@ -327,7 +325,7 @@ def encode_entry(shard: int, head: Head, changes: tuple[bytes, ...]) -> tuple[En
         first_position=head.first_position,
         last_position=head.last_position,
         size=len(plain),
-        changes=_compressed(plain) if plain else b"",
+        changes=(_COMPRESSORS.normal if _shrinks(plain) else _COMPRESSORS.quick)(plain) if plain else b"",
         fence=head.fence,
     )
     data = _ENTRIES.encode(names.entry(shard, head.index), stored)
