@@ -83,7 +83,6 @@ class DirectoryLogStore(LogStore):
                 self._check_root()
                 _remove_abandoned(self._staging)
                 self._writes = True
-            self._make(path.parent)
             taken = not self._link(path, data)
             sync(path.parent)
         except OSError as error:
@@ -153,10 +152,11 @@ class DirectoryLogStore(LogStore):
             descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 lock_file(descriptor, fcntl.LOCK_EX, staged)  # so that no other process takes it for abandoned
-                with open(descriptor, "wb", closefd=False) as file:
-                    file.write(data)
+                left = memoryview(data)
+                while left:
+                    left = left[os.write(descriptor, left) :]
                 os.fsync(descriptor)
-                os.link(staged, path)
+                self._name(staged, path)
             except FileExistsError:
                 return False
             except FileNotFoundError:
@@ -167,6 +167,15 @@ class DirectoryLogStore(LogStore):
                 staged.unlink(missing_ok=True)
                 os.close(descriptor)
             return True
+
+    def _name(self, staged: Path, path: Path) -> None:
+        """Link a staged file to an object's name, in a directory that is made if necessary."""
+        try:
+            os.link(staged, path)
+        except FileNotFoundError:
+            self._check_root()
+            self._make(path.parent)
+            os.link(staged, path)
 
     def _make(self, folder: Path) -> None:
         """Create a directory and its missing parents, and fsync their entries."""

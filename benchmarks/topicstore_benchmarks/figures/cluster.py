@@ -90,8 +90,8 @@ def _cluster(root: Path, **how: Any) -> ts.Cluster:
     return ts.Cluster((root / "log").as_uri(), **how)
 
 
-def _open(root: Path, name: str, **how: Any) -> ts.Database:
-    return ts.open(root / name, cluster=_cluster(root, **how), site=name)
+def _open(root: Path, name: str, *, auto_compact: bool = True, **how: Any) -> ts.Database:
+    return ts.open(root / name, cluster=_cluster(root, **how), site=name, auto_compact=auto_compact)
 
 
 @contextmanager
@@ -172,7 +172,14 @@ def _three_sites(seconds: float) -> Iterator[Figure]:
 
 
 def _beside_sync(seconds: float, rounds: int) -> Iterator[Figure]:
-    with _directory() as root, ts.open(root / "alone", durability="sync") as alone, _open(root, "a") as shared:
+    """Yield the ratios of one site's rates to those of a database without a log, which take turns.
+
+    Nothing is compacted: a database compacts while its writers pause, which is the time in which the other is measured.
+    """
+    with ExitStack() as opened:
+        root = opened.enter_context(_directory())
+        alone = opened.enter_context(ts.open(root / "alone", durability="sync", auto_compact=False))
+        shared = opened.enter_context(_open(root, "a", auto_compact=False))
         for writers, least in ((8, 0.7), (1, 0.5)):
             ratios = []
             for _ in range(rounds + 1):

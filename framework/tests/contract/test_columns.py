@@ -114,6 +114,14 @@ def test_equal_constants_join_to_a_constant() -> None:
     assert list(actual) == ["a"] * 5
 
 
+def test_constants_of_different_texts_join_to_codes() -> None:
+    """Constants of texts concatenate to a `Coded` column that has each text once."""
+    actual = concat([Constant("a", 2), Constant("b", 1), Constant("a", 1)])
+    assert isinstance(actual, Coded)
+    assert ["a", "b"] == actual.texts.values.tolist()
+    assert ["a", "a", "b", "a"] == actual.tolist()
+
+
 def test_large_integers_keep_every_bit_where_types_meet() -> None:
     """Concatenation of uint64 and int64 doesn't convert to float64."""
     large = [2**63 + 1, 2**64 - 1]
@@ -191,6 +199,6 @@ def test_each_text_of_a_list_is_numbered_once(columns: list[list[str]], more: in
         column = Coded(np.array([known.index(text) for text in rows], np.uint32), texts)
         assert [-1 if text == "f" else ord(text) for text in rows] == shown.of(column, numbers).tolist()
         assert rows == column.compact().tolist()
-        assert sorted(set(rows)) == sorted(column.compact().texts.values.tolist())
+        assert list(dict.fromkeys(rows)) == column.compact().texts.values.tolist()
     assert sorted(set("".join(map("".join, columns))) - {"f"}) == sorted(set(asked) - {"f"})
     assert len(set(asked) - {"f"}) == len([text for text in asked if text != "f"])

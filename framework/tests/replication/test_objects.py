@@ -130,6 +130,19 @@ def test_the_largest_change_is_read_back_even_if_it_does_not_compress() -> None:
     assert entry == objects.decode_entry(5, A_HEAD.index, stored, "s3://b")
 
 
+@pytest.mark.parametrize("sizes", [(200_000,), (40_000,) * 4, (20_000,) * 16])
+@pytest.mark.parametrize("shrinks", [True, False])
+def test_little_time_is_spent_on_large_entries_that_hardly_shrink(sizes: tuple[int, ...], shrinks: bool) -> None:
+    """A large entry is found to shrink by its payloads, though each change begins with columns that shrink well."""
+    chosen = random.Random(0)
+    alphabet = b"0123456789" if shrinks else bytes(range(256))
+    changes = tuple(bytes(size // 20) + bytes(chosen.choices(alphabet, k=size - size // 20)) for size in sizes)
+    assert shrinks == objects._shrinks(b"".join(changes))
+    entry, stored = objects.encode_entry(5, A_HEAD, changes)
+    assert shrinks == (len(stored) < 0.6 * sum(sizes))
+    assert entry == objects.decode_entry(5, A_HEAD.index, stored, "s3://b")
+
+
 @pytest.mark.parametrize("changes", [(bytes(1_001),), (b"",) * 1_001, (random.Random(0).randbytes(990),)])
 def test_an_entry_that_is_too_large_is_refused_before_it_is_written(
     changes: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch

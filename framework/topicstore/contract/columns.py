@@ -135,11 +135,10 @@ class Coded:
 
     def compact(self) -> Coded:
         """Return the same rows with a list of their own: the texts in use, each once, in order of first use."""
-        used, first, places = np.unique(self.codes, return_index=True, return_inverse=True)
-        order = np.argsort(first)
-        ranks = np.empty_like(order)
-        ranks[order] = np.arange(len(order))
-        return Coded(ranks[places], Texts.of(self.texts.values[used[order]].tolist()))
+        used = np.array(list(dict.fromkeys(self.codes.tolist())), dtype=np.intp)
+        ranks = np.empty(len(self.texts.values), dtype=np.intp)
+        ranks[used] = np.arange(len(used))
+        return Coded(ranks[self.codes], Texts.of(self.texts.values[used].tolist()))
 
 
 class CodedNumbers:
@@ -313,6 +312,10 @@ def concat(columns: Sequence[Column]) -> Column:
         return first
     if _all_are(columns, Constant) and _all_same(columns):
         return Constant(columns[0].value, sum(map(len, columns)))
+    if _all_are(columns, Constant) and all(type(column.value) is str for column in columns):
+        numbers: dict[str, int] = {}
+        each = [numbers.setdefault(column.value, len(numbers)) for column in columns]
+        return Coded(np.repeat(each, list(map(len, columns))), Texts.of(list(numbers)))
     if _all_are(columns, list):
         return list(chain.from_iterable(columns))
     if _all_are(columns, Coded) and all(column.texts is columns[0].texts for column in columns):

@@ -7,6 +7,7 @@ object stored under a wrong name is detected like a flipped bit. Each log entry 
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -53,6 +54,17 @@ LARGEST_CHANGE = LARGEST_ENTRY - (1 << 20)
 """The most bytes of one change. The rest of an entry has room for the head, and for what compression may add."""
 CHANGE_OVERHEAD = 5
 """The most bytes that the encoding of an entry adds to each of its changes."""
+_LEVEL, _QUICK_LEVEL = 1, -3
+"""The levels of zstandard at which changes are compressed: those that shrink, and those that hardly do."""
+_SAMPLED = 64 << 10
+"""The least number of bytes of which samples are compressed first."""
+_SAMPLE = 2_048
+"""The size of a sample."""
+_PLACES = tuple(number * 0.618034 % 1 for number in range(1, 9))
+"""The places of the samples, as parts of the whole. They are irregular, because the changes may be of equal size, and
+each begins with columns that shrink well."""
+_WORTH = 0.9
+"""The part of their size to which samples must shrink for all to be compressed with `_LEVEL`."""
 _LARGEST_READ = 1 << 30
 """The most uncompressed bytes of an entry that is read; a larger size counts as corruption.
 
@@ -233,8 +245,30 @@ _VERSIONS = msgspec.msgpack.Decoder(_Versioned)
 _CHANGES = msgspec.msgpack.Decoder(tuple[bytes, ...])
 
 
+class _Compressors(threading.local):
+    """The compressors of a thread. They are kept, because making their tables takes longer than most entries do."""
+
+    def __init__(self) -> None:
+        self.normal = zstandard.ZstdCompressor(level=_LEVEL).compress
+        self.quick = zstandard.ZstdCompressor(level=_QUICK_LEVEL).compress
+
+
+_COMPRESSORS = _Compressors()
+
+
+def _shrinks(plain: bytes) -> bool:
+    """Return whether samples of the bytes shrink under compression; True for few bytes, of which none are taken."""
+    if len(plain) < _SAMPLED:
+        return True
+    room = len(plain) - _SAMPLE
+    sample = b"".join([plain[at : at + _SAMPLE] for at in (int(place * room) for place in _PLACES)])
+    return len(_COMPRESSORS.normal(sample)) <= _WORTH * len(sample)
+
+
 def _digest(name: str, body: bytes) -> bytes:
-    return xxhash.xxh3_128_digest(b"%b\0%b" % (name.encode(), body))
+    digest = xxhash.xxh3_128(b"%b\0" % name.encode())
+    digest.update(body)
+    return digest.digest()
 
 
 class ObjectCodec(Generic[R]):
@@ -293,7 +327,7 @@ def encode_entry(shard: int, head: Head, changes: tuple[bytes, ...]) -> tuple[En
         first_position=head.first_position,
         last_position=head.last_position,
         size=len(plain),
-        changes=zstandard.compress(plain, 3) if plain else b"",
+        changes=(_COMPRESSORS.normal if _shrinks(plain) else _COMPRESSORS.quick)(plain) if plain else b"",
         fence=head.fence,
     )
     data = _ENTRIES.encode(names.entry(shard, head.index), stored)
