@@ -253,6 +253,7 @@ class Hub:
         for feed in self._all():
             feed.forget()
         self.extended(shard)
+        self._opened[shard] = opened
 
     def extended(self, shard: int) -> None:
         """Let the listeners read on in a shard that has new messages, without an announcement."""
@@ -261,7 +262,6 @@ class Hub:
             with found.writer.lock:
                 feed.listen(shard, found.reader.last_position)
             feed.wake(shard)
-        self._opened[shard] = opened
 
     def knows(self, shard: int) -> bool:
         """Return whether the feeds know of all messages of a shard, also of those with which it was replaced."""
