@@ -29,7 +29,7 @@ NOT_BETWEEN = ("database.py", "runtime/", "contract/")
 PATHS = {
     "store": (114, 32, 34),
     "store sync": (127, 34, 43),
-    "replay": (149, 35, 34),
+    "replay": (150, 35, 35),
     "read": (104, 29, 17),
     "publish": (121, 41, 63),
     "deliver": (167, 38, 139),
