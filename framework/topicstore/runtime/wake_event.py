@@ -41,8 +41,6 @@ class Latch:
     each step of `set` is atomic, and the next call completes an interrupted one.
     """
 
-    __slots__ = ("_is_set", "_unset")
-
     def __init__(self) -> None:
         self._is_set = False
         self._unset = threading.Lock()
