@@ -83,12 +83,13 @@ class LeveldbBackend(Backend):
 
     @property
     def room(self) -> int:
-        """The disk space, in bytes, of two logs and the tables flushed from them, and of one compaction.
+        """The disk space, in bytes, of two logs and the tables flushed from them, and of two compactions.
 
         When a shard is opened, LevelDB may compact its first level, of some tables as large as the buffer, into the
-        second, of 10 MB.
+        second, of 10 MB. Then it compacts a part of the second, while a replay may keep the files that the first
+        compaction has replaced.
         """
-        return 4 * int(self.options.write_buffer_bytes) + (16 << 20)
+        return 4 * int(self.options.write_buffer_bytes) + (32 << 20)
 
     @property
     def room_at_once(self) -> int:

@@ -180,17 +180,16 @@ def test_a_recovered_site_reads_again_what_its_engine_has_lost(
                 patched.setattr(ShardOpener, "_open_engine", open_earlier)
                 assert [0] == bad.recover()
             if bad is a:  # its copy isn't where it was: it steps down, unless it has handed its shard over
-                with pytest.raises((ts.EngineError, ts.ShardElsewhereError)) as failed:
+                with pytest.raises(ts.TopicstoreError, match="was opened again|is written by|is releasing"):
                     a.store(messages(4))
-                assert "was opened again" in str(failed.value) or "is written by" in str(failed.value)
-                logged = isinstance(failed.value, ts.EngineError)
             else:
                 a.store(messages(4))
-                logged = True
             wait_until(lambda: stores(a, 5) or stores(b, 5), "a store after the recovery")
         for db in (a, b):
-            assert [0, 1, 2, 3, *([4] if logged else []), 5] == payloads(db)
-            assert 5 + logged == db.info().messages
+            found = payloads(db)
+            assert found == payloads(a)
+            assert [0, 1, 2, 3, *([] if bad is a else [4]), 5] == [one for one in found if one != 4 or bad is b]  # it may have been logged
+            assert len(found) == db.info().messages
             assert [] == db.verify().damages
             assert [1, 2] == [generation.number for generation in db.generations()]
 

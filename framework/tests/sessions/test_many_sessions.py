@@ -38,7 +38,7 @@ def test_an_idle_session_takes_less_than_10_kb(db: ts.Database, sessions: Sessio
             for session, items in sessions.deliver():
                 assert len(items) == session.puback(*[item.packet_id for item in items])
         sessions.checkpoint()
-        db._hub.forget()  # drops cached reads, whose memory all sessions share
+        db._publisher.hub.forget()  # drops cached reads, whose memory all sessions share
         gc.collect()
         return opened
 

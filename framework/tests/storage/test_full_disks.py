@@ -15,7 +15,7 @@ ROOM = {
     "rocksdb": {"write_buffer_bytes": 4 << 20},
     "leveldb": {"write_buffer_bytes": 2 << 20, "file_bytes": 1 << 20},
 }
-SIZE = 96 << 20
+SIZE = 160 << 20
 
 SHARED = """
 import os, subprocess, sys
@@ -32,7 +32,7 @@ def batch(first):
 FILL = """
 db = ts.open(path, backend=backend, shards=shards, options=options, auto_compact=False)
 stored = 0
-for number in range(40):
+for number in range(100):
     db.store(batch(stored))
     stored += 250
 db.add_generation()
@@ -67,10 +67,10 @@ say(os.path.exists(path + "/ballast"))
 with ts.open(path, options=options, auto_compact=False) as db:
     say(has(db, 0, stored))
     db.drop_generation(1)
-    say(has(db, 10_000, stored))
+    say(has(db, 25_000, stored))
     db.store(batch(stored))
 with ts.open(path, options=options, auto_compact=False) as db:
-    say(has(db, 10_000, stored + 250), db.verify().damages == [])
+    say(has(db, 25_000, stored + 250), db.verify().damages == [])
 os.remove(directory + "/others")
 with ts.open(path, options=options, auto_compact=False) as db:
     db.add_generation()
@@ -96,7 +96,7 @@ def test_room_grows_with_what_is_stored(tmp_path: Path, how: str) -> None:
     if (reason := namespaces.why_not()) is not None:
         pytest.skip(reason)
     options = {"write_buffer_bytes": 8 << 20, "file_bytes": 2 << 20}
-    assert [[True], [True], [True], [True, True], [True]] == _said(tmp_path, "leveldb", options, how, 4, 256 << 20)
+    assert [[True], [True], [True], [True, True], [True]] == _said(tmp_path, "leveldb", options, how, 4, 384 << 20)
 
 
 def _said(directory: Path, backend: str, options: dict[str, int], how: str, shards: int, size: int) -> list[list[Any]]:
