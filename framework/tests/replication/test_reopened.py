@@ -180,7 +180,7 @@ def test_a_recovered_site_reads_again_what_its_engine_has_lost(
                 patched.setattr(ShardOpener, "_open_engine", open_earlier)
                 assert [0] == bad.recover()
             if bad is a:  # its copy isn't where it was: it steps down, unless it has handed its shard over
-                with pytest.raises(ts.TopicstoreError, match="was opened again|is written by|is releasing"):
+                with pytest.raises(ts.TopicstoreError, match=r"was opened again|is written by|is releasing"):
                     a.store(messages(4))
             else:
                 a.store(messages(4))
@@ -188,8 +188,10 @@ def test_a_recovered_site_reads_again_what_its_engine_has_lost(
         for db in (a, b):
             found = payloads(db)
             assert found == payloads(a)
-            assert [0, 1, 2, 3, *([] if bad is a else [4]), 5] == [one for one in found if one != 4 or bad is b]  # it may have been logged
             assert len(found) == db.info().messages
+            if bad is a:  # what raised may have been logged
+                found = [one for one in found if one != 4]
+            assert [0, 1, 2, 3, *([] if bad is a else [4]), 5] == found
             assert [] == db.verify().damages
             assert [1, 2] == [generation.number for generation in db.generations()]
 
