@@ -65,10 +65,10 @@ def written(suite: str) -> list[tuple[str, str]]:
 
 
 def promises(suite: str) -> dict[tuple[str, str], str]:
-    """Return the docstring of every test of a suite's class, by module and name."""
+    """Return the first paragraph of the docstring of every test of a suite's class, by module and name."""
     found = {name: getattr(SUITES[suite], name) for name in dir(SUITES[suite]) if name.startswith("test_")}
     return {
-        (test.__module__.rpartition(".")[2], name): " ".join((test.__doc__ or "").split())
+        (test.__module__.rpartition(".")[2], name): " ".join((test.__doc__ or "").partition("\n\n")[0].split())
         for name, test in found.items()
     }
 
@@ -81,7 +81,7 @@ def test_every_test_is_run(suite: str) -> None:
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_every_promise_is_a_sentence(suite: str) -> None:
-    """Each test of a suite has a distinct docstring of one sentence, which is printed if the test fails."""
+    """The docstring of each test of a suite begins with a paragraph of one sentence, which no other test has."""
     said = promises(suite)
     assert [] == [name for name, promise in said.items() if not re.fullmatch(r"\S.*[^.]\.", promise)]
     assert [] == [name for name, promise in said.items() if ". " in promise]
