@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import itertools
+import re
 import tracemalloc
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -179,6 +180,15 @@ def test_bad_properties_are_refused_by_name(case: tuple[str, Any, str]) -> None:
     bad = changed("properties", msgspec.structs.replace(Properties(content_type="t"), **{field: value}))
     for index, rows in ((0, [bad]), (2, [GOOD, changed("properties", None), bad]), (1, [GOOD, bad, bad])):
         assert index == refused(rows, match).index
+
+
+def test_the_refusal_of_a_datetime_says_how_to_write_it() -> None:
+    """The error for a `datetime` has an expression that makes the timestamp of it, exact to the microsecond."""
+    when = datetime(2099, 12, 31, 23, 59, 59, 999_999, UTC)
+    reason = refused([changed("timestamp", when)], "microseconds since the epoch").reason
+    (expression,) = re.findall("write (.*) for a datetime", reason)
+    (stored,) = MessageBatch.from_messages([changed("timestamp", eval(expression, {"when": when}))]).to_messages()
+    assert (when - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) == stored.timestamp
 
 
 def test_equal_values_of_another_type_are_refused() -> None:

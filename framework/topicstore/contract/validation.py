@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from operator import itemgetter
 from threading import Lock
 from typing import Any
@@ -294,8 +295,9 @@ def check_timestamps(values: list[Any]) -> Column:
     if set(map(type, values)) != {int} or min(values) < 0 or max(values) > MAX_TIME:
         for index, value in enumerate(values):
             if value is not None and (type(value) is not int or not 0 <= value <= MAX_TIME):
+                hint = "; write round(when.timestamp() * 1e6) for a datetime" if isinstance(value, datetime) else ""
                 raise InvalidMessageError(
-                    f"a timestamp is None or microseconds since the epoch up to {MAX_TIME}, not {_shown(value)}",
+                    f"a timestamp is None or microseconds since the epoch up to {MAX_TIME}, not {_shown(value)}{hint}",
                     index,
                 )
     return column
