@@ -16,9 +16,9 @@ import pytest
 import topicstore as ts
 from topicstore.contract.errors import InvalidArgumentError, InvalidFilterError
 from topicstore.sessions import Publish, Session, Sessions
+from topicstore.sessions.model import is_shared, parse_shared, read_filter
 from topicstore.sessions.shared.group import moves
 from topicstore.sessions.shared.reader import PARTITIONS
-from topicstore.sessions.shared_filters import is_shared, parse_shared, read_filter
 from topicstore.shard.state import OWN
 from topicstore.shard.writer import PendingWrite, ShardWriter
 from topicstore_conformance.faults.clock import Clock

@@ -21,16 +21,18 @@ from __future__ import annotations
 
 from topicstore.contract.errors import SessionEndedError, SessionNotFoundError, SessionTakenOverError
 
-from .batches import Acknowledged, Connect, PublishedRows
+from .connect import Connect
 from .delivery_batch import DeliveryBatch
 from .model import (
     OVER,
     START_PROPERTY,
+    Acknowledged,
     Ended,
     GroupInfo,
     GroupMember,
     Overlapping,
     Publish,
+    PublishedRows,
     PubRel,
     SessionCounts,
     SessionInfo,

@@ -27,11 +27,10 @@ from topicstore.storage.counting.lag import LagCounter
 from .cursors import FilterCursor
 from .lag import ReadPositions, read_positions
 from .locks import Around
-from .model import Skipped
+from .model import Skipped, is_shared
 from .records import VERSION, put
 from .registry import SessionRegistry
 from .session import Session
-from .shared_filters import is_shared
 
 __all__ = ["Backlogs"]
 

@@ -1,4 +1,4 @@
-"""`Opening`: opens sessions, one or many, with one commit for each shard."""
+"""`Opening`: opens sessions, one or many, with one commit for each shard; `Connect`: the parameters of each."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from functools import partial
 from operator import itemgetter
 
 import attrs
+import msgspec
 
-from topicstore.contract.arguments import check_count, check_length, check_within
+from topicstore.contract.arguments import Length, check_count, check_length, check_within
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import (
     InvalidArgumentError,
@@ -24,11 +25,11 @@ from topicstore.contract.topics import check_utf8
 from topicstore.runtime.closing import do_all
 from topicstore.shard.state import FrameworkWrite
 
-from .batches import Connect
 from .clock import microseconds
+from .delivery_batch import Allow
 from .disconnect import Leaving, check_four_bytes, interval_of
 from .in_flight import MAX_PACKET_ID, InFlight
-from .model import Ended
+from .model import Ended, Overlapping, Will
 from .records import NEVER, VERSION, Keys, SessionRecord
 from .registry import SessionRegistry
 from .session import Session, SessionCalls
@@ -37,7 +38,7 @@ from .session_store import StoredSession, encode_session, will_key
 from .subscribe import begin_resuming, resume
 from .wills import Wills
 
-__all__ = ["Opening", "checked"]
+__all__ = ["Connect", "Opening", "checked"]
 
 _TWO_BYTES = 0xFFFF
 """The largest keep alive in seconds, and the largest payload of a will (MQTT 5, sections 3.1.2.10 and 3.1.3.4)."""
@@ -45,6 +46,25 @@ _TWO_BYTES = 0xFFFF
 OnEnd = Callable[[Session, Ended], None] | None
 _Outcome = dict[int, Session | TopicstoreError]
 """By row, the opened session or the error."""
+
+
+class Connect(msgspec.Struct, frozen=True, kw_only=True):
+    """The parameters of `Sessions.open` for one row of `Sessions.open_many`."""
+
+    client_id: str
+    clean_start: bool = False
+    expiry_interval: Length | None = 0.0
+    """A timedelta or seconds; None or 0xFFFFFFFF: the session never expires."""
+    receive_maximum: int = MAX_PACKET_ID
+    keep_alive: Length = 0
+    """A timedelta or seconds; 0: no limit."""
+    will: Will | None = None
+    allow: Allow | None = None
+    overlapping: Overlapping = "each"
+    in_memory: bool = False
+    batch_size: int | None = None
+    user: str = ""
+    """The user that a new session counts for; see `Sessions.bounds`."""
 
 
 @attrs.frozen

@@ -30,7 +30,7 @@ from topicstore.storage.counting.lag import Lag, LagCounter, Wanted
 
 from .cursors import FilterCursor
 from .locks import Around
-from .model import SubscribeOptions
+from .model import SubscribeOptions, is_shared, read_filter
 from .records import PLACE, SUBSCRIPTION, SubscriptionRecord, decode, owner_in, owner_of
 from .registry import SessionRegistry
 from .session import Session
@@ -38,7 +38,6 @@ from .session_store import SessionState
 from .shared.group import Group
 from .shared.groups import Groups
 from .shared.reader import partition_of
-from .shared_filters import is_shared, read_filter
 
 if TYPE_CHECKING:
     from .shared.assigning import StoredGroup

@@ -1,4 +1,9 @@
-"""The values that sessions take and return: options, starts, wills, deliveries, and descriptions of sessions."""
+"""The values that sessions take and return: options, starts, wills, deliveries, results, and descriptions of sessions.
+
+A call for many sessions takes rows, and returns a result for each. With ``partial``, a row that fails is refused, with
+its error, and the other rows are carried out. Without ``partial``, the call raises the first error; each method
+documents which errors are raised before any change.
+"""
 
 from __future__ import annotations
 
@@ -12,33 +17,47 @@ import attrs
 import msgspec
 
 from topicstore.contract.arguments import Length, check_within
-from topicstore.contract.errors import InvalidArgumentError, SessionEndedError, ShardMovedError, TopicstoreError
+from topicstore.contract.errors import (
+    InvalidArgumentError,
+    InvalidFilterError,
+    SessionEndedError,
+    ShardMovedError,
+    TopicstoreError,
+)
 from topicstore.contract.model import Message
 from topicstore.contract.places import Place
 from topicstore.contract.times import Time
+from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.hub import Hub
+from topicstore.pubsub.publish import PublishResult
 from topicstore.runtime.warning import warn_caller
 
 __all__ = [
     "OVER",
     "START_PROPERTY",
+    "Acknowledged",
     "Ended",
     "GroupInfo",
     "GroupMember",
     "Overlapping",
     "PubRel",
     "Publish",
+    "PublishedRows",
     "SessionCounts",
     "SessionInfo",
     "SessionStatus",
     "SessionSubscription",
+    "SharedFilter",
     "Skipped",
     "Start",
     "SubscribeOptions",
     "SubscribeResult",
     "Will",
+    "is_shared",
+    "parse_shared",
     "places_of",
     "reached",
+    "read_filter",
 ]
 
 START_PROPERTY = "topicstore-start"
@@ -50,6 +69,8 @@ Start = Time | Mapping[int, int] | None
 `topicstore.Place`, or by shard the position after which to begin; shards that are left out begin at 0. Or text:
 ``now``, ``beginning``, a time that `Database.replay` accepts, or a place as text, with the database's id, or without it
 as in ``0:3481600000000,1:3481600002048``."""
+
+_SHARE = "$share"
 
 _PLACE = re.compile(r"[0-9a-f]{32}(-[0-9a-f]+)+")
 _POSITIONS = re.compile(r"[0-9]+:[0-9]+(,[0-9]+:[0-9]+)*")
@@ -106,6 +127,37 @@ def _parsed(text: str) -> Start:
     if _POSITIONS.fullmatch(text):
         return {int(shard): int(position) for shard, _, position in (pair.partition(":") for pair in text.split(","))}
     return text
+
+
+@attrs.frozen
+class SharedFilter:
+    """The parts of a shared subscription's filter ``$share/<name>/<filter>``; it identifies a group as a whole.
+
+    See MQTT 5, section 4.8.2.
+    """
+
+    text: str
+    name: str
+    topic_filter: TopicFilter
+    """The filter that the group reads."""
+
+
+def is_shared(text: str) -> bool:
+    """Return whether a filter is that of a shared subscription."""
+    return text.startswith(_SHARE) and text[len(_SHARE) :][:1] in ("", "/")
+
+
+def parse_shared(text: str) -> SharedFilter:
+    """Return the parts of a shared subscription's filter. Raises `InvalidFilterError`."""
+    _, name, rest = (*text.split("/", 2), "", "")[:3]
+    if not (name and rest) or "+" in name or "#" in name:
+        raise InvalidFilterError(f"a shared subscription is $share/<name>/<filter>, not {text[:80]!r}")
+    return SharedFilter(text, name, TopicFilter(rest))
+
+
+def read_filter(text: str) -> TopicFilter:
+    """Return the topic filter of a subscription, without the ``$share/<name>/`` of a shared one."""
+    return parse_shared(text).topic_filter if is_shared(text) else TopicFilter(text)
 
 
 MAX_IDENTIFIER = 268_435_455
@@ -319,3 +371,29 @@ class GroupInfo:
     """The number of messages that were taken back from ended or disconnected members and wait for another member."""
     dropped: tuple[int, ...]
     """The generations that were dropped before the group had read them."""
+
+
+@attrs.frozen(kw_only=True)
+class PublishedRows:
+    """The result of `Sessions.publish`. Rows are numbered from 0, in the order of the call."""
+
+    result: PublishResult
+    """The result of the messages that were published: neither refused nor repetitions, in the order of their rows."""
+    matched: list[bool]
+    """By row, whether a subscription matches its topic; if not, a server may answer with the reason code 0x10, "no
+    matching subscribers" (MQTT 5, section 3.4.2.1). False for a refused row. ``no_local`` is not considered."""
+    repeated: frozenset[int]
+    """The rows that repeat a message of QoS 2 that was published before, and were left out."""
+    refused: Mapping[int, TopicstoreError]
+    """The error of each row that was refused."""
+
+
+@attrs.frozen(kw_only=True)
+class Acknowledged:
+    """The result of `Sessions.pubrel` and `Sessions.pubrec`. Rows are numbered from 0, in the order of the call."""
+
+    known: list[bool]
+    """By row, whether its packet id was in use; if not, a server answers with the reason code 0x92, "packet identifier
+    not found" (MQTT 5, section 3.7.2.1). False for a refused row."""
+    refused: Mapping[int, TopicstoreError]
+    """The error of each row that was refused."""

@@ -18,8 +18,8 @@ from topicstore.contract.model import Message
 from topicstore.contract.validation import check_equal_lengths
 from topicstore.pubsub.publish import PublishResult
 
-from .batches import PublishedRows
 from .in_flight import MAX_PACKET_ID
+from .model import PublishedRows
 from .qos2 import NewIds, Refused, adopt_committed, check_sessions, exchanges_of, new_messages, writes_of
 from .registry import SessionRegistry
 from .session import Session

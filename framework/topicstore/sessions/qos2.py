@@ -17,7 +17,7 @@ from topicstore.contract.errors import InvalidArgumentError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.shard.state import FrameworkWrite
 
-from .batches import Acknowledged
+from .model import Acknowledged
 from .records import VERSION, put_all
 from .registry import SessionRegistry
 from .session import Session

@@ -54,8 +54,7 @@ from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.rewriter import Decoders
 from topicstore.shard.state import FrameworkWrite
 
-from .model import SubscribeOptions
-from .shared_filters import is_shared
+from .model import SubscribeOptions, is_shared
 
 __all__ = [
     "CLOCK",

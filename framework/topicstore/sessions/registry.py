@@ -32,12 +32,11 @@ from .dispatcher import Dispatcher
 from .keep_alive import KeepAlive
 from .locks import SessionLocks
 from .long_keys import opened
-from .model import Ended, SessionCounts, SessionInfo, Skipped
+from .model import Ended, SessionCounts, SessionInfo, Skipped, read_filter
 from .records import SubscriptionRecord, is_durable
 from .session import Session
 from .session_store import StoredSession
 from .shared.groups import Groups
-from .shared_filters import read_filter
 
 if TYPE_CHECKING:
     from .interest_notes import InterestNotes

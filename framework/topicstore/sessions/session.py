@@ -29,15 +29,24 @@ from topicstore.pubsub.publish import PublishResult
 from topicstore.pubsub.retained_lookup import RetainedMessages
 from topicstore.storage.counting.lag import Lag
 
-from .batches import Acknowledged, PublishedRows
 from .cursors import FilterCursor, SessionCursor, closing
 from .delivery_batch import ASKED, Allow, DeliveryBatch, Packet, Permit, SelectedMessages, count_of, likely
 from .dispatcher import Dispatcher
 from .in_flight import InFlight, StagedChanges
-from .model import Ended, Publish, PubRel, SessionStatus, SessionSubscription, Start, SubscribeOptions, SubscribeResult
-from .outbox import Outbox
+from .model import (
+    Acknowledged,
+    Ended,
+    Publish,
+    PublishedRows,
+    PubRel,
+    SessionStatus,
+    SessionSubscription,
+    Start,
+    SubscribeOptions,
+    SubscribeResult,
+)
+from .outbox import Outbox, delivery_again, read_again
 from .overlapping_cursor import OverlappingCursors
-from .resending import delivery_again, read_again
 from .retained_cursor import RetainedCursor
 from .session_store import StoredSession
 from .shared.cursor import SharedCursor

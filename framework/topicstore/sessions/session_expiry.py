@@ -18,10 +18,10 @@ from topicstore.contract.errors import InvalidArgumentError, ShardElsewhereError
 from topicstore.contract.state import StateWrite
 from topicstore.runtime.closing import do_all, raise_all
 
+from .model import read_filter
 from .records import EXPIRY, NEVER, Timer, is_durable
 from .registry import SessionRegistry
 from .session_store import StoredSession, encode_session
-from .shared_filters import read_filter
 from .wills import Wills, disconnected
 
 __all__ = [

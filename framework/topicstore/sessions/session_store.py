@@ -27,7 +27,7 @@ from topicstore.storage.store_path import commit_state
 
 from .in_flight import InFlight
 from .locks import Around
-from .model import SessionInfo
+from .model import SessionInfo, is_shared
 from .records import (
     EXPIRY,
     LIVE,
@@ -49,7 +49,6 @@ from .records import (
     timer_key,
     timer_of,
 )
-from .shared_filters import is_shared
 
 __all__ = ["Revocable", "SessionState", "StoredBounds", "StoredCounts", "StoredSession", "encode_session", "will_key"]
 

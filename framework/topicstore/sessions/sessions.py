@@ -18,8 +18,7 @@ from topicstore.pubsub.publish import Publisher
 from topicstore.runtime.closing import close_all
 from topicstore.storage.counting.lag import Lag
 
-from .batches import Acknowledged, Connect, PublishedRows
-from .connect import Opening, checked
+from .connect import Connect, Opening, checked
 from .deliver import Deliveries
 from .delivered import DeliveredMessages
 from .delivery_batch import Allow, Packet, single
@@ -27,9 +26,11 @@ from .disconnect import Leaving
 from .in_flight import MAX_PACKET_ID
 from .lag import Lagging
 from .model import (
+    Acknowledged,
     Ended,
     Overlapping,
     Publish,
+    PublishedRows,
     PubRel,
     SessionCounts,
     SessionInfo,

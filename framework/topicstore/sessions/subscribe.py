@@ -20,7 +20,7 @@ from topicstore.runtime.closing import do_all
 from topicstore.shard.state import FrameworkWrite
 
 from .cursors import FilterCursor
-from .model import Start, SubscribeOptions, SubscribeResult, places_of, reached
+from .model import Start, SubscribeOptions, SubscribeResult, is_shared, places_of, reached, read_filter
 from .qos2 import Refused, check_sessions
 from .records import VERSION, OptionsPeriod, SubscriptionRecord, put_all
 from .registry import SessionRegistry
@@ -28,7 +28,6 @@ from .retained_cursor import RetainedCursor
 from .session import Session
 from .session_store import encode_session
 from .shared.cursor import SharedCursor
-from .shared_filters import is_shared, read_filter
 
 __all__ = [
     "begin_resuming",

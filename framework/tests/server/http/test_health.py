@@ -8,7 +8,7 @@ import httpx
 import pytest
 import topicstore as ts
 from topicstore.server.config.units import Size
-from topicstore.server.health import obstacles
+from topicstore.server.http.routes.health import obstacles
 from topicstore.server.metrics.collectors import StoreCollector
 from topicstore_conformance.database.intercepting_engines import Full, replace_engine
 from topicstore_conformance.mqtt.embedded import serving_http

@@ -1,4 +1,4 @@
-"""The command ``topicstore replay``."""
+"""The command ``topicstore replay``; with ``--follow`` it polls a database that another process writes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ import topicstore
 from topicstore.cli.connecting import AnyDatabase, opened
 from topicstore.cli.files.output import FORMATS, format_option, in_chunks, limited, write_messages
 from topicstore.cli.terminal.options import PATH, filter_argument, replay_options
-from topicstore.contract.positions import time_of
+from topicstore.contract.batch import MessageBatch
+from topicstore.contract.positions import first_position, time_of
+from topicstore.contract.replay_plan import TimeRange
 from topicstore.contract.times import format_time
 from topicstore.contract.topics import TopicFilter
 from topicstore.database import BATCH_SIZE
-from topicstore.storage.reading.following import Following
+from topicstore.storage.storage import Storage
 
 __all__ = ["replay"]
 
@@ -110,11 +112,34 @@ def _follow(db: AnyDatabase, topic_filter: str, start: int) -> Iterator[list[top
         raise click.UsageError(
             f"on {db.manifest.backend} nobody can store anything while this reads it, so there is nothing to follow"
         )
-    following = Following(db.storage, TopicFilter(topic_filter), start)
+    following = _Following(db.storage, TopicFilter(topic_filter), start)
     while True:
         for batch in following.look(BATCH_SIZE):
             yield batch.to_messages()
         time.sleep(_LOOK_EVERY)
+
+
+class _Following:
+    """A reader of the matching messages at or after a time, as they become visible to a read-only opening."""
+
+    def __init__(self, storage: Storage, topic_filter: TopicFilter, start: int) -> None:
+        self._storage = storage
+        self._filter = topic_filter
+        own = storage.manifest.timestamps == "message" and start > 0
+        self._timestamps = TimeRange(start) if own else None
+        self._next = [first_position(start)] * len(storage.shards)
+        """By shard, the first position that was not read yet."""
+
+    def look(self, rows: int) -> Iterator[MessageBatch]:
+        """Refresh the database, and yield the messages that became visible since the last call, in order of positions.
+
+        Batches have about ``rows`` rows. The caller must exhaust the iterator before the next call. Messages of an
+        epoch that hasn't ended are yielded by a later call. Raises the errors of refreshing and replaying.
+        """
+        self._storage.refresh()
+        plans = [self._storage.plan_shard(shard, self._filter, first, None) for shard, first in enumerate(self._next)]
+        yield from self._storage.run_shards(plans, rows, timestamps=self._timestamps)
+        self._next = [max(first, plan.bound + 1) for first, plan in zip(self._next, plans, strict=True)]
 
 
 def _nothing(db: AnyDatabase) -> str:

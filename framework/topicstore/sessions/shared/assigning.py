@@ -32,6 +32,7 @@ import numpy as np
 
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
+from topicstore.sessions.model import parse_shared
 from topicstore.sessions.records import (
     LEASES,
     SESSION,
@@ -43,7 +44,6 @@ from topicstore.sessions.records import (
     pack_positions,
     put,
 )
-from topicstore.sessions.shared_filters import parse_shared
 from topicstore.shard.state import FrameworkWrite, ShardState
 
 from .group import moves

@@ -15,9 +15,8 @@ from topicstore.pubsub.durable_filters import DurableFilters
 from topicstore.sessions.cursors import SessionCursor
 from topicstore.sessions.delivery_batch import SelectedMessages, only
 from topicstore.sessions.dispatcher import FilterListeners
-from topicstore.sessions.model import SubscribeOptions
+from topicstore.sessions.model import SharedFilter, SubscribeOptions
 from topicstore.sessions.records import VERSION, Keys, decode, owner_of, pack_positions, put
-from topicstore.sessions.shared_filters import SharedFilter
 from topicstore.shard.state import FrameworkWrite, ShardState
 
 from .cursor import SharedCursor

@@ -16,8 +16,8 @@ from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
 from topicstore.pubsub.durable_filters import DurableFilters
 from topicstore.sessions.dispatcher import FilterListeners
+from topicstore.sessions.model import SharedFilter
 from topicstore.sessions.records import VERSION, decode, put
-from topicstore.sessions.shared_filters import SharedFilter
 from topicstore.shard.state import FrameworkWrite, ShardState
 
 from .reader import Assignment, GroupReader, Member, Membership, pack_places

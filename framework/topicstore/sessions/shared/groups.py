@@ -15,10 +15,9 @@ from topicstore.pubsub.durable_filters import DurableFilters
 from topicstore.sessions.cursors import SessionCursor
 from topicstore.sessions.dispatcher import FilterListeners
 from topicstore.sessions.locks import Around
-from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions, reached
+from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions, is_shared, parse_shared, reached
 from topicstore.sessions.records import VERSION, Keys, SubscriptionRecord, decode, put
 from topicstore.sessions.session_store import Revocable, SessionState, StoredSession, encode_session
-from topicstore.sessions.shared_filters import is_shared, parse_shared
 from topicstore.shard.state import FrameworkWrite, ShardState
 
 from .cursor import SharedCursor

@@ -25,7 +25,7 @@ from topicstore.pubsub.durable_filters import DurableFilters
 from topicstore.pubsub.read_cache import ReadBatch, ReadSlice
 from topicstore.sessions.delivery_batch import MessageColumns
 from topicstore.sessions.dispatcher import FilterListener, FilterListeners
-from topicstore.sessions.shared_filters import SharedFilter
+from topicstore.sessions.model import SharedFilter
 
 from .records import GroupKeys, PackedPlaces
 

@@ -20,7 +20,7 @@ from topicstore.pubsub.durable_filters import DurableFilters
 from topicstore.runtime.closing import do_all, raise_all
 from topicstore.sessions.cursors import SessionCursor
 from topicstore.sessions.dispatcher import FilterListeners
-from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions
+from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions, is_shared, parse_shared
 from topicstore.sessions.records import (
     SESSION,
     VERSION,
@@ -33,7 +33,6 @@ from topicstore.sessions.records import (
     put,
 )
 from topicstore.sessions.session_store import SessionState, StoredSession, encode_session
-from topicstore.sessions.shared_filters import is_shared, parse_shared
 from topicstore.shard.state import Applied, FrameworkWrite, ShardState
 
 from .assigning import StoredGroup

@@ -8,15 +8,17 @@ from typing import Any
 
 import msgspec
 from litestar.exceptions import HTTPException
+from msgspec import UNSET, UnsetType
 
-from topicstore import Message
+from topicstore import Message, Properties
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.errors import InvalidMessageError
+from topicstore.files.column_values import JsonProperties
 from topicstore.files.formats import decode_line, decode_lines, decode_list
 
 from .media_types import ARROW, JSON, JSON_LINES, PARQUET
 
-__all__ = ["READ", "UNPACKED", "UnsupportedMediaTypeException", "read"]
+__all__ = ["READ", "UNPACKED", "GivenMessage", "UnsupportedMediaTypeException", "message_of", "read"]
 
 UNPACKED = 4
 """The limit of a body's decompressed messages, as a multiple of the largest body."""
@@ -127,3 +129,40 @@ READ: dict[str, Callable[[bytes, int], MessageBatch]] = {
     PARQUET: _of_parquet,
 }
 """The decoders of bodies by media type."""
+
+
+class GivenMessage(msgspec.Struct, forbid_unknown_fields=True):
+    """A JSON object with the same keys as the lines of ``topicstore import``, for requests about one message.
+
+    It has either a text ``payload``, or a ``payload_base64`` for any bytes. Responses have the same keys
+    (`topicstore.files.formats.JsonMessage`).
+    """
+
+    topic: str
+    payload: str | UnsetType = UNSET
+    payload_base64: bytes | UnsetType = UNSET
+    client_id: str = ""
+    qos: int = 0
+    retain: bool = False
+    timestamp: int | None = None
+    """Microseconds since the epoch; None for the time of the commit."""
+    properties: JsonProperties | UnsetType = UNSET
+
+
+def message_of(given: GivenMessage) -> Message:
+    """Convert a decoded JSON object to a message. Raises `InvalidMessageError`."""
+    text, payload = given.payload, given.payload_base64
+    if isinstance(text, str) and payload is UNSET:
+        payload = text.encode()
+    elif text is not UNSET or not isinstance(payload, bytes):
+        raise InvalidMessageError("a message has either a payload or a payload_base64")
+    properties = given.properties
+    return Message(
+        given.topic,
+        payload,
+        given.client_id,
+        given.qos,
+        given.retain,
+        given.timestamp,
+        None if isinstance(properties, UnsetType) else Properties(*msgspec.structs.astuple(properties)),
+    )
