@@ -18,7 +18,7 @@ from topicstore.pubsub.publish import PERSIST
 from topicstore.replication import names
 from topicstore.replication.bases import cut_log
 from topicstore.replication.log import Proposal
-from topicstore.sessions import Publish, Session, delivered, interest_notes
+from topicstore.sessions import Publish, Session, delivered_removal, interest_notes
 from topicstore.shard.interest_records import SPANS
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.maintenance import delete_local
@@ -353,8 +353,8 @@ def test_a_subscription_at_another_site_that_begins_in_the_past_gets_what_is_lef
             late.subscribe("t/#", 1, start=0)
         return count
 
-    monkeypatch.setattr(delivered, "_ROWS", 10)
-    monkeypatch.setattr(delivered, "delete_local", delete)
+    monkeypatch.setattr(delivered_removal, "_ROWS", 10)
+    monkeypatch.setattr(delivered_removal, "delete_local", delete)
     assert 10 == a.sessions.remove_delivered()
     assert [10] == steps
     assert [b"%02d" % number for number in range(10, 30)] == take_all(b, late, 20)

@@ -12,8 +12,8 @@ import pytest
 import topicstore as ts
 from topicstore.sessions import Ended, Publish, PubRel, Session
 from topicstore.sessions.shared import site_groups
-from topicstore.sessions.shared.assigning import StoredGroup
 from topicstore.sessions.shared.records import GRANT, GROUP, HANDED_BACK, MEMBER, STANDING, TAKEN, WAITING, GroupKeys
+from topicstore.sessions.shared.stored_group import StoredGroup
 from topicstore.shard.state import FrameworkWrite
 from topicstore_conformance.faults.threads import wait_until
 

@@ -20,7 +20,7 @@ from topicstore.contract.columns import to_list
 from topicstore.contract.engine import STATE
 from topicstore.contract.requests import StoreRequest
 from topicstore.pubsub.publish import PERSIST
-from topicstore.sessions import delivered
+from topicstore.sessions import delivered_removal
 from topicstore.sessions.model import Publish
 from topicstore.sessions.records import IN_FLIGHT
 from topicstore.sessions.shared.records import REVOKED
@@ -307,7 +307,7 @@ def test_a_subscription_that_begins_in_the_past_gets_what_is_left(db: ts.Databas
             wait_until(lambda: held_elsewhere(lock._turn), "the subscription to wait for this step")
         return delete_local(*arguments)
 
-    with patch.object(delivered, "_ROWS", 10), patch.object(delivered, "delete_local", delete):
+    with patch.object(delivered_removal, "_ROWS", 10), patch.object(delivered_removal, "delete_local", delete):
         assert 10 == db.sessions.remove_delivered()
     subscribing[0].result(PATIENCE)
     assert [b"%02d" % number for number in range(10, 30)] == sorted(all_of(late))

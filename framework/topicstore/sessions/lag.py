@@ -41,8 +41,8 @@ from .shared.reader import partition_of
 from .shared_filters import is_shared, read_filter
 
 if TYPE_CHECKING:
-    from .shared.assigning import StoredGroup
     from .shared.site_groups import SiteGroups
+    from .shared.stored_group import StoredGroup
 
 __all__ = [
     "Lagging",

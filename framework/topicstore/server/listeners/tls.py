@@ -137,7 +137,7 @@ def read_ends(settings: ServerSettings) -> dict[str, datetime]:
     files = certificate_files(settings)
     if not files:
         return {}
-    from topicstore.server.certificates import read_certificate  # imports a large library
+    from topicstore.server.certificate_authority import read_certificate  # imports a large library
 
     ends: dict[str, datetime] = {}
     for section, (path, _) in files.items():

@@ -1,6 +1,6 @@
 """`Branch`: the members of a shared subscription on one of the sites that share a database; `BranchCursor`: a member.
 
-A branch reads what the group's owner has granted to its members (`topicstore.sessions.shared.assigning`).
+A branch reads what the group's owner has granted to its members (`topicstore.sessions.shared.stored_group`).
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ In the shard of a member's client id::
 A message is in at most one record of messages in flight, revoked or returned. So the first position identifies such
 a record. The assignment of topics to partitions is part of the format (`topicstore.sessions.shared.reader`).
 
-In a database that sites share (`topicstore.sessions.shared.assigning`), "gm", "go" and "gh" are only read, and replaced
-by these. In the shard of the subscription, which the site that assigns partitions writes::
+In a cluster (`topicstore.sessions.shared.stored_group`), "gm", "go" and "gh" are only read, and replaced by these.
+In the shard of the subscription, which the site that assigns partitions writes::
 
     "gp" group 00 client                  the share of a member: `GrantRecord`
     "gq" group 00 number:8                messages returned to the group: `ReturnedRecord`

@@ -1,4 +1,4 @@
-"""`SiteGroups`: all shared subscriptions of a database that sites share; see `topicstore.sessions.shared.assigning`.
+"""`SiteGroups`: all shared subscriptions of a database that sites share; see `topicstore.sessions.shared.stored_group`.
 
 A site does three things at each tick: it assigns the groups whose shards it owns, lets its own members follow what was
 granted to them, and removes what its members have handed back and the groups have taken over.
@@ -36,7 +36,6 @@ from topicstore.sessions.session_store import SessionState, StoredSession, encod
 from topicstore.sessions.shared_filters import is_shared, parse_shared
 from topicstore.shard.state import Applied, FrameworkWrite, ShardState
 
-from .assigning import StoredGroup
 from .branch import Branch, BranchCursor
 from .cursor import SharedCursor
 from .reader import packed_partitions
@@ -56,6 +55,7 @@ from .records import (
     group_of,
     messages_of,
 )
+from .stored_group import StoredGroup
 
 __all__ = ["SiteGroups"]
 

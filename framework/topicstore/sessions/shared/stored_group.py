@@ -1,4 +1,4 @@
-"""Shared subscriptions of a database that sites share: `StoredGroup`, a group as it is stored, and its assignment.
+"""`StoredGroup`: a shared subscription of a cluster, as it is stored; assigns its messages to members on any site.
 
 The members of a group may be on any site, and each site has a copy of every shard. So a member's site reads the
 messages itself, and only two things must pass between sites: which partitions a member has, and up to where it has

@@ -1,4 +1,4 @@
-"""`DeliveredMessages`: removes messages that were stored only for sessions, once no session needs them.
+"""`DeliveredRemoval`: removes messages that were stored only for sessions, once no session needs them.
 
 It goes through the spans of `topicstore.storage.interest`, the oldest first, up to the first message that a session has
 still to deliver, or has in flight. So a session that is away holds the younger messages of a shard back until it has
@@ -39,7 +39,7 @@ from .registry import SessionRegistry
 from .shared.reader import Places, partition_of
 from .shared.records import GROUP, REVOKED, Returned, group_of, messages_of
 
-__all__ = ["DeliveredMessages", "Needs"]
+__all__ = ["DeliveredRemoval", "Needs"]
 
 _Removable = tuple[int, int, tuple[str, ...]]
 """Positions of a shard, the first and the last, between which all messages can go but those of these filters."""
@@ -101,7 +101,7 @@ class Needs:
         return min(found, default=None)
 
 
-class DeliveredMessages:
+class DeliveredRemoval:
     """The removal of delivered messages of one open database.
 
     entered: calls a function under the sessions' mutex, and raises if the database is closed.

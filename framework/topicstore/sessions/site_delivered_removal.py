@@ -1,15 +1,16 @@
-"""`SiteDelivered`: removes messages that were stored only for sessions in the shards that a site of a cluster owns.
+"""`SiteDeliveredRemoval`: the removal of messages that were stored only for sessions, on one site of a cluster.
 
-The site has a copy of every shard, and first reads the logs to their ends. So it finds everything that any session had
-committed by then. What is only in the memory of other sites, it knows by their notes
-(`topicstore.sessions.interest_notes`); while a shard of another site has no note, nothing is removed. A subscription
-that is made later gets what is stored later. If it begins in the past, its note ends the removal within a step.
+A site removes them from the shards that it owns. It keeps a copy of every shard, and first applies the logs to their
+ends, so it finds everything that any session had committed by then. Other sites write notes of the places that only
+their memory holds (`topicstore.sessions.interest_notes`). While a shard of another site has no note, nothing is
+removed. A subscription made during a removal receives later messages. If it begins in the past, its record ends the
+removal within a step.
 
 A message of a shared subscription moves between shards: it is unread, in flight at a member, handed back, waiting for
-another member, and in flight again. The logs are read again before each of these is, so that a copy of one shard is
-never older than what was found in another one. If a message was handed back meanwhile, all is read again.
+another member, and in flight again. The site applies the logs again before it reads each of these stages. So a copy of
+one shard is never older than what was found in another. If a message was handed back meanwhile, the reads are repeated.
 
-A site that keeps no copy of some shard removes nothing.
+A site that lacks a copy of any shard removes nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ from topicstore.runtime.closing import raise_all
 from topicstore.shard.state import Applied
 from topicstore.storage.storage import Storage
 
-from .delivered import DeliveredMessages, Needs
+from .delivered_removal import DeliveredRemoval, Needs
 from .interest_notes import BEGUN_IN_PAST, InterestNotes
 from .locks import Around
 from .records import decode
 from .registry import SessionRegistry
-from .shared.assigning import StoredGroup
 from .shared.records import (
     GROUP,
     HANDED_BACK,
@@ -46,8 +46,9 @@ from .shared.records import (
     messages_of,
     positions_of,
 )
+from .shared.stored_group import StoredGroup
 
-__all__ = ["SiteDelivered"]
+__all__ = ["SiteDeliveredRemoval"]
 
 _TRIES = 3
 """The number of times that what sessions need is read, if it changes meanwhile, before the next run tries again."""
@@ -64,7 +65,7 @@ class _Copies:
     """The last writes after subscriptions that began in the past."""
 
 
-class SiteDelivered(DeliveredMessages):
+class SiteDeliveredRemoval(DeliveredRemoval):
     """The removal of delivered messages on one site of a cluster."""
 
     def __init__(
