@@ -299,9 +299,9 @@ def test_sessions_lose_nothing_and_get_nothing_twice(tmp_path: Path, seed: int) 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
 def test_what_only_sessions_needed_goes_and_nothing_before(tmp_path: Path, seed: int) -> None:
-    """With sites killed, and stopped and woken, clients get every message though those that all have are removed.
+    """Clients get every message while sites are killed and paused, and delivered messages are removed.
 
-    In the end nothing is left.
+    In the end no message is left.
     """
     chance, world = random.Random(seed), World(tmp_path, seed, delivered=0.1)
     try:

@@ -431,9 +431,9 @@ def test_subscribers_receive_what_is_published_at_other_sites(pair: Cluster) -> 
 
 @pytest.mark.slow
 def test_what_only_clients_wait_for_goes_once_all_have_it(cluster: Cluster) -> None:
-    """A server of a cluster removes, by default after ten minutes, what only clients needed, wherever these are.
+    """A server of a cluster removes messages that only sessions needed, by default after ten minutes.
 
-    What a rule keeps stays.
+    The sessions may be on any site. Messages that a rule keeps stay.
     """
     cluster.settings["DURABLE_SESSIONS__PERSISTENCE"] = '[{topic_filter = "kept/#"}]'
     cluster.start("a", "b")

@@ -57,7 +57,7 @@ def program(*arguments: str, folder: Path) -> str:
 
 
 def served(folder: Path) -> Any:
-    """Run the server as its maker's second command does, but on free ports."""
+    """Run the server with the settings that ``config init`` has created, but on free ports."""
     return serving(None, "--config", "server.toml", listen=False, cwd=folder, env={**os.environ, **FREE})
 
 

@@ -157,7 +157,7 @@ def test_without_the_setting_everything_stays(tmp_path: Path, clock: Clock) -> N
 
 
 def test_it_holds_after_a_restart(tmp_path: Path, clock: Clock) -> None:
-    """After a restart the same messages go, and what a program stored in between stays."""
+    """After a restart, messages that were stored only for sessions are removed, and a program's messages stay."""
     with opened(tmp_path / "db", clock) as db:
         session = reader(db)
         publish(db, b"1")

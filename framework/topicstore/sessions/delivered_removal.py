@@ -1,15 +1,15 @@
 """`DeliveredRemoval`: removes messages that were stored only for sessions, once no session needs them.
 
-It goes through the spans of `topicstore.storage.interest`, the oldest first, up to the first message that a session has
-still to deliver, or has in flight. So a session that is away holds the younger messages of a shard back until it has
-come, or has expired. Subscriptions of programs, replays and queues hold nothing back. Messages younger than
-`RetentionSettings.delivered` stay, so that a block of messages is rewritten rarely, and what a crash undoes (the place
-of a session) is never older than what was removed. Topics that begin with ``$`` are left to the other limits.
+The removal visits the spans of `topicstore.storage.interest`, oldest first. It stops at the first message that a
+session has not delivered yet, or has in flight. So a session that is away holds the later messages of a shard until its
+client returns, or the session expires. Subscriptions of programs, replays and queues hold nothing. Messages younger
+than `RetentionSettings.delivered` stay, so that a block of messages is rewritten rarely. For the same reason, a place
+that a crash resets is never before a removed message. Topics that begin with ``$`` are left to the other limits.
 
-A subscription that begins in the past gets what is there when it is made: a removal that has begun ends before that.
+A subscription that begins in the past receives the messages that exist when it is made: it ends a running removal.
 
-What a session needs is read from the stored sessions, which may be behind the connected ones, and never ahead. Of
-sessions in memory only their places count: what they have in flight was sent, and isn't sent again.
+The removal reads the stored sessions, whose places may be behind those of the connected ones, but never ahead. Of
+sessions in memory only the places count, because their messages in flight are never sent again.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class DeliveredRemoval:
         self._task.join()
 
     def remove(self) -> int:
-        """Remove what no session needs and is old enough; return the number of messages."""
+        """Remove the old messages that no session needs; return their number."""
         storage = self._registry.publisher.storage()
         storage.check_may_write()
         removed = 0
@@ -210,15 +210,15 @@ class DeliveredRemoval:
             return
 
     def _holds(self, storage: Storage, needs: Needs) -> bool:
-        """Return whether a step of the removal may still go by what `_needs` has returned."""
+        """Return whether the result of `_needs` still applies, so that the removal may take another step."""
         return True
 
     # --- what sessions need ---
 
     def _needs(self, storage: Storage) -> Needs | None:
-        """Return what sessions need; None if that can't be known now.
+        """Return the messages that sessions need; None if a site lacks the data to know.
 
-        Repeats the reads if meanwhile a group took messages back from a session.
+        If a group took messages back from a session during the reads, they are repeated.
         """
         groups = self._registry.groups
         for _ in range(_TRIES):

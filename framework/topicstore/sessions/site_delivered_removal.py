@@ -51,7 +51,7 @@ from .shared.stored_group import StoredGroup
 __all__ = ["SiteDeliveredRemoval"]
 
 _TRIES = 3
-"""The number of times that what sessions need is read, if it changes meanwhile, before the next run tries again."""
+"""The number of times that one run reads what sessions need, if it changes during the read."""
 _Seen = tuple[Applied | None, ...]
 
 
@@ -60,9 +60,9 @@ class _Copies:
     """What this site had applied when it read what sessions need."""
 
     opened: tuple[Applied, ...]
-    """The openings of the shards, of which each copy that replaces the contents is another one."""
+    """`ShardWriter.opened` of each shard, which changes when a copy replaces the shard's contents."""
     begun_in_past: _Seen
-    """The last writes after subscriptions that began in the past."""
+    """By shard, the last applied write that records a subscription begun in the past."""
 
 
 class SiteDeliveredRemoval(DeliveredRemoval):
@@ -75,10 +75,10 @@ class SiteDeliveredRemoval(DeliveredRemoval):
         self._notes = notes
         self._site = site
         self._copies: _Copies | None = None
-        """The copies by which the current run goes."""
+        """The copies from which the current run has read what sessions need."""
 
     def remove(self) -> int:
-        """Note what sessions here need, and remove what none needs and is old enough; return the number of messages."""
+        """Commit this site's notes, and remove the old messages that no session needs; return their number."""
         failures: Mapping[int, TopicstoreError] = {}
         if self._retention.settings.delivered is not None:
             epochs = self._registry.epochs()
@@ -123,7 +123,7 @@ class SiteDeliveredRemoval(DeliveredRemoval):
         return not any(shard.writer.elsewhere for shard in storage.shards)
 
     def _add_notes(self, needs: Needs) -> bool:
-        """Add what the notes of shards of other sites say; return False if one of these shards has none."""
+        """Add the places in the notes of other sites' shards; return False if one of these shards has no note."""
         for shard, epoch in enumerate(self._registry.epochs()):
             note = self._notes.stored(shard) if epoch is None else None
             if note is not None:
@@ -137,15 +137,15 @@ class SiteDeliveredRemoval(DeliveredRemoval):
     # --- shared subscriptions ---
 
     def _group_texts(self) -> list[str]:
-        """Return the shared subscriptions of which there are records, also those that have no members now."""
+        """Return the shared subscriptions that have records, including those without a member."""
         states = self._registry.states.states
         heads = (GROUP, MEMBER, STANDING)
         return sorted({group_of(key) for state in states for head in heads for key, _ in state.scan(head)})
 
     def _add_groups(self, needs: Needs, texts: list[str]) -> bool:
-        """Add what shared subscriptions need, in the order in which messages move on.
+        """Add the messages that shared subscriptions need, stage by stage, in the order in which messages pass them.
 
-        Returns False if messages were handed back meanwhile, of which some may have been missed.
+        Returns False if messages were handed back meanwhile, because some of these may have been missed.
         """
         states = self._registry.states
         for text in texts:

@@ -59,7 +59,10 @@ class InterestSpans:
     # --- called by writes ---
 
     def begin(self, spare: tuple[str, ...]) -> bool:
-        """Have spans cover messages that are stored only for sessions, or match ``spare``; return whether they may."""
+        """Begin spans unless suitable ones are open: every later message is for sessions only, or matches ``spare``.
+
+        Returns False if no span may be open, so that messages are stored without one.
+        """
         check_not_owned(self._lock)
         with self._lock:
             if not self.tracks:

@@ -224,7 +224,7 @@ class Bans:
             return _NONE
 
     async def find(self, client_id: str, users: Iterable[str | None], host: str) -> Ban | None:
-        """Return a ban of a client as `BanIndex.find` does, also one for flapping."""
+        """Return a ban that applies to a client, for flapping or from the file (`BanIndex.find`); None without one."""
         now = self._now()
         with self._lock:
             ban = self._flapping.get(client_id)

@@ -62,7 +62,7 @@ class Branch(GroupReader):
         """Do nothing, as `BranchCursor.permitted` hands back what is refused."""
 
     def reconsider(self, member: Member) -> None:
-        """Have the group's owner offer a member the messages again that its ``allow`` refused."""
+        """Request that the group's owner again offers a member the messages that the member's ``allow`` refused."""
         if isinstance(member, BranchCursor):
             member.replaced += 1
             member.answer()
