@@ -252,7 +252,7 @@ class World:
                 raise client.failure
 
     def check(self) -> None:
-        """Let the clients receive what is left, and check what they have got."""
+        """Deliver the remaining messages to the clients, and check the messages that each has received."""
         for client in self.clients:
             client.publishing = False
         self.until(lambda: not any(client._releasing for client in self.clients), "the last acknowledgements")

@@ -268,7 +268,7 @@ def test_a_span_that_was_proposed_without_an_answer_covers_nothing_else(
         assert not stores(lambda: db.store([ts.Message("t", b"refused", "c")]))
         silent.clear()
         wait_until(lambda: stores(lambda: db.store([ts.Message("t", b"program 2", "c")])), "the store")
-        assert not db.storage.interest.goes_on
+        assert not db.storage.interest.may_be_open
         clock.now += 2 * AGE * SECOND
         db.sessions.remove_delivered()
         assert [b"program 1", b"program 2"] == [one for one in stored(db) if one.startswith(b"program")]

@@ -578,8 +578,8 @@ def test_what_is_acknowledged_is_not_delivered_again(
 ) -> None:
     """However late sites read each other's changes, members get every message, and none after it was acknowledged.
 
-    Members join, leave, end, lose their connections, refuse messages and are slow at random. What the absent have in
-    flight, and the shares of the slow, go to others at once.
+    Members join, leave, end, lose their connections, refuse messages and are slow at random. Messages in flight at
+    disconnected members, and the shares of slow members, go to other members at once.
     """
     for db in two:
         assert db.cluster is not None

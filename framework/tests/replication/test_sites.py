@@ -170,7 +170,7 @@ def test_what_is_published_reaches_subscribers_of_other_sites(sites: Sites) -> N
 
 
 def test_what_is_stored_is_said(sites: Sites) -> None:
-    """`DatabaseInfo.kept` of a site reports that all messages stay; with ``delivered`` it is that of a lone database."""
+    """`DatabaseInfo.kept` of a site reports that all messages stay; with ``delivered`` it equals a lone database's."""
     with sites.open("a") as db:
         assert (
             "all published messages are stored",

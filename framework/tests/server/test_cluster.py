@@ -771,7 +771,7 @@ class Roaming:
         assert self._subscribed.wait(PATIENCE)
 
     def publish(self, topic: str, payload: str, qos: int) -> None:
-        """Publish, and return when a site has acknowledged it, whatever sites have died meanwhile."""
+        """Publish, and wait until a site acknowledges the message, even if other sites die meanwhile."""
         number = self._paho.publish(topic, payload, qos).mid
         wait_until(lambda: number in self._answers, f"an acknowledgement of {payload}")
         reason = self._answers.pop(number)

@@ -147,7 +147,7 @@ def test_a_rule_that_was_removed_keeps_what_it_stored(db: ts.Database, clock: Cl
 
 
 def test_without_the_setting_everything_stays(tmp_path: Path, clock: Clock) -> None:
-    """Without `delivered`, what sessions have stays like all that is stored."""
+    """Without the setting ``delivered``, messages that were stored only for sessions are kept like all others."""
     with ts.open(tmp_path / "db", clock=clock) as db:
         session = reader(db)
         publish(db, b"1")
@@ -233,7 +233,7 @@ def test_a_write_that_is_under_way_when_tracking_begins_stays(
 
 
 def test_a_span_that_could_not_end_covers_nothing_later(tmp_path: Path, clock: Clock) -> None:
-    """While a shard takes no writes, its span can't end; when it takes writes again, what a program stores stays."""
+    """A span can't end while its shard takes no writes; once it does, a program's messages stay."""
     with opened(tmp_path / "db", clock, shards=2) as db:
         session = reader(db)
         clients = {db.storage.shard_of(one): one for one in map(str, range(20))}
@@ -244,12 +244,12 @@ def test_a_span_that_could_not_end_covers_nothing_later(tmp_path: Path, clock: C
         with broken, pytest.raises(ts.StorageFullError):
             db.publish([ts.Message("a", b"lost", clients[1], qos=1)])
         db.store([ts.Message("a", b"near", clients[0])])
-        assert db.storage.interest.goes_on
+        assert db.storage.interest.may_be_open
         with pytest.raises(ts.ShardReadOnlyError):
             db.store([ts.Message("a", b"refused", one) for one in clients.values()])
         assert [1] == db.recover()
         db.store([ts.Message("a", b"far", clients[1])])
-        assert not db.storage.interest.goes_on
+        assert not db.storage.interest.may_be_open
         acknowledge(session)
         clock.now += 2 * MINUTE
         assert 2 == db.sessions.remove_delivered()

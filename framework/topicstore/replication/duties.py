@@ -38,7 +38,7 @@ _FEW_SITES = 3
 _NEAR = 64
 """The most entries by which a replica is behind the owner, as of their last beats, and counts as caught up.
 
-A replica counts as caught up too if it has what the owner had some seconds before (`Known.earlier`).
+A replica also counts as caught up if it has every entry that the owner had some seconds before (`Known.earlier`).
 """
 
 

@@ -131,6 +131,7 @@ class ClusterDocument(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     sites: dict[str, Site]
     shards: tuple[ShardPlace, ...]
     policies: dict[str, int | float | str | bool] = {}
+    """Always empty. The field stays, because fields are stored by their order."""
     settings: dict[str, Any] = {}
     """The settings of the database that are the same on all sites."""
     generations: tuple[GenerationPlan, ...] = ()

@@ -191,7 +191,7 @@ class Replica:
         self.released = entry.head.kind is Kind.RELEASED and entry.head.epoch == write.progress.epoch
 
     def _note(self, change: Change, index: int) -> None:
-        """Register which generations an entry has changed, and let the listener discard what it has removed."""
+        """Register the generations that an entry has changed, and let the listener discard removed messages."""
         listener = self.shard.writer.listener
         if isinstance(change, AddGeneration):
             self._changed[change.number - 1] = index

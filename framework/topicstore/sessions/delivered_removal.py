@@ -51,7 +51,7 @@ _ROWS = 5_000
 _ALL = TopicFilter("#")
 _TOPICS = frozenset({"topics"})
 _TRIES = 3
-"""The number of times that what sessions need is read without the sessions' mutex."""
+"""The number of attempts to read the needs of sessions without holding the sessions' mutex."""
 _PARTS = 4
 """The divisor of the age that gives the pause between two runs."""
 
@@ -175,7 +175,7 @@ class DeliveredRemoval:
         return removed, True
 
     def _removable(self, storage: Storage, shard: int, bound: int, needs: Needs) -> Iterator[_Removable]:
-        """Yield what can be removed from a shard, up to a position, in steps."""
+        """Yield the ranges of messages that can be removed from a shard up to a position, one for each step."""
         in_flight, bound = needs.in_flight[shard], min(bound, needs.bounds[shard])
         bound = bound if in_flight is None else min(bound, in_flight - 1)
         for span in storage.interest.of_shard(shard):
@@ -229,7 +229,7 @@ class DeliveredRemoval:
         return self._entered(partial(self._read_needs, len(storage.shards)))
 
     def _read_needs(self, shards: int) -> Needs:
-        """Read what sessions need, in the order in which messages move on: from places to what is in flight.
+        """Read the needs of sessions, in the order in which messages advance: first places, then messages in flight.
 
         Messages also move from sessions to a group, which `Groups.taken_back` counts, or in one commit of one shard.
         """

@@ -57,7 +57,7 @@ _Seen = tuple[Applied | None, ...]
 
 @attrs.frozen
 class _Copies:
-    """What this site had applied when it read what sessions need."""
+    """The state of this site's copies when it read what sessions need."""
 
     opened: tuple[Applied, ...]
     """`ShardWriter.opened` of each shard, which changes when a copy replaces the shard's contents."""

@@ -504,7 +504,7 @@ class ShardWriter:
 
     @property
     def owned(self) -> bool:
-        """Whether this process decides what is written: always, unless another site of a cluster owns the shard."""
+        """Whether this process decides the order of writes: always, unless another site of a cluster owns the shard."""
         return self.log is None or self.log.owned
 
     @property

@@ -63,7 +63,7 @@ class SiteInterestSpans(InterestSpans):
         return tuple(shard.writer.epoch for shard in self._shards)
 
     def _end_locked(self) -> Mapping[int, TopicstoreError]:
-        if self.goes_on:
+        if self.may_be_open:
             self._began = None
         return super()._end_locked()
 

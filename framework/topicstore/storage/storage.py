@@ -201,8 +201,8 @@ class Storage:
         storing, write = self.interest.storing, object()
         try:
             if stores and not passing:
-                storing.add(write)  # before `goes_on` is read
-                if self.interest.goes_on:
+                storing.add(write)  # before `may_be_open` is read
+                if self.interest.may_be_open:
                     self._end_spans(batch)
             if stores:
                 self.quota.admit()

@@ -82,7 +82,7 @@ class Ban(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class BanIndex:
-    """Bans by what they ban. Immutable, so thread-safe."""
+    """The bans by kind and value. Immutable, so thread-safe."""
 
     def __init__(self, bans: Iterable[Ban] = ()) -> None:
         """Index bans, whose values must be checked."""

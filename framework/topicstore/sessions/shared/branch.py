@@ -59,7 +59,7 @@ class Branch(GroupReader):
         """Do nothing: the refused messages were handed back by the write that committed the places."""
 
     def part(self, assignment: Assignment, refused: Positions, member: Member) -> None:
-        """Do nothing, as `BranchCursor.permitted` hands back what is refused."""
+        """Do nothing, because `BranchCursor.permitted` hands back the refused messages."""
 
     def reconsider(self, member: Member) -> None:
         """Request that the group's owner again offers a member the messages that the member's ``allow`` refused."""
@@ -166,9 +166,9 @@ class BranchCursor(SharedCursor):
         self._grant = 0
         """The number of the grant that it follows."""
         self.replaced = 0
-        """How often its ``allow`` was replaced."""
+        """The number of times that the member's ``allow`` was replaced."""
         self._handed_back: list[StateWrite] = []
-        """The writes that hand back what ``allow`` has refused since the last commit. `writes` may be called often."""
+        """Writes that hand back messages refused by ``allow`` since the last commit. `writes` may be called often."""
         self._answer = self._moved = standing is None
         """Whether `StandingRecord` must be stored anew."""
 
@@ -216,7 +216,7 @@ class BranchCursor(SharedCursor):
         return [*super().everything(), self._standing((*committed, *self.withdrawn.items()))]
 
     def writes(self) -> list[StateWrite]:
-        """Return the writes that store the places, the answer, and what is handed back, if something has changed."""
+        """Return the writes that store the changed places, the answer to the grant, and the messages handed back."""
         if not self._moved:
             return []
         lease = put(self._keys.leases(self.number), LeaseRecord(VERSION, self._packed(), ()))

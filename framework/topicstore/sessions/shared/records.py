@@ -148,7 +148,7 @@ class GrantRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StandingRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A session that has the subscription, connected or not, and its answer to what was granted to it."""
+    """A member's answer to its latest grant. A session is a member while it has the subscription, connected or not."""
 
     version: int
     number: int
@@ -162,7 +162,7 @@ class StandingRecord(msgspec.Struct, frozen=True, array_like=True):
     returned: tuple[tuple[int, int], ...] = ()
     """For returned messages, by number, the position up to which they were delivered."""
     replaced: int = 0
-    """How often ``allow`` was replaced in this connection."""
+    """The number of times that ``allow`` was replaced in this connection."""
 
 
 class HandBackRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -102,7 +102,7 @@ class SiteGroups:
         self._assigned: _Seen = ()
         """The last changes that the last assignment has seen."""
         self._decided: dict[str, tuple[bytes | None, ...]] = {}
-        """By subscription, on what its assignment depends, if that has not changed since it was found to stay."""
+        """By subscription, the inputs of its last assignment, if that changed nothing."""
         self._turn = ""
         """The last subscription that was assigned, after which the next tick begins if there are too many for one."""
         self._granted: _Seen | None = None
@@ -198,7 +198,7 @@ class SiteGroups:
         cursor.group.detach(cursor)
 
     def ending(self, found: StoredSession, records: Iterable[SubscriptionRecord]) -> StoredSession | None:
-        """Leave to the groups what they need of a session that is about to be removed; return the changed session.
+        """Hand back to the groups the messages of a session that is about to be removed; return the changed session.
 
         Returns None if the session has changed since it was read. Raises the errors of reading and writing; may be
         called again after an error.
@@ -326,7 +326,7 @@ class SiteGroups:
         self._granted = granted
 
     def _look_after_absent(self, now: int) -> None:
-        """Find the disconnected members of this site, and remove what was handed back and taken over."""
+        """Find the disconnected members of this site, and remove hand-backs that the groups have taken over."""
         seen = self._seen((STANDING, HANDED_BACK, SESSION, TAKEN, REVOKED)), self._epochs
         if seen == self._followed:
             return
