@@ -281,9 +281,9 @@ def test_a_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("another", [False, True])
 def test_a_directory_that_is_moved_or_replaced_is_unavailable_until_it_is_back(tmp_path: Path, another: bool) -> None:
-    """A store whose directory is gone, as without its mount, doesn't look empty, and creates nothing in another one.
+    """A store whose directory was moved or replaced raises `StorageUnavailableError`, and works once it is back.
 
-    Another directory has what a process makes that uses the store meanwhile.
+    An unmounted file system has this effect. The store creates nothing in a directory that has replaced its own.
     """
     root, moved = tmp_path / "log", tmp_path / "moved"
     with closing(DirectoryLogStore(root)) as store:

@@ -296,11 +296,11 @@ class LeveldbSnapshot(Snapshot):
         self._spaces = spaces
 
     def get(self, keyspace: Keyspace[K], key: K) -> bytes | None:
-        """Return the value of ``key``, or None where there was none."""
+        """Return the value of ``key``, or None if the snapshot has no such key."""
         return self.get_many(keyspace, [key])[0]
 
     def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
-        """Return the value of each key, None where there was none."""
+        """Return the value of each key, None for a key that the snapshot doesn't have."""
         stored = self._spaces[keyspace.name].encode_all(keys)
         instance, calls = self._past.instance.calls, self._past.calls
         with instance.lock(), instance, calls.lock(), calls:

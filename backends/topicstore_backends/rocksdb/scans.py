@@ -222,11 +222,11 @@ class RocksdbSnapshot(Snapshot):
         self._cursors = cursors
 
     def get(self, keyspace: Keyspace[K], key: K) -> bytes | None:
-        """Return the value of ``key``, or None where there was none."""
+        """Return the value of ``key``, or None if the snapshot has no such key."""
         return self.get_many(keyspace, [key])[0]
 
     def get_many(self, keyspace: Keyspace[K], keys: Sequence[K]) -> list[bytes | None]:
-        """Return the value of each key, None where there was none."""
+        """Return the value of each key, None for a key that the snapshot doesn't have."""
         family, cursor = self._cursors[keyspace.name]
         encoded = family.encode_all(keys)
         with self._translated:

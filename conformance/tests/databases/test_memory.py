@@ -76,7 +76,7 @@ PERSISTENT = [pair for pair in covering() if "persistent" in pair.capabilities]
 @pytest.mark.skipif(not STATUS.exists(), reason="needs /proc to see a process's memory")
 @pytest.mark.parametrize("pair", PERSISTENT, ids=str)
 def test_storing_and_replaying_more_takes_no_more_memory(pair: Pair, tmp_path: Path) -> None:
-    """A process that has stored and replayed four times as many messages uses no more memory than after twice."""
+    """A process uses no more memory after four rounds of storing and replaying messages than after two rounds."""
     options = {name: values for name, values in SMALL_CACHES.items() if name == pair.backend}
     options[pair.layout] = quick_options(pair.layout)
     command = [sys.executable, "-c", CHILD, str(tmp_path / "db"), pair.backend, pair.layout, json.dumps(options)]

@@ -586,7 +586,7 @@ def test_messages_have_positions_once_they_are_stored() -> None:
 
 
 def test_the_position_of_one_message_may_be_a_number() -> None:
-    """A message that was placed at a number is the same as one that was placed at an array of it."""
+    """A message whose position is given as an integer equals one whose position is given as an array."""
     batch, time = MessageBatch.from_messages([GOOD]), [7]
     number, array = (batch.placed(position, time, 2) for position in (4 << 60, np.array([4 << 60], dtype=np.uint64)))
     assert number.stored

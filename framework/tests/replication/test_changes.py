@@ -151,7 +151,7 @@ def test_changes_that_wait_for_the_store_are_seen_by_those_behind_them(tmp_path:
 
 
 def test_a_deposed_owner_stores_nothing_more_and_follows(tmp_path: Path) -> None:
-    """An owner that finds a fence stores nothing of the batch, says so, and then has what the next owner stores."""
+    """An owner that finds a fence raises `ShardMovedError`, stores nothing of the batch, and follows the next owner."""
     store = Objects()
     with (
         replicated(tmp_path / "one", store, clock=lambda: NOW) as (one, [first]),

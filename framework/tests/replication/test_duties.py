@@ -40,7 +40,7 @@ def known(site: str = "b", **more: Any) -> Known:
 
 
 def test_an_owner_that_cannot_write_names_another_site() -> None:
-    """It names the most advanced replica that can write, and seems alive; without one, it keeps the shard."""
+    """An owner that can't write names the most advanced live replica that can, or else keeps the shard."""
     first = document(place("a"))
     applied = {"a": {0: 9}, "b": {0: 9}, "c": {0: 8}}
 
@@ -57,7 +57,7 @@ def test_an_owner_that_cannot_write_names_another_site() -> None:
 
 
 def test_a_site_that_cannot_write_tries_and_inherits_nothing() -> None:
-    """It does not take its own shard over again, is no heir, and gets no shard of a site that closes."""
+    """A site that can't write a shard neither takes it over again nor inherits it from another or a closing site."""
     lost = known("a", lost={0: 5}, failed={"a": (0,)})
     assert next_document(document(place("a"), sites="a"), 8, lost, AFTER, None) is None
     assert next_document(document(place("a"), sites="a"), 8, known("a", lost={0: 5}), AFTER, None) is not None

@@ -59,7 +59,7 @@ def stored(dbs: Mapping[str, ts.Database], numbers: Sequence[int], topic: str = 
 
 @pytest.fixture
 def dbs(tmp_path: Path) -> Iterator[dict[str, ts.Database]]:
-    """Four sites, of which each shard has two copies, and messages of all shards."""
+    """Four sites that keep two copies of each shard, with messages in all shards."""
     sites, how = Sites(tmp_path), {"replication_factor": 2}
     with ExitStack() as opened:
         found = {"a": opened.enter_context(sites.open("a", shards=SHARDS, **how))}
@@ -133,7 +133,7 @@ def test_a_subscription_follows_all_shards(dbs: dict[str, ts.Database]) -> None:
 
 
 def received(db: ts.Database, session: Session, got: list[int]) -> int:
-    """Acknowledge what a session is handed now, and append it; return how much there is."""
+    """Deliver and acknowledge a session's messages, and append them to a list; return the list's length."""
     db.storage.look_elsewhere()
     db.sessions.wait(0)
     for one in session.deliver():
@@ -204,7 +204,7 @@ def test_replays_by_timestamp_cover_all_shards(dbs: dict[str, ts.Database]) -> N
 
 
 def test_what_is_deleted_elsewhere_is_not_delivered_from_memory(dbs: dict[str, ts.Database]) -> None:
-    """A subscription that begins after a deletion at other sites gets nothing of what an earlier one has read."""
+    """A subscription that begins after a deletion at other sites gets no deleted message from the read cache."""
     Keepers(dbs)
     db = min(dbs.values(), key=lambda one: len(keeps(one)))
     missing = set(range(SHARDS)) - set(keeps(db))

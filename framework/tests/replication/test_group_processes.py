@@ -115,9 +115,9 @@ def test_a_group_over_sites_loses_nothing(tmp_path: Path, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_what_a_group_over_sites_needs_stays(tmp_path: Path, seed: int) -> None:
-    """While sites are killed, and stopped and woken, no message is removed before a member has it; in the end all are.
+    """No message is removed before a member has it, while sites are killed and paused; in the end all are removed.
 
-    A message goes after a tenth of a second, so most of those that are handed over between sites are old enough.
+    Messages may be removed after a tenth of a second, so most of those handed over between sites are old enough.
     """
     chance, world = random.Random(seed), World(tmp_path, seed, "0.1")
     try:

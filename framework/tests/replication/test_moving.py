@@ -178,7 +178,7 @@ def test_a_site_leaves_and_joins_again_while_shards_are_written(sites: Sites) ->
 
 
 def test_a_site_may_leave_once_all_have_joined(sites: Sites) -> None:
-    """``n_sites`` counts the sites that have ever joined, so a site that leaves does not end what the others store."""
+    """``n_sites`` counts the sites that have ever joined, so the other sites still store after one has left."""
     with sites.open("a", n_sites=2) as a:
         with sites.open("b", n_sites=2) as b:
             wait_until(lambda: agreed(a, b), "two replicas")
@@ -292,7 +292,7 @@ def test_a_replay_waits_while_a_base_replaces_the_copy(sites: Sites, monkeypatch
         assert [0] == payloads(b)
         assert b.cluster is not None
         monkeypatch.setattr(replica, "read_part", read_part)
-        with b.cluster.replicas[0]._reading:  # the replica doesn't read
+        with b.cluster.replicas[0]._reading:  # stops this replica from reading the log
             for number in range(1, 20):
                 a.store(messages(number))
             wait_until(lambda: is_behind(b, sites), "a cut behind the site")
@@ -329,7 +329,7 @@ def test_reads_that_a_base_overtakes_begin_again(sites: Sites, monkeypatch: pyte
         a.publish([ts.Message("a/0", b"0", "c", retain=True)], state={0: [ts.StateWrite(b"\2k", b"v")]})
         assert [0] == payloads(b)
         assert b.cluster is not None
-        with b.cluster.replicas[0]._reading:  # the replica doesn't read
+        with b.cluster.replicas[0]._reading:  # stops this replica from reading the log
             for number in range(1, 20):
                 a.store(messages(number))
             wait_until(lambda: is_behind(b, sites), "a cut behind the site")
@@ -354,7 +354,7 @@ def test_a_subscription_has_what_its_site_receives_with_a_base(sites: Sites, mon
         received = [int(message.payload) for message in follower.fetch(timeout=NEVER).messages]
         assert [0] == received
         assert b.cluster is not None
-        with b.cluster.replicas[0]._reading:  # the replica doesn't read
+        with b.cluster.replicas[0]._reading:  # stops this replica from reading the log
             for number in range(1, 20):
                 a.store(messages(number))
             wait_until(lambda: is_behind(b, sites), "a cut of the log")
@@ -453,7 +453,7 @@ def test_the_quota_counts_what_a_base_has(sites: Sites, monkeypatch: pytest.Monk
         b.storage.quota.admit()  # it knows how much room there is
         assert a.cluster is not None
         assert b.cluster is not None
-        with b.cluster.replicas[0]._reading:  # the replica doesn't read
+        with b.cluster.replicas[0]._reading:  # stops this replica from reading the log
             a.store([ts.Message("a", random.Random(0).randbytes(250_000), "c")])
             wait_until(lambda: is_behind(b, sites), "a cut behind the site")
         a.cluster.leave()

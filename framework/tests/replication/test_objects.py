@@ -133,7 +133,7 @@ def test_the_largest_change_is_read_back_even_if_it_does_not_compress() -> None:
 @pytest.mark.parametrize("sizes", [(200_000,), (40_000,) * 4, (20_000,) * 16])
 @pytest.mark.parametrize("shrinks", [True, False])
 def test_little_time_is_spent_on_large_entries_that_hardly_shrink(sizes: tuple[int, ...], shrinks: bool) -> None:
-    """A large entry is found to shrink by its payloads, though each change begins with columns that shrink well."""
+    """The payloads of a large entry decide the compression level, though each change begins with other columns."""
     chosen = random.Random(0)
     alphabet = b"0123456789" if shrinks else bytes(range(256))
     changes = tuple(bytes(size // 20) + bytes(chosen.choices(alphabet, k=size - size // 20)) for size in sizes)

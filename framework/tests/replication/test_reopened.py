@@ -54,7 +54,7 @@ def failing(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def beats(db: ts.Database, number: int) -> None:
-    """Wait until a site has sent some more heartbeats, and so has decided what to do as often."""
+    """Wait until a site has sent more heartbeats, each of which follows a decision about its duties."""
     assert db.cluster is not None
     before = db.cluster._beat_number
     wait_until(lambda: db.cluster._beat_number >= before + number, "heartbeats")  # type: ignore[union-attr]
@@ -79,9 +79,9 @@ def fail(db: ts.Database, monkeypatch: pytest.MonkeyPatch, *, stored: bool) -> N
 def test_an_owner_that_cannot_write_is_replaced_by_a_site_that_can(
     sites: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A site whose shard takes no writes has it taken over at once, tries nothing more, and follows when it can again.
+    """A shard that takes no writes is taken over at once by another site, and the former owner follows it later.
 
-    The other site does not suspect it otherwise. `info`, the site's `failure` and the error of a store show the owner.
+    The other site has no other reason to suspect it. `info`, the site's `failure` and a store's error show the owner.
     """
     with sites.open("a") as a, sites.open("b", address="host-b") as b:
         a.store(messages(0, 1))
@@ -108,7 +108,7 @@ def test_an_owner_that_cannot_write_is_replaced_by_a_site_that_can(
 
 
 def test_an_owner_without_another_site_keeps_its_shard(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it can't write, it adds no entry to the log and no document; after `recover` it stores again."""
+    """An owner that can't write adds no entry to the log and no document; after `recover` it stores again."""
     with sites.open("a") as a:
         a.store(messages(0))
         assert a.cluster is not None
@@ -210,7 +210,7 @@ def test_an_interrupted_copy_is_not_read(sites: Sites, monkeypatch: pytest.Monke
         copy = b.cluster.replicas[0]
         with monkeypatch.context() as patched, warnings.catch_warnings(action="ignore"):
             patched.setattr(replica, "read_part", read_part)
-            with copy._reading:  # the replica doesn't read
+            with copy._reading:  # stops this replica from reading the log
                 for number in range(1, 20):
                     a.store(messages(number))
                 wait_until(lambda: is_behind(b, sites), "a cut behind the site")
@@ -240,7 +240,7 @@ def test_a_copied_site_leaves_the_shard_to_its_owner(sites: Sites, monkeypatch: 
         with c.cluster.replicas[0]._reading:  # the next owner does not begin yet
             a.cluster.set_replicas(0, ["c", "b"])
             wait_until(lambda: copy.released, "the entry that releases the shard")
-            copy._reading.acquire()  # the replica doesn't read
+            copy._reading.acquire()  # stops this replica from reading the log
         try:
             for number in range(1, 20):
                 wait_until(lambda number=number: stores(c, number), "a store at the next owner")  # type: ignore[misc]

@@ -252,7 +252,7 @@ class World:
                 raise client.failure
 
     def check(self) -> None:
-        """Let the clients receive what is left, and check what they have got."""
+        """Deliver the remaining messages to the clients, and check the messages that each has received."""
         for client in self.clients:
             client.publishing = False
         self.until(lambda: not any(client._releasing for client in self.clients), "the last acknowledgements")
@@ -299,9 +299,9 @@ def test_sessions_lose_nothing_and_get_nothing_twice(tmp_path: Path, seed: int) 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
 def test_what_only_sessions_needed_goes_and_nothing_before(tmp_path: Path, seed: int) -> None:
-    """With sites killed, and stopped and woken, clients get every message though those that all have are removed.
+    """Clients get every message while sites are killed and paused, and delivered messages are removed.
 
-    In the end nothing is left.
+    In the end no message is left.
     """
     chance, world = random.Random(seed), World(tmp_path, seed, delivered=0.1)
     try:

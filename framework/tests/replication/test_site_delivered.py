@@ -18,7 +18,7 @@ from topicstore.pubsub.publish import PERSIST
 from topicstore.replication import names
 from topicstore.replication.bases import cut_log
 from topicstore.replication.log import Proposal
-from topicstore.sessions import Publish, Session, delivered, interest_notes
+from topicstore.sessions import Publish, Session, delivered_removal, interest_notes
 from topicstore.shard.interest_records import SPANS
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.maintenance import delete_local
@@ -88,12 +88,12 @@ def take_all(db: ts.Database, session: Session, count: int) -> list[bytes]:
 
 
 def removed(*dbs: ts.Database) -> int:
-    """Let each site note and remove what it can, twice, since the first to remove goes by the notes before."""
+    """Let each site commit notes and remove messages, twice, because the first removal uses the notes before."""
     return sum(noted(db) for _ in range(2) for db in dbs)
 
 
 def noted(db: ts.Database) -> int:
-    """Let a site apply what it can, and note and remove what it can; return the number of messages."""
+    """Let a site apply the log, commit notes and remove messages; return the number of removed messages."""
     assert db.cluster is not None
     db.cluster.refresh()
     return db.sessions.remove_delivered()
@@ -103,7 +103,7 @@ def noted(db: ts.Database) -> int:
 def test_what_sessions_at_another_site_have_goes(
     sites: Sites, closing: ExitStack, clock: Clock, in_memory: bool
 ) -> None:
-    """A message goes from a site's shard once the session at another site has it and it is old enough, not before."""
+    """A message is removed once it is old enough and the session at another site has received it, and not before."""
     a, b = two(sites, closing, clock)
     how: dict[str, Any] = {"in_memory": True, "clean_start": True} if in_memory else {"expiry_interval": None}
     session = b.sessions.open(own(b), **how)
@@ -123,7 +123,7 @@ def test_what_sessions_at_another_site_have_goes(
 def test_nothing_goes_before_every_site_has_noted_what_its_sessions_need(
     sites: Sites, closing: ExitStack, clock: Clock
 ) -> None:
-    """While a shard of another site has no note, whose sessions in memory nobody else knows, every message stays."""
+    """Every message stays while a shard of another site has no note of the sessions in that site's memory."""
     a, b = two(sites, closing, clock)
     publish(a, b"1")
     clock.now += 2 * AGE * SECOND
@@ -136,7 +136,7 @@ def test_nothing_goes_before_every_site_has_noted_what_its_sessions_need(
 def test_what_a_site_that_lags_has_not_received_stays(
     sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Messages that a site has not applied yet stay for its sessions, and go once these have them."""
+    """Messages that a site has not applied yet stay for its sessions, and are removed after their delivery."""
     a, b = two(sites, closing, clock)
     in_memory: dict[str, Any] = {"in_memory": True, "clean_start": True}
     session = b.sessions.open(own(b), **(in_memory if how == "in memory" else {"expiry_interval": None}))
@@ -175,7 +175,7 @@ def test_a_session_that_is_away_holds_messages_at_other_sites(sites: Sites, clos
 
 
 def test_what_else_asked_for_it_stays_at_every_site(sites: Sites, closing: ExitStack, clock: Clock) -> None:
-    """A rule's, a publisher's and a program's messages stay in each shard, whatever was stored before and after."""
+    """Messages stored for a rule, a publisher or a program stay in each shard, whatever was stored before and after."""
     a, b = two(sites, closing, clock)
     leader = a if owns(a)[0] else b
     leader.persistence.add("keep/#")
@@ -199,9 +199,9 @@ def test_what_else_asked_for_it_stays_at_every_site(sites: Sites, closing: ExitS
 def test_what_a_former_owner_stored_goes_and_what_programs_store_later_stays(
     sites: Sites, closing: ExitStack, clock: Clock, takeover_after: float | None
 ) -> None:
-    """After a hand-over or a take-over, what was stored for sessions before and after goes, and nothing else.
+    """After a shard's owner changed, messages for sessions, stored before and after, are removed, and no others.
 
-    The owner before still had a span open, and sessions in memory, which end with it.
+    The former owner still had an open span, and sessions in memory, which end with that owner.
     """
     a, b = two(sites, closing, clock, **({} if takeover_after is None else {"takeover_after": takeover_after}))
     wait_until(lambda: all({"a", "b"} <= some for some in replicas(b)), "two replicas")
@@ -232,9 +232,9 @@ def test_what_a_former_owner_stored_goes_and_what_programs_store_later_stays(
 def test_a_span_that_was_proposed_without_an_answer_covers_nothing_else(
     sites: Sites, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program's message stays that was stored after the beginning of a span had no answer, which came later.
+    """A program's message stays if it follows a beginning of a span that had no answer, and took effect later.
 
-    So does one that had no answer itself, and was stored before the span.
+    A program's message that had no answer itself, and precedes the span, stays too.
     """
     cluster = ts.Cluster(sites.url, beat_interval=0.02, poll_interval=0.02, takeover_after=3_600, store_timeout=0.2)
     how: dict[str, Any] = {"cluster": cluster, "site": "a", "clock": clock, "monotonic": clock.monotonic}
@@ -268,7 +268,7 @@ def test_a_span_that_was_proposed_without_an_answer_covers_nothing_else(
         assert not stores(lambda: db.store([ts.Message("t", b"refused", "c")]))
         silent.clear()
         wait_until(lambda: stores(lambda: db.store([ts.Message("t", b"program 2", "c")])), "the store")
-        assert not db.storage.interest.goes_on
+        assert not db.storage.interest.may_be_open
         clock.now += 2 * AGE * SECOND
         db.sessions.remove_delivered()
         assert [b"program 1", b"program 2"] == [one for one in stored(db) if one.startswith(b"program")]
@@ -294,9 +294,9 @@ def test_a_damaged_span_keeps_no_shard_from_moving(sites: Sites, clock: Clock) -
 def test_a_span_covers_no_message_before_or_after_it_whatever_is_interrupted(
     sites: Sites, clock: Clock, monkeypatch: pytest.MonkeyPatch, interrupted: str
 ) -> None:
-    """A program's message stays whose store was interrupted before a span, or that follows an interrupted beginning.
+    """A program's message stays if its store, or the beginning of a span before it, was interrupted.
 
-    What was proposed is stored nevertheless.
+    The interrupted write was proposed, so it is stored all the same.
     """
     with sites.open("a", shards=1, clock=clock, monotonic=clock.monotonic) as db:
         assert db.cluster is not None
@@ -336,7 +336,7 @@ def test_a_span_covers_no_message_before_or_after_it_whatever_is_interrupted(
 def test_a_subscription_at_another_site_that_begins_in_the_past_gets_what_is_left(
     sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch, in_memory: bool
 ) -> None:
-    """A subscription that begins in the past, and is made at another site during a removal, ends it within a step."""
+    """A removal ends within a step when a subscription that begins in the past is made at another site."""
     a, b = two(sites, closing, clock)
     publish(a, *(b"%02d" % number for number in range(30)))
     clock.now += 2 * AGE * SECOND
@@ -353,8 +353,8 @@ def test_a_subscription_at_another_site_that_begins_in_the_past_gets_what_is_lef
             late.subscribe("t/#", 1, start=0)
         return count
 
-    monkeypatch.setattr(delivered, "_ROWS", 10)
-    monkeypatch.setattr(delivered, "delete_local", delete)
+    monkeypatch.setattr(delivered_removal, "_ROWS", 10)
+    monkeypatch.setattr(delivered_removal, "delete_local", delete)
     assert 10 == a.sessions.remove_delivered()
     assert [10] == steps
     assert [b"%02d" % number for number in range(10, 30)] == take_all(b, late, 20)
@@ -365,7 +365,7 @@ def test_a_subscription_at_another_site_that_begins_in_the_past_gets_what_is_lef
 def test_many_filters_in_memory_are_noted_as_one(
     sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A note has bounded size: of more filters with unread messages, it has the lowest place. Idle ones don't count."""
+    """A note has a bounded size: above the bound of filters with unread messages, it holds their lowest place only."""
     monkeypatch.setattr(interest_notes, "_MOST_FILTERS", 3)
     a, b = two(sites, closing, clock)
     session = b.sessions.open(own(b), in_memory=True, clean_start=True, receive_maximum=1)
@@ -461,7 +461,7 @@ def test_what_a_group_has_not_delivered_stays(sites: Sites, closing: ExitStack, 
 def test_a_site_whose_copies_lag_reads_the_logs_before_it_removes(
     sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message stays for a session of another site, whose subscription the site that removes hasn't applied yet."""
+    """A message stays for another site's session whose subscription the removing site has not applied yet."""
     a, b = two(sites, closing, clock)
     removed(a, b)
     assert a.cluster is not None
@@ -480,7 +480,7 @@ def test_a_site_whose_copies_lag_reads_the_logs_before_it_removes(
 def test_a_note_is_right_while_a_site_takes_a_copy(
     sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A note that is made when a base has replaced a shard, of which no cursor knows yet, says what sessions need."""
+    """A note holds what sessions need even if a base has replaced a shard, and no cursor has noticed it yet."""
     a, b = two(sites, closing, clock)
     assert b.cluster is not None
     session = b.sessions.open(own(b), in_memory=True, clean_start=True)
@@ -501,7 +501,7 @@ def test_a_note_is_right_while_a_site_takes_a_copy(
     assert listener is not None
     hub_replaced = listener.replaced
     monkeypatch.setattr(listener, "replaced", replaced)
-    with b.cluster.replicas[shard]._reading:  # the replica doesn't read
+    with b.cluster.replicas[shard]._reading:  # stops this replica from reading the log
         publish(a, b"2")
         assert a.cluster is not None
         a.cluster.replicas[shard].write_base()
@@ -548,7 +548,7 @@ class World:
             assert db.retention.settings.delivered == AGE
 
     def owner(self, client_id: str) -> ts.Database:
-        """Return the site that owns the shard of a client, and has done so at its last tick."""
+        """Wait until exactly one site owns the shard of a client, and return its database."""
 
         def found() -> list[ts.Database]:
             return [db for db in self.dbs.values() if owns(db)[db.shard_of(client_id)]]
@@ -584,7 +584,7 @@ class World:
                 waiting.add(payload)
 
     def take(self, name: str, limit: int, *, acknowledge: bool) -> None:
-        """Deliver messages. Those of a session that ends with its connection, or at QoS 0, come once."""
+        """Deliver messages, and acknowledge them. In memory and at QoS 0 they are never delivered again."""
         session = self.session(name)
         self.sent[name] += [packet for packet in session.deliver(limit) if isinstance(packet, Publish)]
         if acknowledge or name in ("memory", "qos0"):
@@ -621,12 +621,12 @@ class World:
             self.refresh()
 
     def living(self, name: str) -> set[bytes]:
-        """Return what a session still waits for that ends with its connection or gets nothing without it."""
+        """Return the messages that a session still waits for; none if its connection has ended."""
         connected = name in self.connected and self.connected[name][1].ended is None
         return self.waiting[name] if connected else set()
 
     def done(self, work: Callable[[], object]) -> bool:
-        """Do something; return False, with nothing done, if a shard has moved or is moving."""
+        """Call ``work``; return False if it had no effect, because a shard has moved or is moving."""
         try:
             work()
         except (ts.ShardElsewhereError, ts.ShardMovedError):
@@ -654,7 +654,7 @@ class World:
         assert self.kept <= there
 
     def drain(self) -> None:
-        """Deliver everything, and check that what only sessions needed goes, and that everything was received."""
+        """Deliver everything; check that every message was received, and that those only for sessions are removed."""
 
         def drained() -> bool:
             for name in ("reader", "qos0", "memory", "member1", "member2"):

@@ -12,8 +12,8 @@ import pytest
 import topicstore as ts
 from topicstore.sessions import Ended, Publish, PubRel, Session
 from topicstore.sessions.shared import site_groups
-from topicstore.sessions.shared.assigning import StoredGroup
 from topicstore.sessions.shared.records import GRANT, GROUP, HANDED_BACK, MEMBER, STANDING, TAKEN, WAITING, GroupKeys
+from topicstore.sessions.shared.stored_group import StoredGroup
 from topicstore.shard.state import FrameworkWrite
 from topicstore_conformance.faults.threads import wait_until
 
@@ -578,8 +578,8 @@ def test_what_is_acknowledged_is_not_delivered_again(
 ) -> None:
     """However late sites read each other's changes, members get every message, and none after it was acknowledged.
 
-    Members join, leave, end, lose their connections, refuse messages and are slow at random. What the absent have in
-    flight, and the shares of the slow, go to others at once.
+    Members join, leave, end, lose their connections, refuse messages and are slow at random. Messages in flight at
+    disconnected members, and the shares of slow members, go to other members at once.
     """
     for db in two:
         assert db.cluster is not None

@@ -16,7 +16,7 @@ NAMES = "abc"
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
 def test_owners_that_are_killed_or_stopped_lose_nothing(processes: Processes, seed: int) -> None:
-    """With owners killed, and stopped and woken, what was acknowledged is there once, in order, and in every replay."""
+    """Every acknowledged message is stored once, in order, and in every replay, while owners are killed and paused."""
     chance = random.Random(seed)
     for name in NAMES:
         processes.start(name)

@@ -170,7 +170,7 @@ def test_what_is_published_reaches_subscribers_of_other_sites(sites: Sites) -> N
 
 
 def test_what_is_stored_is_said(sites: Sites) -> None:
-    """A site stores all messages, and says so; with ``delivered`` it says the same as a database without a cluster."""
+    """`DatabaseInfo.kept` of a site reports that all messages stay; with ``delivered`` it equals a lone database's."""
     with sites.open("a") as db:
         assert (
             "all published messages are stored",
@@ -440,7 +440,7 @@ def cut(sites: Sites, shard: int = 0) -> int:
 
 
 def is_behind(db: ts.Database, sites: Sites) -> bool:
-    """Return whether the log of shard 0 is cut behind a site's copy, so that it must be copied again."""
+    """Return whether the log of shard 0 is truncated after a site's last entry, so that the shard must be copied."""
     assert db.cluster is not None
     return cut(sites) > db.cluster.replicas[0].progress.next
 
@@ -494,7 +494,7 @@ def test_a_replica_behind_a_cut_is_copied_while_it_runs(sites: Sites, monkeypatc
         a.store(messages(*range(10)))
         assert [*range(10)] == payloads(b)
         assert b.cluster is not None
-        with b.cluster.replicas[0]._reading:  # the replica doesn't read
+        with b.cluster.replicas[0]._reading:  # stops this replica from reading the log
             for number in range(10, 20):
                 a.store(messages(number))
             wait_until(lambda: is_behind(b, sites), "a cut of the log")

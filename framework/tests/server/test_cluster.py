@@ -431,9 +431,9 @@ def test_subscribers_receive_what_is_published_at_other_sites(pair: Cluster) -> 
 
 @pytest.mark.slow
 def test_what_only_clients_wait_for_goes_once_all_have_it(cluster: Cluster) -> None:
-    """A server of a cluster removes, by default after ten minutes, what only clients needed, wherever these are.
+    """A server of a cluster removes messages that only sessions needed, by default after ten minutes.
 
-    What a rule keeps stays.
+    The sessions may be on any site. Messages that a rule keeps stay.
     """
     cluster.settings["DURABLE_SESSIONS__PERSISTENCE"] = '[{topic_filter = "kept/#"}]'
     cluster.start("a", "b")
@@ -771,7 +771,7 @@ class Roaming:
         assert self._subscribed.wait(PATIENCE)
 
     def publish(self, topic: str, payload: str, qos: int) -> None:
-        """Publish, and return when a site has acknowledged it, whatever sites have died meanwhile."""
+        """Publish, and wait until a site acknowledges the message, even if other sites die meanwhile."""
         number = self._paho.publish(topic, payload, qos).mid
         wait_until(lambda: number in self._answers, f"an acknowledgement of {payload}")
         reason = self._answers.pop(number)

@@ -53,7 +53,7 @@ def publish(cluster: Cluster, topic: str, numbers: range) -> None:
 
 @pytest.fixture(scope="module")
 def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Five servers after all copies are where they belong, so that some keep not all shards."""
+    """Five servers after all copies have been placed, so that some servers lack shards."""
     need("rocksdb")
     with ExitStack() as closing:
         cluster = Cluster(tmp_path_factory.mktemp("five"))
@@ -72,12 +72,12 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def test_some_servers_keep_not_all_shards(five: Cluster) -> None:
-    """The other tests mean something: a server lacks shards."""
+    """Some server keeps only a part of the shards, as the other tests of this module require."""
     assert any(len(keeps(five, site)) < SHARDS for site in NAMES)
 
 
 def test_any_server_replays_all_messages(five: Cluster) -> None:
-    """Whole replays, the newest message, and pages that go from server to server have every message once."""
+    """A replay, a look-up of the newest message, and pages read from different servers have every message once."""
     expected = sorted(str(number) for number in FIRST)
     for site in NAMES:
         assert expected == sorted(five.payloads(site, "five/%23"))
@@ -115,7 +115,7 @@ def test_any_server_serves_replays_over_mqtt(five: Cluster) -> None:
 
 
 def test_durable_sessions_receive_the_messages_of_all_shards(five: Cluster) -> None:
-    """A session with a wildcard gets what is published at any server, live and after a time without a connection."""
+    """A session with a wildcard receives messages published at any server, both live and after a reconnection."""
     names = {client_of({shard}, "durable-"): site for shard, site in zip(range(SHARDS), NAMES, strict=False)}
     with ExitStack() as closing:
         for name, site in names.items():
@@ -134,7 +134,7 @@ def test_durable_sessions_receive_the_messages_of_all_shards(five: Cluster) -> N
 
 
 def test_only_sites_ask_each_other(five: Cluster) -> None:
-    """A client's token, whatever its scope, gets 403 for a question, and a site 400 for one of an unknown form."""
+    """A question with a client's token of any scope is refused with 403, and a malformed one of a site with 400."""
     assert 403 == five.ask("a", "POST", "/api/v5/shards/0/ask", {}).status
     _, document = Documents(open_log_store((five.root / "log").as_uri()), lambda _: None).newest()
     assert document is not None
@@ -149,7 +149,7 @@ def test_only_sites_ask_each_other(five: Cluster) -> None:
 
 
 def test_a_server_asks_another_one_while_an_owner_is_dead(five: Cluster) -> None:
-    """A shard whose owner has died, and that nobody takes over, is read at another server that keeps it."""
+    """A shard whose owner has died is read at another server that keeps it, before any server takes it over."""
     lacking = next(site for site in NAMES if len(keeps(five, site)) < SHARDS)
     shard = min(set(range(SHARDS)) - keeps(five, lacking))
     owner = next(site for site in NAMES if shard in five.owned(site))

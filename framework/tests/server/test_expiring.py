@@ -44,7 +44,7 @@ def exported(server: Embedded) -> float:
 def test_a_running_server_warns_of_a_certificate_that_expires_soon(
     tmp_path: Path, db: ts.Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log names the section and the day from two weeks before the end; metrics have the end of what is in use."""
+    """From two weeks before expiry the log names the section and the day; metrics have the certificate's end."""
     soon = issue(tmp_path, days=10)
     tls = HttpTlsSettings(certificate=tmp_path / "server.pem", key=tmp_path / "server.key")
     settings = ServerSettings(http=HttpSettings(listen=Address("127.0.0.1:0"), tls=tls))

@@ -27,8 +27,8 @@ from topicstore_conformance.mqtt.serving import Serving, serving
 pytest.importorskip("rocksdict", reason='needs rocksdict: pip install "topicstore[rocksdb]"')
 pytest.importorskip("cryptography", reason="needs cryptography: pip install cryptography")
 pytest.importorskip("paho.mqtt.client", reason="needs paho-mqtt: pip install paho-mqtt")
-from topicstore.server import SettingsError, certificates
-from topicstore.server.certificates import Authority, checked_name, pem_of
+from topicstore.server import SettingsError, certificate_authority
+from topicstore.server.certificate_authority import Authority, checked_name, pem_of
 from topicstore_conformance.mqtt.paho_client import PahoClient
 
 FREE = {f"TOPICSTORE__{name}__LISTEN": "127.0.0.1:0" for name in ("LISTENERS__MQTTS", "HTTP")}
@@ -57,7 +57,7 @@ def program(*arguments: str, folder: Path) -> str:
 
 
 def served(folder: Path) -> Any:
-    """Run the server as its maker's second command does, but on free ports."""
+    """Run the server with the settings that ``config init`` has created, but on free ports."""
     return serving(None, "--config", "server.toml", listen=False, cwd=folder, env={**os.environ, **FREE})
 
 
@@ -250,11 +250,11 @@ def test_a_certificate_of_another_authority_is_not_renewed(run: Run, tmp_path: P
 
 def test_an_authority_that_has_expired_signs_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A certificate is valid no longer than its authority, which signs none once it has expired."""
-    monkeypatch.setattr(certificates, "_AUTHORITY_DAYS", 10)
+    monkeypatch.setattr(certificate_authority, "_AUTHORITY_DAYS", 10)
     made = json.loads(run("init", "server.toml", "--tls", "--user", "alice", "--json").stdout)
     left = datetime.fromisoformat(made["valid_until"]) - datetime.now(UTC)
     assert timedelta(days=9) < left <= timedelta(days=10)
-    monkeypatch.setattr(certificates, "_AUTHORITY_DAYS", 0)
+    monkeypatch.setattr(certificate_authority, "_AUTHORITY_DAYS", 0)
     expired = Authority.new("expired")
     with pytest.raises(SettingsError, match="the certificate authority has expired on"):
         expired.sign(["localhost"], expired.key)

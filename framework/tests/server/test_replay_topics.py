@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import topicstore as ts
-from topicstore.server.mqtt.topics import split_replay
+from topicstore.server.mqtt.reserved_topics import split_replay
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.paho_client import PahoClient, properties
 

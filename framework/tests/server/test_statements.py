@@ -1,4 +1,4 @@
-"""The server keeps the statements of the standard of MQTT, and a table lists the tests of each statement."""
+"""The server conforms to the numbered statements of the MQTT standard, and a table lists the tests of each."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from topicstore.contract.columns import to_list
 from topicstore.contract.engine import STATE
 from topicstore.contract.requests import StoreRequest
 from topicstore.pubsub.publish import PERSIST
-from topicstore.sessions import delivered
+from topicstore.sessions import delivered_removal
 from topicstore.sessions.model import Publish
 from topicstore.sessions.records import IN_FLIGHT
 from topicstore.sessions.shared.records import REVOKED
@@ -147,7 +147,7 @@ def test_a_rule_that_was_removed_keeps_what_it_stored(db: ts.Database, clock: Cl
 
 
 def test_without_the_setting_everything_stays(tmp_path: Path, clock: Clock) -> None:
-    """Without `delivered`, what sessions have stays like all that is stored."""
+    """Without the setting ``delivered``, messages that were stored only for sessions are kept like all others."""
     with ts.open(tmp_path / "db", clock=clock) as db:
         session = reader(db)
         publish(db, b"1")
@@ -157,7 +157,7 @@ def test_without_the_setting_everything_stays(tmp_path: Path, clock: Clock) -> N
 
 
 def test_it_holds_after_a_restart(tmp_path: Path, clock: Clock) -> None:
-    """After a restart the same messages go, and what a program stored in between stays."""
+    """After a restart, messages that were stored only for sessions are removed, and a program's messages stay."""
     with opened(tmp_path / "db", clock) as db:
         session = reader(db)
         publish(db, b"1")
@@ -233,7 +233,7 @@ def test_a_write_that_is_under_way_when_tracking_begins_stays(
 
 
 def test_a_span_that_could_not_end_covers_nothing_later(tmp_path: Path, clock: Clock) -> None:
-    """While a shard takes no writes, its span can't end; when it takes writes again, what a program stores stays."""
+    """A span can't end while its shard takes no writes; once it does, a program's messages stay."""
     with opened(tmp_path / "db", clock, shards=2) as db:
         session = reader(db)
         clients = {db.storage.shard_of(one): one for one in map(str, range(20))}
@@ -244,12 +244,12 @@ def test_a_span_that_could_not_end_covers_nothing_later(tmp_path: Path, clock: C
         with broken, pytest.raises(ts.StorageFullError):
             db.publish([ts.Message("a", b"lost", clients[1], qos=1)])
         db.store([ts.Message("a", b"near", clients[0])])
-        assert db.storage.interest.goes_on
+        assert db.storage.interest.may_be_open
         with pytest.raises(ts.ShardReadOnlyError):
             db.store([ts.Message("a", b"refused", one) for one in clients.values()])
         assert [1] == db.recover()
         db.store([ts.Message("a", b"far", clients[1])])
-        assert not db.storage.interest.goes_on
+        assert not db.storage.interest.may_be_open
         acknowledge(session)
         clock.now += 2 * MINUTE
         assert 2 == db.sessions.remove_delivered()
@@ -307,7 +307,7 @@ def test_a_subscription_that_begins_in_the_past_gets_what_is_left(db: ts.Databas
             wait_until(lambda: held_elsewhere(lock._turn), "the subscription to wait for this step")
         return delete_local(*arguments)
 
-    with patch.object(delivered, "_ROWS", 10), patch.object(delivered, "delete_local", delete):
+    with patch.object(delivered_removal, "_ROWS", 10), patch.object(delivered_removal, "delete_local", delete):
         assert 10 == db.sessions.remove_delivered()
     subscribing[0].result(PATIENCE)
     assert [b"%02d" % number for number in range(10, 30)] == sorted(all_of(late))

@@ -158,7 +158,7 @@ STEPS = st.lists(
 def test_backwards_is_forwards_reversed(
     layout: str, data: st.DataObject, steps: list[Any], shards: int, timestamps: ts.Timestamps
 ) -> None:
-    """A reverse replay yields the messages of a forward replay in reverse: limits, times, pages, merged or not."""
+    """A reverse replay yields a forward replay's messages in reverse, for any limit, range of times, page and order."""
     clock = Clock()
     with pytest.MonkeyPatch.context() as patches, TemporaryDirectory() as directory:
         for module, values in TINY.items():

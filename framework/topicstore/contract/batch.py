@@ -78,7 +78,7 @@ class MessageBatch:
         self.timestamps = timestamps
         self.properties = properties
         self._positions = positions
-        """The positions; of one message also as an integer, which is a tenth of the cost of an array."""
+        """The positions. For one message an integer is allowed, at a tenth of the cost of an array."""
         self.shards = shards
         self._payload_bytes = payload_bytes
 
@@ -243,7 +243,7 @@ class MessageBatch:
 
     @property
     def span(self) -> tuple[int, int]:
-        """The positions of the first and the last row. Raises `InvalidMessageError` before the messages are stored."""
+        """The positions of the first and last row. Raises `InvalidMessageError` if the batch has no positions yet."""
         position = self._positions
         if isinstance(position, int):
             return position, position

@@ -71,8 +71,8 @@ class RetentionSettings:
     """By topic filter, the age after which matching messages are removed, instead of ``max_age``; None: never. If
     several filters match a message, the longest time applies."""
     delivered: float | None = attrs.field(default=None, converter=seconds)
-    """Age after which messages that are stored only because sessions wait for them are removed, once no session needs
-    them (`topicstore.sessions.delivered`); in a cluster, no session on any site. None: they stay like all others.
+    """Age after which messages that are stored only for sessions are removed, once no session needs them, in a cluster
+    no session on any site (`topicstore.sessions.delivered_removal`). None: they stay like all others.
     `topicstore.server` sets ten minutes."""
 
     def __attrs_post_init__(self) -> None:

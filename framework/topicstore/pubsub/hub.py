@@ -246,7 +246,7 @@ class Hub:
             feed.forget()
 
     def replaced(self, shard: int) -> None:
-        """Let the listeners read on in a shard whose contents were replaced, without an announcement."""
+        """Clear the caches of a shard whose contents were replaced by a copy, and wake its listeners."""
         self.reads.forget()
         self._recent.forget()
         opened = self._shards[shard].writer.opened
@@ -256,7 +256,7 @@ class Hub:
         self._opened[shard] = opened
 
     def extended(self, shard: int) -> None:
-        """Let the listeners read on in a shard that has new messages, without an announcement."""
+        """Wake the listeners of a shard whose new messages were not announced, because this site did not store them."""
         found = self._shards[shard]
         for feed in self._all():
             with found.writer.lock:
@@ -264,7 +264,7 @@ class Hub:
             feed.wake(shard)
 
     def knows(self, shard: int) -> bool:
-        """Return whether the feeds know of all messages of a shard, also of those with which it was replaced."""
+        """Return whether the feeds were notified of the current contents of a shard since a copy last replaced them."""
         return self._opened[shard] is self._shards[shard].writer.opened
 
     def _all(self) -> list[Feed]:

@@ -83,7 +83,7 @@ class Commit:
         self._messages: list[Message] | None = None
 
     def rows_of(self, topics: list[str]) -> list[int] | None:
-        """Return the rows of some topics of the batch in ascending order; None if the topics have all rows."""
+        """Return the rows of some topics of the batch in ascending order; None if that is every row."""
         if len(topics) == self._topics:
             return None
         rows = self._rows or self._find_rows()

@@ -120,7 +120,7 @@ class RetainedExpiry:
         if storage is None:  # the database has no references left, and is about to close itself
             return
         time = self._earliest.time
-        if time == FOREVER and storage.site is not None:  # other sites retain messages in shards that come here
+        if time == FOREVER and storage.site is not None:  # a shard that moves here brings its retained messages
             time = None
         rested = self._monotonic() >= self._again or self.task.failure is not None
         if rested and (time is None or time <= _now(storage)):

@@ -38,7 +38,7 @@ _FEW_SITES = 3
 _NEAR = 64
 """The most entries by which a replica is behind the owner, as of their last beats, and counts as caught up.
 
-A replica counts as caught up too if it has what the owner had some seconds before (`Known.earlier`).
+A replica also counts as caught up if it has every entry that the owner had some seconds before (`Known.earlier`).
 """
 
 
@@ -72,7 +72,7 @@ class Known:
     earlier: Mapping[int, int] = attrs.field(factory=dict)
     """By shard, the index of the owner's next entry some seconds ago (`OwnersProgress`); empty where it is unknown."""
     failed: Mapping[str, Collection[int]] = attrs.field(factory=dict)
-    """For each site, the shards whose copy there takes no writes, because one has failed, as of its last beat."""
+    """By site, the shards whose copy there takes no writes since a write failed, as of the site's last beat."""
 
     def has_failed(self, site: str, shard: int) -> bool:
         """Return whether a site can neither write a shard nor apply its entries."""
@@ -98,9 +98,9 @@ def duty(document: ClusterDocument, shard: int, known: Known, epoch: int, *, own
 def entered(
     document: ClusterDocument, number: int, site: str, incarnation: bytes, address: str, factor: int | None
 ) -> ClusterDocument:
-    """Return the document, to be created with this number, in which a new process of a site takes part.
+    """Return the next cluster document, with this number, after a new process of a site has started.
 
-    The process takes the shards that the site owned before. It joins the others, as far as they have too few replicas.
+    The document assigns to the process the shards that its site owned before, and replicas of shards with too few.
     """
     leaving = site in document.sites and document.sites[site].leaving
     sites = {**document.sites, site: Site(address, incarnation, leaving)}
@@ -121,9 +121,9 @@ def next_document(
 ) -> ClusterDocument | None:
     """Return the document that a site would create with this number; None if nothing is to be changed.
 
-    The site names itself the owner of shards that it keeps, and whose owner seems dead, has released them, or was an
-    earlier process of the same site. It names another site the owner of its shards that it can't write any more. If
-    there are none of these, it carries the plan on for all shards.
+    The site names itself the owner of shards that it keeps if their owner seems dead, has released them, or was an
+    earlier process of the same site. For its own shards whose copy takes no writes, it names another owner. Without
+    such changes, the document takes the next step of the placement plan for all shards.
     """
     changed = document
     for shard, place in enumerate(document.shards):

@@ -47,9 +47,9 @@ class ShardInfo:
     leaving: tuple[str, ...]
     """The replicas that will release their copy, once the joining sites have caught up."""
     failed: tuple[str, ...]
-    """The replicas that take no writes, because one has failed, until `Database.recover` succeeds there.
+    """The replicas that take no writes since one failed, until `Database.recover` succeeds there.
 
-    If the owner is among them, another site takes over; without one, the shard is not written.
+    If the owner is among them, another site takes over; without such a site, the shard takes no writes.
     """
     applied: Mapping[str, int]
     """For each site that has reported it in its last heartbeat, the number of log entries that it has applied."""

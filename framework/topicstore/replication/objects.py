@@ -55,16 +55,16 @@ LARGEST_CHANGE = LARGEST_ENTRY - (1 << 20)
 CHANGE_OVERHEAD = 5
 """The most bytes that the encoding of an entry adds to each of its changes."""
 _LEVEL, _QUICK_LEVEL = 1, -3
-"""The levels of zstandard at which changes are compressed: those that shrink, and those that hardly do."""
+"""The zstandard levels for changes whose samples shrink, and for changes whose samples hardly do."""
 _SAMPLED = 64 << 10
-"""The least number of bytes of which samples are compressed first."""
+"""The minimum size, in bytes, of changes from which samples are taken."""
 _SAMPLE = 2_048
-"""The size of a sample."""
+"""The size of a sample, in bytes."""
 _PLACES = tuple(number * 0.618034 % 1 for number in range(1, 9))
-"""The places of the samples, as parts of the whole. They are irregular, because the changes may be of equal size, and
-each begins with columns that shrink well."""
+"""The offsets of the samples, as fractions of the whole. They are irregular, because changes may have equal sizes, and
+each change begins with columns that compress well."""
 _WORTH = 0.9
-"""The part of their size to which samples must shrink for all to be compressed with `_LEVEL`."""
+"""The compression ratio that samples must reach for the changes to be compressed at `_LEVEL`."""
 _LARGEST_READ = 1 << 30
 """The most uncompressed bytes of an entry that is read; a larger size counts as corruption.
 
@@ -131,6 +131,7 @@ class ClusterDocument(msgspec.Struct, frozen=True, array_like=True, kw_only=True
     sites: dict[str, Site]
     shards: tuple[ShardPlace, ...]
     policies: dict[str, int | float | str | bool] = {}
+    """Always empty. The field stays, because fields are stored by their order."""
     settings: dict[str, Any] = {}
     """The settings of the database that are the same on all sites."""
     generations: tuple[GenerationPlan, ...] = ()
@@ -153,7 +154,7 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     applied: dict[int, int]
     """The replication progress of the site, by shard: the index of the entry to be read next."""
     failed: tuple[int, ...] = ()
-    """The shards whose copy at the site takes no writes, because one has failed."""
+    """The shards whose copy at the site takes no writes since one failed."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -246,7 +247,7 @@ _CHANGES = msgspec.msgpack.Decoder(tuple[bytes, ...])
 
 
 class _Compressors(threading.local):
-    """The compressors of a thread. They are kept, because making their tables takes longer than most entries do."""
+    """The compressors of a thread. They are reused, because creating one takes longer than compressing most entries."""
 
     def __init__(self) -> None:
         self.normal = zstandard.ZstdCompressor(level=_LEVEL).compress
@@ -257,7 +258,7 @@ _COMPRESSORS = _Compressors()
 
 
 def _shrinks(plain: bytes) -> bool:
-    """Return whether samples of the bytes shrink under compression; True for few bytes, of which none are taken."""
+    """Return whether samples of the bytes compress well; True without samples if there are fewer than `_SAMPLED`."""
     if len(plain) < _SAMPLED:
         return True
     room = len(plain) - _SAMPLE

@@ -191,7 +191,7 @@ class Replica:
         self.released = entry.head.kind is Kind.RELEASED and entry.head.epoch == write.progress.epoch
 
     def _note(self, change: Change, index: int) -> None:
-        """Register which generations an entry has changed, and let the listener discard what it has removed."""
+        """Register the generations that an entry has changed, and let the listener discard removed messages."""
         listener = self.shard.writer.listener
         if isinstance(change, AddGeneration):
             self._changed[change.number - 1] = index
@@ -408,11 +408,14 @@ class Replica:
 
     @property
     def failed(self) -> bool:
-        """Whether a write of the copy has failed. Nothing can be written or applied until it is opened again."""
+        """Whether a write of the copy has failed. The copy then takes no writes and no entries until it is reopened."""
         return self.shard.writer.failure is not None
 
     def check_owned(self) -> None:
-        """Raise `ShardElsewhereError` unless this site owns the shard, or is to own it and can't write it."""
+        """Raise `ShardElsewhereError` if another site, or none, owns the shard.
+
+        A site that the cluster document names as the owner passes, too, if its copy takes no writes since one failed.
+        """
         shard, (site, address) = self.shard.number, self.owner
         if not self.log.owned and not (self.failed and site == self._site):
             owner = f"site {site}" + f" ({address})" * bool(address) if site else "no site"

@@ -305,7 +305,7 @@ class Site:
                 replica.failure = f"shard {replica.shard.number}: {error}"
 
     def _failure_of(self, replica: Replica) -> str | None:
-        """Return why a shard's copy takes no writes, and which site does; None if it takes writes."""
+        """Return why a shard's copy takes no writes, and which site writes the shard; None if the copy takes writes."""
         shard, failure = replica.shard.number, replica.shard.writer.failure
         if failure is None:
             return None
@@ -407,7 +407,7 @@ class Site:
         return {**{site: beat.applied for site, beat in last.items()}, self.name: self._progress()}
 
     def _own_failed(self) -> tuple[int, ...]:
-        """Return the shards that this site keeps, and whose copy here takes no writes, because one has failed."""
+        """Return the shards whose copy on this site takes no writes since one failed."""
         return tuple(replica.shard.number for replica in self.replicas if replica.kept and replica.failed)
 
     def _progress(self) -> dict[int, int]:
@@ -609,7 +609,10 @@ class Site:
         self._change(lambda _, document: duties.leaving(document, self.name if site is None else site))
 
     def join(self, site: str | None = None) -> None:
-        """Let a site, by default this one, keep shards again after `leave`. Raises as `leave`, without refusals."""
+        """Let a site, by default this one, keep shards again after `leave`.
+
+        Raises `UnknownSiteError` and `StorageUnavailableError`.
+        """
         self._change(lambda _, document: duties.leaving(document, self.name if site is None else site, leaves=False))
 
     def forget(self, site: str) -> None:

@@ -71,7 +71,7 @@ def patience(takeover_after: float, shard: int, site: str, applied: Mapping[str,
 
 
 def most_advanced(shard: int, applied: Mapping[str, int]) -> str:
-    """Return the replica to which an owner hands over that can't write. ``applied``: see `patience`."""
+    """Return the replica that takes over from an owner whose copy takes no writes. ``applied``: see `patience`."""
     return _order(shard, applied)[0]
 
 

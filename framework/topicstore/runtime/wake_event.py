@@ -44,7 +44,7 @@ class Latch:
     def __init__(self) -> None:
         self._is_set = False
         self._unset = threading.Lock()
-        """Held until `set` is called, and by each thread that waited, for a moment."""
+        """A lock that is held until `set` is called. Each waiting thread then acquires and releases it in turn."""
         self._unset.acquire()
 
     def is_set(self) -> bool:
@@ -52,7 +52,7 @@ class Latch:
         return self._is_set
 
     def set(self) -> None:
-        """End the waits of all threads, and all later ones at once."""
+        """Wake all waiting threads. Later calls of `wait` return at once."""
         self._is_set = True
         with contextlib.suppress(RuntimeError):  # it was set before
             self._unset.release()

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from topicstore.runtime.closing import Closer
 
 from .access.passwords import PasswordFile
-from .certificates import Authority, Key, names_of, pem_of, read_certificate
+from .certificate_authority import Authority, Key, names_of, pem_of, read_certificate
 from .config.model import (
     MESSAGES,
     AuthenticationSettings,

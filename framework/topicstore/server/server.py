@@ -234,7 +234,7 @@ class Server:
 
     @property
     def certificate_ends(self) -> Mapping[str, datetime]:
-        """Until when the certificates in use are valid, by the section of the settings that names them."""
+        """The end of validity of the certificates in use, by the section of the settings that names them."""
         return self._expiry.ends
 
     @property

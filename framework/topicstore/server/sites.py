@@ -74,7 +74,7 @@ class ReplicaInfo:
 
     site: str
     status: ReplicaStatus
-    """``down`` if the site is, and if the replica takes no writes, because one has failed."""
+    """``down`` if the site is down, or if the replica takes no writes since one failed."""
 
 
 @attrs.frozen(kw_only=True)

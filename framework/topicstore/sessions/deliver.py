@@ -80,7 +80,7 @@ class Deliveries:
     def _deliver_one_locked(self, session: Session, limit: int, max_bytes: int | None) -> list[Publish | PubRel]:
         session.check()
         self._registry.dispatcher.listen_locked()
-        session.go_on()
+        session.retry_now()
         while True:
             try:
                 delivery = session.prepare(limit, max_bytes)

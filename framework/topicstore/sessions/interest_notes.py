@@ -1,15 +1,17 @@
-"""`InterestNotes`: what the sessions on one site of a cluster need, for the sites that remove messages.
+"""`InterestNotes`: the messages that sessions on one site of a cluster need, for the sites that remove messages.
 
 The places of stored sessions are in the state of their shards, of which every site that removes messages has a copy.
-Other subscriptions have their places only in the memory of the site where their clients are connected: those of
-sessions that are kept in memory, and those of QoS 0. The owner of a shard notes, in the shard's state, what all clients
-of the shard that are connected to it need: the horizon, which is how far the site had applied each shard, and by filter
-the places behind it. Stored subscriptions are among them, because one may be about to be stored or not.
+Two kinds of subscriptions have their places only in the memory of the site where their clients are connected: those of
+sessions that are kept in memory, and those of QoS 0. So the owner of a shard commits a note to the shard's state. The
+note covers all clients of the shard that are connected to this site. It has a horizon, the position up to which the
+site had applied each shard, and by filter the places behind the horizon. Stored subscriptions are included, because a
+change from stored to unstored may be under way.
 
-A note holds until the next one. It is a lower bound: places only move on, and a subscription that is made later begins
-after the horizon, or gets only messages that were stored before it was made. So the note of an earlier owner, whose
-connections have ended, holds for the sessions of the next owner too, until that has written its own. A subscription
-that begins in the past is noted before its call returns, with a record by which removals under way begin again.
+A note is valid until the next one replaces it. It is a lower bound: places only advance, and a later subscription
+begins after the horizon, or receives only messages that were stored before it was made. So the note of an earlier
+owner, whose connections have ended, also holds for the sessions of the next owner until that owner commits its own. A
+subscription that begins in the past is noted before its call returns, with a record that makes running removals start
+again.
 
 Stored form (state keyspace of each shard; keys begin with the byte 1, which is left out here; values as in
 `topicstore.sessions.records`)::
@@ -48,7 +50,7 @@ _MOST_FILTERS = 1_000
 
 
 class InterestNote(msgspec.Struct, frozen=True, array_like=True):
-    """What the connected sessions of a shard's clients need."""
+    """The messages that the connected sessions of a shard's clients need."""
 
     version: int
     horizon: list[int]

@@ -40,8 +40,8 @@ from .shared.groups import Groups
 from .shared.reader import partition_of
 
 if TYPE_CHECKING:
-    from .shared.assigning import StoredGroup
     from .shared.site_groups import SiteGroups
+    from .shared.stored_group import StoredGroup
 
 __all__ = [
     "Lagging",

@@ -1,4 +1,4 @@
-"""The locks of sessions: `SessionMutex` guards the state in memory; `SessionLocks` locks what a call is changing.
+"""The locks of sessions: `SessionMutex` guards the state in memory; `SessionLocks` locks the stored state by session.
 
 The mutex is held for microseconds. It is released while an engine writes (`SessionMutex.released`); meanwhile the locks
 of the sessions that are being written keep other calls from them. So one slow write holds up only calls for the same

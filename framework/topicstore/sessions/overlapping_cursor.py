@@ -430,7 +430,7 @@ class OverlappingCursors(SessionCursor):
 
     @property
     def topic_filter(self) -> TopicFilter:  # type: ignore[override]
-        """The filter of one of the subscriptions."""
+        """The filter of the oldest subscription."""
         return next(iter(self._members)).topic_filter
 
     @property

@@ -133,9 +133,9 @@ class SessionRegistry:
         return InterestNotes(self._shards, self.states, self.dispatcher, self.locks, self.connected)
 
     def note_begun_in_past(self, sessions: Iterable[Session]) -> dict[Session, TopicstoreError]:
-        """Let sites that remove messages know of subscriptions that have begun in the past; return errors by session.
+        """Commit notes of subscriptions that begin in the past, and return the errors by session.
 
-        The caller holds no lock.
+        Sites that remove messages read the notes. The caller holds no lock.
         """
         if self.notes is None or not self.publisher.storage().interest.tracks:
             return {}
@@ -175,7 +175,7 @@ class SessionRegistry:
             self._refresh(behind)
 
     def _refresh(self, shards: Collection[int] | None = None) -> None:
-        """Return when reads see everything that any site has acknowledged, in some shards (None: in all).
+        """Wait until reads see everything that any site has acknowledged, in some shards (None: in all).
 
         Raises `StorageUnavailableError` and `ShardElsewhereError`.
         """

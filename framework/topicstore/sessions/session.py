@@ -503,7 +503,10 @@ class Session:
     # --- inspecting ---
 
     def status(self) -> SessionStatus:
-        """Return what the session has in flight and waits for. Never blocks. For the unread messages, see `lag`."""
+        """Return the counts of messages in flight, and why further messages wait. Never blocks.
+
+        For the unread messages, see `lag`.
+        """
         self.dispatcher.check_process()
         cursors, since = list(self.cursors.values()), self.stuck_since
         return SessionStatus(
@@ -728,7 +731,7 @@ class Session:
         if self.ended is None:
             self.dispatcher.failed[self] = None
 
-    def go_on(self) -> None:
+    def retry_now(self) -> None:
         """Allow a retry before the next tick, because a caller requests this session's deliveries."""
         self._stalled = False
 

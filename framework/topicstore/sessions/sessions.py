@@ -20,7 +20,7 @@ from topicstore.storage.counting.lag import Lag
 
 from .connect import Connect, Opening, checked
 from .deliver import Deliveries
-from .delivered import DeliveredMessages
+from .delivered_removal import DeliveredRemoval
 from .delivery_batch import Allow, Packet, single
 from .disconnect import Leaving
 from .in_flight import MAX_PACKET_ID
@@ -97,13 +97,13 @@ class Sessions:
         self._opening = Opening(registry, self._timers, wills, self._leaving, self)
         self._deliveries = Deliveries(registry)
 
-    def _removal(self, retention: Retention) -> DeliveredMessages:
+    def _removal(self, retention: Retention) -> DeliveredRemoval:
         registry, site = self._registry, self._registry.publisher.storage().site
         if site is None or registry.notes is None:
-            return DeliveredMessages(registry, retention, self._entered)
-        from .site_delivered import SiteDelivered  # few databases are shared
+            return DeliveredRemoval(registry, retention, self._entered)
+        from .site_delivered_removal import SiteDeliveredRemoval  # few databases are shared
 
-        return SiteDelivered(registry, retention, self._entered, registry.notes, site)
+        return SiteDeliveredRemoval(registry, retention, self._entered, registry.notes, site)
 
     # --- opening ---
 

@@ -127,7 +127,7 @@ def _noted(
     *,
     partial: bool,
 ) -> list[SubscribeResult | TopicstoreError]:
-    """Let other sites of a cluster know of subscriptions that have begun in the past; return the results by row."""
+    """Commit notes of the subscriptions that begin in the past, for other sites; return the results by row."""
     made = {session for session, one in zip(sessions, outcome, strict=True) if isinstance(one, SubscribeResult)}
     failures = registry.note_begun_in_past(made)
     for failure in () if partial else failures.values():

@@ -1,8 +1,8 @@
 """`ElsewhereReader`: reads a shard of a cluster that this site doesn't keep, by asking a site that keeps it.
 
-A question and its answer are msgpack, of the types below. Cursors are valid on every site, because all sites apply the
-same entries in the same order. What a question reads, and which of the sites is asked, is decided above:
-`topicstore.storage.answering` answers questions, and servers pass them to each other.
+Questions and answers are msgpack, of the types below. Cursors are valid on every site, because all sites apply the
+same entries in the same order. Higher floors choose the site and answer: `topicstore.storage.answering` answers
+questions, and servers pass them to each other (`topicstore.server.http.keepers`).
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ T = TypeVar("T")
 AskSite: TypeAlias = Callable[[int, bytes, bool], bytes]
 """A function that sends a shard's question to a site that keeps the shard, and returns the answer.
 
-The last argument says whether the site may have to wait, for its log store or the end of an epoch. It raises
-`ShardElsewhereError` if no such site answers.
+The last argument is true if the answer may take long, because the site waits for its log store or the end of an epoch.
+The function raises `ShardElsewhereError` if no site answers.
 """
 
 
@@ -67,7 +67,7 @@ class AskEnd(msgspec.Struct, tag="end", frozen=True):
     """Asks for the `End` of the shard."""
 
     certain: bool
-    """Whether the site first gets everything that was acknowledged before."""
+    """Whether the site first applies everything that was acknowledged at any site before the question."""
 
 
 class AskPlan(msgspec.Struct, tag="plan", frozen=True):
@@ -123,13 +123,13 @@ Question = AskEnd | AskPlan | AskNext | AskBegin | AskNewest | AskRanks | AskCou
 
 
 class End(msgspec.Struct, frozen=True):
-    """The end of a shard, as the site that was asked has it."""
+    """The end of a shard's messages on the site that answers."""
 
     watermark: int
     displacement: int
     removals: tuple[int, int]
-    """The number of deleted messages, as the site counts it, and the oldest live generation. If they are others than
-    before, messages that were read may be gone."""
+    """The site's count of deleted messages, and the oldest live generation. A change of either means that messages in
+    caches may have been removed."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -140,7 +140,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Next(msgspec.Struct, frozen=True):
-    """A batch, as an Arrow IPC stream of stored messages, empty without messages, and the place after it."""
+    """A batch of stored messages, as an Arrow IPC stream, or no bytes if it is empty; and the cursor after it."""
 
     batch: bytes
     cursor: Cursor
@@ -156,7 +156,7 @@ class Ranks(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """The columns of a `Tally`; those of numbers are little-endian, of 8 bytes each."""
+    """The columns of a `Tally`; each number is a little-endian integer of 8 bytes."""
 
     topics: list[str]
     client_ids: list[str]
@@ -193,17 +193,17 @@ class ElsewhereReader(ShardReader):
 
     @property
     def watermark(self) -> int:
-        """The highest position that is known to be readable, as of the last `look`; 0 before the first."""
+        """The highest readable position as of the last `look`; 0 before the first."""
         return 0 if self._end is None else self._end.watermark
 
     @property
     def last_position(self) -> int:
-        """The same: what isn't readable is not known."""
+        """The same as `watermark`, because later positions are unknown here."""
         return self.watermark
 
     @property
     def displacement(self) -> int:
-        """See `topicstore.shard.writer`."""
+        """See `ShardReader.displacement`; as of the last `look`."""
         return 0 if self._end is None else self._end.displacement
 
     @property
@@ -212,7 +212,7 @@ class ElsewhereReader(ShardReader):
         return self._end is not None
 
     def look(self, *, certain: bool = False) -> None:
-        """Ask for the end of the shard. With ``certain``, it has everything that was acknowledged before the call."""
+        """Ask for the end of the shard. With ``certain``, it includes everything acknowledged before the call."""
         found = self._ask(AskEnd(certain), End, waits=certain)
         with self._looking:
             if self._end is None or found.watermark >= self._end.watermark:
@@ -228,7 +228,7 @@ class ElsewhereReader(ShardReader):
         return moved, before is not None and before.removals != self._seen.removals
 
     def current_watermark(self) -> int:
-        """Return the highest readable position, as the site that is asked has it now."""
+        """Ask for the highest readable position of the answering site, and return it."""
         self.look()
         return self.watermark
 
@@ -240,7 +240,7 @@ class ElsewhereReader(ShardReader):
             raise self._ahead_error(position, self.last_position)
 
     def await_visible(self, position: int) -> None:
-        """Return when the site that is asked has ended the epoch of a position, if it owns the shard."""
+        """Wait until the answering site has ended the epoch of a position, if that site owns the shard."""
         self.plan(b"", TopicFilter("#"), position, position, since=time.monotonic())
 
     # --- reading ---
@@ -273,7 +273,7 @@ class ElsewhereReader(ShardReader):
         final: bool = False,
         columns: frozenset[str] = ALL_FIELDS,
     ) -> ReadResult:
-        """Return the next batch of a cursor, with all columns. The site that is asked bounds its size."""
+        """Return the next batch of a cursor, with all columns. The answering site bounds its size."""
         timeout = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         found = self._ask(AskNext(cursor, rows, bound, timeout), Next, waits=False)
         batch = _batch(found.batch, self._writer.number)

@@ -62,15 +62,15 @@ def removal(after: int) -> FrameworkWrite:
 
 
 def ended(span: Span, last: int) -> list[Span]:
-    """Return what is left of an open span that ends at a position: nothing if it covers no position."""
+    """Return a list with the open span, ended at a position; an empty list if the span would cover no position."""
     return [msgspec.structs.replace(span, last=last)] if last > span.after else []
 
 
 def ends(engine: Reader, last: int) -> Iterator[FrameworkWrite]:
     """Yield the writes that end the open spans of a shard at its last position.
 
-    A span that can't be decoded is left as it is: it must not keep a shard from moving, and every reader of the spans
-    raises its error, so nothing is removed.
+    A span that can't be decoded is left unchanged, so that the shard can still move to another site. Readers of the
+    spans raise its error, so no message is removed.
     """
     for key, value in _pairs(engine.scan(STATE, SPANS, SPANS[:-1] + bytes((SPANS[-1] + 1,)))):
         try:

@@ -44,9 +44,9 @@ class Shard:
             raise CorruptionError(bad.reason, f"shard {number}, {bad.place}") from bad
         self.generations.open()
         self.reader = ShardReader(self.writer, self.generations)
-        """The reader of this site's copy, or `elsewhere`. Replaced under the writer's lock, as is the next."""
+        """The reader of this site's copy, or `elsewhere`. The writer's lock guards changes of both attributes."""
         self.elsewhere: ElsewhereReader | None = None
-        """The reader that asks other sites, while this site of a cluster keeps no copy, and knows whom to ask."""
+        """The reader that asks other sites, while this site keeps no copy of the shard; None without such a reader."""
         self._own_reader = self.reader
         self._asking: ElsewhereReader | None = None
         self.tallies = TallyTables(self.writer, self.generations)
@@ -54,7 +54,7 @@ class Shard:
         self.rewriter = Rewriter(self.writer, self.generations, self.tallies)
 
     def read_elsewhere(self, ask: AskSite | None) -> None:
-        """Read by asking other sites while this site keeps no copy; with None, let such reads raise."""
+        """Set the function that asks other sites while this site keeps no copy; None: reads raise."""
         with self.writer.lock:
             if ask is None:
                 self._asking = None
@@ -65,7 +65,7 @@ class Shard:
             self.read_copy(not self.writer.elsewhere)
 
     def read_copy(self, whole: bool) -> None:
-        """Read this site's copy if it is ``whole``; otherwise ask other sites, or let reads raise."""
+        """Choose the reader: of this site's copy if it is ``whole``, or else the one that asks other sites."""
         with self.writer.lock:
             self.writer.elsewhere = not whole
             self.elsewhere = None if whole else self._asking

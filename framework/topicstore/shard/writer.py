@@ -259,7 +259,7 @@ class CommitListener(Protocol):
         """React to new contents of a shard, none of which was announced; called without a shard's lock."""
 
     def extended(self, shard: int) -> None:
-        """React to new messages of a shard that another site of a cluster keeps; called without a shard's lock."""
+        """Wake readers of a shard that only other sites keep, and that has new messages. No shard's lock is held."""
 
 
 class AddGeneration(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -504,7 +504,7 @@ class ShardWriter:
 
     @property
     def owned(self) -> bool:
-        """Whether this process decides what is written: always, unless another site of a cluster owns the shard."""
+        """Whether this process decides the order of writes: always, unless another site of a cluster owns the shard."""
         return self.log is None or self.log.owned
 
     @property
@@ -525,7 +525,7 @@ class ShardWriter:
             self.log.check_owned()
 
     def last_position(self) -> int:
-        """Return the last position that was assigned, also by writes that are proposed and not applied."""
+        """Return the last assigned position, including those of proposed writes that are not applied yet."""
         with self.lock:
             last = self.proposed[-1] if self.proposed else self.tail
             return last.last_position

@@ -78,7 +78,7 @@ class Zone(msgspec.Struct, frozen=True, gc=False, array_like=True):
 def fill(zone: Zone, placed: MessageBatch) -> tuple[Sequence[ZoneRecord], Zone]:
     """Add messages after those of the current zone; return the records of full zones, and the new current zone.
 
-    The messages have positions and timestamps.
+    The batch must have positions and timestamps.
     """
     begin, rows, timestamps = 0, len(placed), placed.timestamps
     if zone.messages + rows < SIZE:  # nearly always

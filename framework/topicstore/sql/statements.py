@@ -62,7 +62,7 @@ class _InMemory:
             return self._opened.cursor()
 
     def leave_to_parent(self) -> None:
-        """Open another one in a forked child, which lacks the threads of this one."""
+        """Let a forked child open its own DuckDB, because the parent's threads don't exist there."""
         leak(self._opened)
         self._lock, self._opened = threading.Lock(), None
 

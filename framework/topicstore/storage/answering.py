@@ -1,6 +1,6 @@
-"""Answers to questions of other sites about a shard that they don't keep (`topicstore.shard.elsewhere`).
+"""Answers the questions of other sites about shards that they don't keep (`topicstore.shard.elsewhere`).
 
-The site that asks runs its plugins on what it gets, so messages are read in their stored form.
+The asking site runs its own plugins on the answer, so messages are read in their stored form, without plugins.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from .storage import Storage
 __all__ = ["answer"]
 
 _PASSED = GenerationArchivedError, GenerationDroppedError, InvalidCursorError
-"""Errors that the reader is to raise as its own shard's. After others, it asks another site."""
+"""Errors that the answer carries, and the asking site raises. After any other error it asks another site."""
 
 
 def answer(storage: Storage, shard: int, question: bytes) -> bytes:
@@ -114,6 +114,6 @@ def _next(storage: Storage, shard: Shard, asked: AskNext) -> Next:
 
 
 def _reach(storage: Storage, shard: Shard, bound: int) -> None:
-    """Get what other sites have stored up to a position, of which the reader knows from another site."""
+    """Apply the log up to a position that the asking site has learned from a site that is ahead of this one."""
     if bound > shard.reader.watermark:
         storage.catch_up([shard.number])

@@ -40,9 +40,9 @@ class InterestSpans:
     _spans: dict[int, dict[int, Span]] = attrs.field(factory=dict, init=False)
     """By shard, its spans by their `Span.after`, the oldest first. Shards that were not read yet are absent."""
     storing: set[object] = attrs.field(factory=set, init=False)
-    """The running writes that no span may cover. A write is added before it reads `goes_on`, and is removed at its
-    end; no lock is needed. So `begin`, which sets `goes_on` before it reads this, begins no span during it."""
-    goes_on: bool = attrs.field(default=True, init=False)
+    """The running writes that no span may cover. A write is added before it reads `may_be_open`, and is removed at its
+    end; no lock is needed. So `begin`, which sets `may_be_open` before it reads this, begins no span during it."""
+    may_be_open: bool = attrs.field(default=True, init=False)
     """Whether a span may be open in some shard, so that a write of `storing` must call `end`."""
     tracks: bool = attrs.field(default=False, init=False)
     """Whether `begin` begins spans."""
@@ -59,7 +59,10 @@ class InterestSpans:
     # --- called by writes ---
 
     def begin(self, spare: tuple[str, ...]) -> bool:
-        """Have spans cover messages that are stored only for sessions, or match ``spare``; return whether they may."""
+        """Begin spans unless suitable ones are open: every later message is for sessions only, or matches ``spare``.
+
+        Returns False if no span may be open, so that messages are stored without one.
+        """
         check_not_owned(self._lock)
         with self._lock:
             if not self.tracks:
@@ -68,9 +71,9 @@ class InterestSpans:
                 return True
             if self._end_locked():
                 return False
-            self.goes_on = True  # before `storing` is read
+            self.may_be_open = True  # before `storing` is read
             if self.storing:
-                self.goes_on = False
+                self.may_be_open = False
                 return False
             self.current = self._begin_locked(spare)
             return True
@@ -84,7 +87,7 @@ class InterestSpans:
     def forget(self) -> None:
         """Read the spans again when they are next needed. Called before a shard that took no writes is reopened."""
         with self._lock:
-            self.goes_on, self.current = True, None
+            self.may_be_open, self.current = True, None
             self._spans.clear()
 
     # --- called by the removal ---
@@ -120,12 +123,12 @@ class InterestSpans:
 
     def _end_locked(self) -> Mapping[int, TopicstoreError]:
         """End the spans; return, by shard, the errors because of which a span may still be open."""
-        if not self.goes_on:
+        if not self.may_be_open:
             return {}
         self.current = None
         failures = {shard.number: self._end_in_locked(shard) for shard in self._shards}
         failing = {shard: failure for shard, failure in failures.items() if failure is not None}
-        self.goes_on = bool(failing)
+        self.may_be_open = bool(failing)
         return failing
 
     def _end_in_locked(self, shard: Shard) -> TopicstoreError | None:

@@ -2,9 +2,9 @@
 
 The owner of a shard begins and ends its spans, through the log, which orders them with the messages. It counts the
 positions of proposed writes, so a span covers no message that was proposed before it and is stored later. Every replica
-ends the open span of a shard when it applies a fence (`topicstore.replication.replica`), so a new owner finds none, and
-its first messages for sessions begin one. After a change of spans without an answer, the owner waits for the log before
-it reads them again.
+ends the open span of a shard when it applies a fence (`topicstore.replication.replica`). So a new owner finds no open
+span, and its first message for sessions begins one. If the log store doesn't answer a change of spans, the owner waits
+until the log has decided it, and then reads the spans again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .interest import InterestSpans
 __all__ = ["SiteInterestSpans"]
 
 _AGAIN = 1.0
-"""Seconds after a failure before spans begin again; what is published meanwhile stays like all other messages."""
+"""Seconds from a failure until spans may begin again. Messages stored in between are kept like all others."""
 _Periods = tuple[int | None, ...]
 
 
@@ -42,7 +42,7 @@ class SiteInterestSpans(InterestSpans):
     """The time (`time.monotonic`) from which spans may begin."""
 
     def begin(self, spare: tuple[str, ...]) -> bool:
-        """Have spans cover messages that are stored only for sessions, or match ``spare``; return whether they may."""
+        """Begin spans unless suitable ones are open, as in the base class; return False after a recent failure, too."""
         if self._began == (spare, self._owned()):
             return True
         return time.monotonic() >= self._retry and super().begin(spare)
@@ -63,7 +63,7 @@ class SiteInterestSpans(InterestSpans):
         return tuple(shard.writer.epoch for shard in self._shards)
 
     def _end_locked(self) -> Mapping[int, TopicstoreError]:
-        if self.goes_on:
+        if self.may_be_open:
             self._began = None
         return super()._end_locked()
 
@@ -78,7 +78,7 @@ class SiteInterestSpans(InterestSpans):
         return self._tried_locked(lambda: end(shard)) if shard.writer.owned else None
 
     def _tried_locked(self, change: Callable[[], TopicstoreError | None]) -> TopicstoreError | None:
-        """Change the spans of a shard; return the error. The span of a shard that has moved is ended by a fence."""
+        """Change the spans of a shard; return an error that occurred. In a moved shard, a fence has ended the span."""
         try:
             return change()
         except (ShardElsewhereError, ShardMovedError):
@@ -93,6 +93,6 @@ class SiteInterestSpans(InterestSpans):
         if self._periods.get(shard) != period:
             self._spans.pop(shard, None)
         if shard not in self._spans:
-            writer.finish_all()  # a change of spans without an answer may still be on its way
+            writer.finish_all()  # the log may still accept a change of spans that had no answer
             self._periods[shard] = period
         return super()._read_locked(shard)

@@ -201,8 +201,8 @@ class Storage:
         storing, write = self.interest.storing, object()
         try:
             if stores and not passing:
-                storing.add(write)  # before `goes_on` is read
-                if self.interest.goes_on:
+                storing.add(write)  # before `may_be_open` is read
+                if self.interest.may_be_open:
                     self._end_spans(batch)
             if stores:
                 self.quota.admit()
@@ -218,10 +218,10 @@ class Storage:
         return result
 
     def _end_spans(self, batch: MessageBatch) -> None:
-        """End the spans of `interest` before messages are stored that these must not cover.
+        """End the spans of `interest` before messages are stored that no span may cover.
 
-        Raises the error because of which the span of one of the messages' shards can't be ended: `ShardReadOnlyError`
-        if the shard takes no writes, or `StorageUnavailableError`.
+        Raises an error if the span of a shard of the messages can't be ended: `ShardReadOnlyError` if the shard takes
+        no writes, or `StorageUnavailableError`.
         """
         failures = self.interest.end()
         if failures:
@@ -432,12 +432,12 @@ class Storage:
     # --- shards that other sites of a cluster keep ---
 
     def read_elsewhere(self, ask: AskSite | None) -> None:
-        """Read the shards that this site doesn't keep by asking other sites; with None, let such reads raise."""
+        """Set the function that asks other sites about shards not kept on this site; None: their reads raise."""
         for shard in self.shards:
             shard.read_elsewhere(ask)
 
     def look_elsewhere(self) -> None:
-        """Learn how far the shards reach that other sites keep, and wake the listener of those with new messages.
+        """Ask for the ends of the shards that only other sites keep; wake the listener of those with new messages.
 
         Raises `ShardElsewhereError`, several as an `ExceptionGroup`.
         """
@@ -456,7 +456,7 @@ class Storage:
         do_all([partial(look, shard) for shard in self.shards], "could not be reached")
 
     def catch_up(self, shards: Collection[int] | None = None) -> None:
-        """Return when reads see everything that was acknowledged at any site before the call, in some shards or all.
+        """Wait until reads of some shards, or of all, see everything that any site acknowledged before the call.
 
         Does nothing without a cluster. Raises the errors of `Site.refresh`, and `ShardElsewhereError`.
         """

@@ -111,7 +111,7 @@ def _prepare_locked(pending: Sequence[PendingWrite]) -> None:
 
 
 def _wait_for_room(pending: Sequence[PendingWrite], failures: dict[int, TopicstoreError] | None) -> None:
-    """Wait until the logs may have room for writes of which none was proposed; forget what other logs have refused."""
+    """Wait until the full logs may have room for their writes. Clears ``failures``, because no write was proposed."""
     refused = set(failures or ())
     if failures:
         failures.clear()

@@ -246,7 +246,7 @@ def test_rows_that_compress_badly_are_left_as_they_are() -> None:
 @settings(max_examples=100)
 @given(blocks(st.just(1)), st.integers(0, 2**32 - 1), codecs)
 def test_one_message_has_the_columns_of_a_block(columns: Columns, stream: int, codec: str) -> None:
-    """A block of one message decodes to the same columns and fields as the block that `encode_block` makes of it."""
+    """A block of `encode_message` decodes to the same columns and fields as a block of `encode_block`."""
     last = int(columns.positions[0])
     names = to_list(columns.topics)[0], to_list(columns.client_ids)[0]
     message = MessageBatch(

@@ -65,7 +65,7 @@ class Writing:
         self._clients.saved()
 
     def _store_message(self, message: MessageBatch, write: WriteBatch) -> None:
-        """Add a batch of one message as a block; without arrays, whose creation takes longer than all the rest."""
+        """Add a batch of one message as a block. Avoids NumPy arrays, whose creation would dominate the cost."""
         topic, client_id = only(message.topics), only(message.client_ids)
         number, client = self._topics.encode_one(topic), self._clients.encode_one(client_id)
         stream = self._trie.learn(topic) if number is None else self._topics.stream(number)

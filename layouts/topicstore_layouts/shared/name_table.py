@@ -215,7 +215,7 @@ class NameTable:
         return encoded
 
     def encode_one(self, name: str, rows: int = 1) -> int | None:
-        """Return the number of the one name of a batch of ``rows`` messages; None if the dictionary doesn't take it."""
+        """Return the number of the name that all ``rows`` messages of a batch have; None if it can't be numbered."""
         if not self._loaded:
             self._load()
         number = self._ids.get(name)

@@ -54,14 +54,14 @@ class Answering(ThreadingHTTPServer):
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[ExitStack]:  # noqa: ARG001 - it is removed afterwards
-    """What a test opens, closed before its directory is removed."""
+    """A stack of the objects that a test opens; closes them before the test's directory is removed."""
     need("rocksdb")
     with ExitStack() as closer:
         yield closer
 
 
 def asking(opened: ExitStack, root: Path, *urls: str) -> Keepers:
-    """Return the questions of a site, beside which sites with these URLs keep its shard, in their order."""
+    """Return the `Keepers` of a site whose shard is kept by sites with these URLs, in this order."""
     found: list[ts.Database] = []
     for name, url in zip("abc", ("", *urls), strict=False):
         cluster = ts.Cluster(
@@ -75,7 +75,7 @@ def asking(opened: ExitStack, root: Path, *urls: str) -> Keepers:
 
 
 def test_a_silent_site_is_waited_for_once(opened: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a question without an answer the next site is asked, and at first only that one for further questions."""
+    """A site that doesn't answer delays one question; that question and the next ones go to the other site."""
     monkeypatch.setattr(keepers, "_QUICK", 0.05)
     monkeypatch.setattr(keepers, "_AVOIDED", 3_600)
     silent = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -92,7 +92,7 @@ def test_a_silent_site_is_waited_for_once(opened: ExitStack, tmp_path: Path, mon
 
 
 def test_a_site_that_refuses_is_asked_again(opened: ExitStack, tmp_path: Path) -> None:
-    """A site that doesn't keep the shard any more says so at once; the next one is asked, for each question."""
+    """A site that no longer keeps the shard refuses each question at once, and the next site answers it."""
     refusing = opened.enter_context(Answering(421, b'{"detail":"not here"}'))
     answering = opened.enter_context(Answering(200, b"answer"))
     some = asking(opened, tmp_path, refusing.url, answering.url)

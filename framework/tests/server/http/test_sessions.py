@@ -58,7 +58,7 @@ def test_a_session_shows_subscriptions_window_and_lag(
 def test_a_session_shows_where_its_client_is_and_its_will(
     http: httpx.Client, db: ts.Database, served: tuple[ts.Database, Server]
 ) -> None:
-    """A connected session shows its client's address, which a session of the server's own process has not."""
+    """A connected session shows its client's address and will; a session of the server's own process has no address."""
     with RawClient(int(served[1].addresses[0].rpartition(":")[2])) as client:
         client.connect(
             "where", clean=False, session_expiry_interval=WEEK, will=Will(topic="where/will", payload=b"gone")

@@ -169,7 +169,7 @@ def _named(one: Departure) -> str:
 
 
 def _confirm(going: list[Departure]) -> None:
-    """Ask whether messages may be removed, which are shown; refuse to go on where nobody can be asked."""
+    """Show the messages to remove, and ask for confirmation; without a terminal, raise an error."""
     if not going:
         return
     named = list(map(_named, going))

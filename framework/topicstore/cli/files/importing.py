@@ -174,7 +174,7 @@ class Importer:
         where = bad.described_in(source.name)
         if not bad.row:
             return where
-        if source.corrected_goes_on and source.id is not None:
+        if source.resumes_corrected and source.id is not None:
             return f"{where}. The rows before it are stored; the import of the corrected file goes on there"
         return f"{where}. The rows before it are stored; import the corrected rows with --skip {bad.row}"
 

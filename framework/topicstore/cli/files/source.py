@@ -61,7 +61,7 @@ class Source(ABC):
     """The command-line options, besides those of the mapping, that affect how the source is read."""
     live = False
     """Whether rows arrive while they are read, from a pipe or a device, and can't be read again."""
-    corrected_goes_on = False
+    resumes_corrected = False
     """Whether the import of a corrected copy continues after the rows that were stored, as prefixes of text allow."""
 
     def __init__(self, origin: Origin) -> None:

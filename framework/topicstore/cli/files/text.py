@@ -44,7 +44,7 @@ _PAUSE = b""
 class _TextSource(Source):
     """The base class of text sources: decompression, splitting into rows, and prefixes."""
 
-    corrected_goes_on = True
+    resumes_corrected = True
     longest_line = _LONGEST_LINE
 
     def __init__(self, origin: Origin, raw: IO[bytes], size: int | None) -> None:

@@ -82,7 +82,7 @@ class Ban(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class BanIndex:
-    """Bans by what they ban. Immutable, so thread-safe."""
+    """The bans by kind and value. Immutable, so thread-safe."""
 
     def __init__(self, bans: Iterable[Ban] = ()) -> None:
         """Index bans, whose values must be checked."""
@@ -224,7 +224,7 @@ class Bans:
             return _NONE
 
     async def find(self, client_id: str, users: Iterable[str | None], host: str) -> Ban | None:
-        """Return a ban of a client as `BanIndex.find` does, also one for flapping."""
+        """Return a ban that applies to a client, for flapping or from the file (`BanIndex.find`); None without one."""
         now = self._now()
         with self._lock:
             ban = self._flapping.get(client_id)

@@ -197,7 +197,7 @@ def init(
     if hosts and not tls:
         raise click.UsageError("--host names the server in its certificate, which needs --tls")
     check_installed("cryptography")
-    from topicstore.server.certificates import host_names
+    from topicstore.server.certificate_authority import host_names
     from topicstore.server.config.model import DurableSessionsSettings
     from topicstore.server.new_server import create_server
 
@@ -248,7 +248,7 @@ def _made(file: Path, made: NewServer, names: Sequence[str]) -> Iterator[str]:
 
 def _checked(hosts: Sequence[str]) -> list[str]:
     """Return host names and addresses as certificates have them."""
-    from topicstore.server.certificates import checked_name
+    from topicstore.server.certificate_authority import checked_name
 
     with naming("--host"):
         return [checked_name(host) for host in hosts]
@@ -300,19 +300,19 @@ def _certificates(settings: ServerSettings) -> dict[Path, x509.Certificate]:
     if not paths:
         return {}
     check_installed("cryptography")
-    from topicstore.server.certificates import read_certificate
+    from topicstore.server.certificate_authority import read_certificate
 
     return {path: read_certificate(path) for path in paths}
 
 
 def _shown(path: Path, one: x509.Certificate) -> dict[str, Any]:
-    from topicstore.server.certificates import names_of
+    from topicstore.server.certificate_authority import names_of
 
     return {"certificate": str(path), "names": names_of(one), "valid_until": one.not_valid_after_utc}
 
 
 def _sentence(path: Path, one: x509.Certificate) -> str:
-    from topicstore.server.certificates import names_of
+    from topicstore.server.certificate_authority import names_of
 
     ends = one.not_valid_after_utc
     until = "valid until" if ends > datetime.now(UTC) else "INVALID since"

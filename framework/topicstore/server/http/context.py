@@ -53,7 +53,7 @@ class Mqtt(Protocol):
 
     @property
     def certificate_ends(self) -> Mapping[str, datetime]:
-        """Until when the certificates in use are valid, by section of the settings."""
+        """The end of validity of the certificates in use, by section of the settings."""
 
     @property
     def bans(self) -> Bans:

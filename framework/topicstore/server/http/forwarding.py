@@ -138,9 +138,9 @@ class Call:
 
 
 class SiteClients(Generic[C]):
-    """The clients for ``http`` and ``https``; new ones after the cluster's certificates were read again. Thread-safe.
+    """HTTP clients for ``http`` and ``https``, replaced when the cluster's certificates are reloaded. Thread-safe.
 
-    They use no proxies of the environment and follow no redirects.
+    They ignore proxies from the environment, and follow no redirects.
     """
 
     def __init__(self, tls: SiteTls, make: Callable[..., C]) -> None:

@@ -1,8 +1,8 @@
 """`Keepers`: reads the shards that this site of a cluster doesn't keep, at the sites that keep them.
 
 A question (`topicstore.shard.elsewhere`) is sent to ``POST /shards/{shard}/ask`` of the shard's owner, with the
-cluster's token, and to another site that keeps the shard if the owner has no answer. A thread asks each poll interval
-how far these shards reach, so that subscriptions and sessions of this site are woken.
+cluster's token. If the owner doesn't answer, another site that keeps the shard is asked. Once a poll interval, a thread
+asks for the ends of these shards, and wakes the subscriptions and sessions of this site that wait for new messages.
 """
 
 from __future__ import annotations
@@ -27,50 +27,50 @@ from .guards import GRANTED
 __all__ = ["Keepers"]
 
 _CALLS = 8
-"""Most questions to one site at the same time; others wait for one of these."""
+"""The most questions to one site at the same time; further ones wait."""
 _MARGIN = 5.0
-"""Seconds to connect to a site, and seconds by which its answer may take longer than it waits for the log store."""
+"""Seconds to connect to a site, and seconds that an answer may take in addition to a wait for the log store."""
 _QUICK = 10.0
-"""Seconds for an answer for which the site needn't wait. All clients of MQTT may have to wait for it."""
+"""Seconds for an answer without such a wait. Few, because the store's thread may wait, and with it all MQTT clients."""
 _AVOIDED = 2.0
-"""Seconds for which a site that had no answer is not asked again, so that not each question waits for it."""
+"""Seconds for which a site that didn't answer is not asked again, so that further questions don't wait for it."""
 _LARGEST_ANSWER = 1 << 30
-"""Most bytes of an answer. One batch has few megabytes, or one message; counts have about 100 bytes a topic."""
+"""The most bytes of an answer. A batch has few megabytes, or one message; counts have about 100 bytes a topic."""
 
 
 class Keepers:
-    """The other sites of a cluster, asked about shards. All methods are thread-safe."""
+    """A client of the other sites of a cluster, which answer questions about shards. All methods are thread-safe."""
 
     def __init__(self, db: ts.Database, site: Site, token: str, tls: SiteTls) -> None:
-        """``token`` is that with which the sites of the cluster recognize each other."""
+        """Create a client that authenticates itself with ``token``, the secret that the cluster's sites share."""
         self._storage, self._site = db.storage, site
         self._headers = {"Authorization": f"Bearer {token}", FORWARDED: site.name, GRANTED: "read"}
         self._clients = SiteClients(tls, httpx.Client)
         self._turns: dict[str, threading.BoundedSemaphore] = {}
-        """The turns of questions by the site that is asked; a silent site holds up only its own."""
+        """By site, the bound on concurrent questions, so that a silent site delays only questions to itself."""
         self._patience = site.cluster.store_timeout + _MARGIN
         self._failed: dict[str, float] = {}
-        """The time (`time.monotonic`) at which a site last had no answer. Its entries are replaced atomically."""
+        """By site, the time (`time.monotonic`) of the last unanswered question. Entries are replaced atomically."""
         self._looking = BackgroundTask("reading of shards elsewhere", lambda _: self._storage.look_elsewhere())
 
     def start(self) -> None:
-        """Read the shards that this site doesn't keep at other sites, and follow them."""
+        """Let the database read at other sites the shards that this site doesn't keep, and follow these shards."""
         self._storage.read_elsewhere(self.ask)
         self._looking.interval = self._site.cluster.poll_interval
         self._looking.wake()
 
     def stop(self) -> None:
-        """Stop following, and let reads of shards that this site doesn't keep raise again. Idempotent."""
+        """Stop following. Reads of shards that this site doesn't keep raise `ShardElsewhereError` again. Idempotent."""
         self._looking.stop()
         self._storage.read_elsewhere(None)
         self._looking.join()
 
     def ask(self, shard: int, question: bytes, waits: bool) -> bytes:
-        """Return the answer of a site that keeps a shard: the owner's, or else another one's.
+        """Return the answer of the shard's owner, or else of another site that keeps the shard.
 
         waits: whether the site may wait for the log store before it answers.
 
-        Raises `ShardElsewhereError` if no site answers; it has the owner, and the text has what each site said.
+        Raises `ShardElsewhereError` if no site answers; it names the owner, and the text has each site's reason.
         """
         refusals = []
         for keeper in self._site.keepers(shard):
@@ -122,7 +122,7 @@ class Keepers:
 
 
 class _RefusedError(Exception):
-    """A site has not answered a question; the text says why."""
+    """A site refused a question, or gave no usable answer; the text is the reason."""
 
 
 class _Problem(msgspec.Struct):

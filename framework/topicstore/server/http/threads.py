@@ -29,8 +29,8 @@ Way = Literal["ordinary", "heavy", "health", "site"]
 other sites of a cluster, have separate threads."""
 
 _APART = {"health": 2, "site": 4}
-"""The number of separate threads, by class. Two sites may wait for each other's answers in all of their other threads,
-so these must be able to answer."""
+"""The number of separate threads, by class. They prevent a deadlock of two sites, each of which waits in all of its
+other threads for answers of the other site."""
 _WAITING = {"heavy": 32, "ordinary": 256}
 """Most waiting requests of an address, by class."""
 _RETRY_AFTER = "1"

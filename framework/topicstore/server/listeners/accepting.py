@@ -150,7 +150,7 @@ class Acceptor:
             raise
 
     def _edge(self, key: bytes, peer: Any) -> Callable[[object], asyncio.Protocol]:
-        """Return what makes the protocol of a connection whose first bytes, within TLS, may be a site's header."""
+        """Return a factory of protocols for connections whose first bytes, within TLS, may be a site's header."""
         from .site_header import SiteEdge  # only for a site of a cluster
 
         refused = partial(self._note, self._without_header, peer)

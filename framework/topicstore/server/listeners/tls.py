@@ -113,7 +113,7 @@ class Certificate:
 
 
 _SOON = timedelta(days=14)
-"""The time before its end from which a certificate is logged; programs such as certbot renew 30 days before."""
+"""The time before expiry from which a certificate is logged; programs such as certbot renew 30 days before."""
 _DAY = 86_400.0
 
 
@@ -130,14 +130,14 @@ def certificate_files(settings: ServerSettings) -> dict[str, tuple[Path, Path]]:
 
 
 def read_ends(settings: ServerSettings) -> dict[str, datetime]:
-    """Read until when the certificates of settings are valid, by section.
+    """Return the end of validity of the certificates that settings name, by section.
 
-    A certificate that OpenSSL has taken, and this reader does not, is logged and left out.
+    A certificate that OpenSSL accepts, but this function can't parse, is logged and omitted.
     """
     files = certificate_files(settings)
     if not files:
         return {}
-    from topicstore.server.certificates import read_certificate  # imports a large library
+    from topicstore.server.certificate_authority import read_certificate  # imports a large library
 
     ends: dict[str, datetime] = {}
     for section, (path, _) in files.items():
@@ -158,18 +158,18 @@ def expiry_warnings(ends: Mapping[str, datetime], now: datetime) -> Iterator[str
 
 
 class Expiry:
-    """Logs the certificates in use that expire soon, when they come into use and daily. Used in the event loop.
+    """Logs the certificates in use that expire soon, once when they are loaded and then daily. Used in the event loop.
 
     ``ends`` may be read in any thread.
     """
 
     def __init__(self) -> None:
         self.ends: Mapping[str, datetime] = {}
-        """Until when the certificates in use are valid, by section."""
+        """The end of validity of the certificates in use, by section."""
         self._next: asyncio.TimerHandle | None = None
 
     def use(self, ends: Mapping[str, datetime]) -> None:
-        """Log the certificates that are now in use, once a day until `stop`."""
+        """Replace the watched certificates. Those that expire soon are logged now, and then daily until `stop`."""
         self.stop()
         self.ends = ends
         for sentence in expiry_warnings(ends, datetime.now(UTC)):

@@ -169,7 +169,7 @@ _ROLLING: dict[Kind, tuple[str, str]] = {
 
 
 class FieldNamesCollector(Collector):
-    """Collects the metrics of one database as EMQX's durable storage ``messages`` of a site."""
+    """Collects the metrics of one database under EMQX's names, as those of a durable storage called ``messages``."""
 
     def __init__(self, db: ts.Database, site: str, averages: Averages) -> None:
         self._db, self._site, self._averages = db, site, averages
@@ -233,7 +233,7 @@ class HasTraffic(Protocol):
 
     @property
     def certificate_ends(self) -> Mapping[str, datetime]:
-        """Until when the certificates in use are valid, by section of the settings."""
+        """The end of validity of the certificates in use, by section of the settings."""
 
 
 class MqttCollector(Collector):

@@ -61,7 +61,7 @@ class Broker:
         clients: int,
         tls: SiteTls | None = None,
     ) -> None:
-        """Serve nobody yet.
+        """Create a broker that serves no client yet.
 
         clients: the number of clients for which there are file descriptors.
         tls:     TLS of connections to other sites; None without a cluster.

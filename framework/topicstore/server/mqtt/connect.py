@@ -27,7 +27,7 @@ from topicstore.sessions import Connect, Will
 from topicstore.sessions.delivery_batch import Allow
 
 from .connections import Serving
-from .topics import SHARE, may_be_published
+from .reserved_topics import SHARE, may_be_published
 
 __all__ = [
     "Admission",

@@ -11,7 +11,7 @@ from topicstore.server.codec.reason import PacketError, ReasonCode
 from topicstore.sessions import Session
 
 from .requests import Row
-from .topics import may_be_published
+from .reserved_topics import may_be_published
 
 __all__ = [
     "Inbound",

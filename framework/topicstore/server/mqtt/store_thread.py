@@ -95,7 +95,7 @@ def _shared_out(
 
 
 def put_first(requests: RequestBatch, left: RequestBatch) -> None:
-    """Insert the requests that are left of a turn before newer requests."""
+    """Insert the requests that a turn did not serve before newer requests."""
     for kind in ("connects", "subscribes", "unsubscribes", "disconnects", "lost"):
         rest: Sequence[Any] = getattr(left, kind)
         if rest:

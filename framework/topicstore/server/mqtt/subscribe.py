@@ -19,8 +19,8 @@ from topicstore.sessions import START_PROPERTY, Session, SubscribeOptions, Subsc
 from .connect import Terms
 from .connections import Serving
 from .requests import Wanted
+from .reserved_topics import REPLAY, SHARE, split_replay
 from .sys_topics import is_sys_filter
-from .topics import REPLAY, SHARE, split_replay
 
 __all__ = [
     "Subscriber",

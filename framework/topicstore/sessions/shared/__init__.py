@@ -20,5 +20,5 @@ Messages that a member reads but that its ``allow`` refuses go back in the same 
 commits the member's places. They are offered to the other members; while no member may receive them, the group keeps
 them. Refused messages of an assignment are removed from the assignment instead, before any of it is handed out.
 
-In a database that sites share, partitions and assignments pass between sites: `topicstore.sessions.shared.assigning`.
+`topicstore.sessions.shared.stored_group` describes how assignments pass between the sites of a cluster.
 """

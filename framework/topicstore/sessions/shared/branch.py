@@ -1,6 +1,6 @@
 """`Branch`: the members of a shared subscription on one of the sites that share a database; `BranchCursor`: a member.
 
-A branch reads what the group's owner has granted to its members (`topicstore.sessions.shared.assigning`).
+A branch reads what the group's owner has granted to its members (`topicstore.sessions.shared.stored_group`).
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Branch(GroupReader):
         """Do nothing: the refused messages were handed back by the write that committed the places."""
 
     def part(self, assignment: Assignment, refused: Positions, member: Member) -> None:
-        """Do nothing, as `BranchCursor.permitted` hands back what is refused."""
+        """Do nothing, because `BranchCursor.permitted` hands back the refused messages."""
 
     def reconsider(self, member: Member) -> None:
-        """Have the group's owner offer a member the messages again that its ``allow`` refused."""
+        """Request that the group's owner again offers a member the messages that the member's ``allow`` refused."""
         if isinstance(member, BranchCursor):
             member.replaced += 1
             member.answer()
@@ -165,9 +165,9 @@ class BranchCursor(SharedCursor):
         self._grant = 0
         """The number of the grant that it follows."""
         self.replaced = 0
-        """How often its ``allow`` was replaced."""
+        """The number of times that the member's ``allow`` was replaced."""
         self._handed_back: list[StateWrite] = []
-        """The writes that hand back what ``allow`` has refused since the last commit. `writes` may be called often."""
+        """Writes that hand back messages refused by ``allow`` since the last commit. `writes` may be called often."""
         self._answer = self._moved = standing is None
         """Whether `StandingRecord` must be stored anew."""
 
@@ -215,7 +215,7 @@ class BranchCursor(SharedCursor):
         return [*super().everything(), self._standing((*committed, *self.withdrawn.items()))]
 
     def writes(self) -> list[StateWrite]:
-        """Return the writes that store the places, the answer, and what is handed back, if something has changed."""
+        """Return the writes that store the changed places, the answer to the grant, and the messages handed back."""
         if not self._moved:
             return []
         lease = put(self._keys.leases(self.number), LeaseRecord(VERSION, self._packed(), ()))

@@ -16,8 +16,8 @@ In the shard of a member's client id::
 A message is in at most one record of messages in flight, revoked or returned. So the first position identifies such
 a record. The assignment of topics to partitions is part of the format (`topicstore.sessions.shared.reader`).
 
-In a database that sites share (`topicstore.sessions.shared.assigning`), "gm", "go" and "gh" are only read, and replaced
-by these. In the shard of the subscription, which the site that assigns partitions writes::
+In a cluster (`topicstore.sessions.shared.stored_group`), "gm", "go" and "gh" are only read, and replaced by these.
+In the shard of the subscription, which the site that assigns partitions writes::
 
     "gp" group 00 client                  the share of a member: `GrantRecord`
     "gq" group 00 number:8                messages returned to the group: `ReturnedRecord`
@@ -148,7 +148,7 @@ class GrantRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StandingRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A session that has the subscription, connected or not, and its answer to what was granted to it."""
+    """A member's answer to its latest grant. A session is a member while it has the subscription, connected or not."""
 
     version: int
     number: int
@@ -162,7 +162,7 @@ class StandingRecord(msgspec.Struct, frozen=True, array_like=True):
     returned: tuple[tuple[int, int], ...] = ()
     """For returned messages, by number, the position up to which they were delivered."""
     replaced: int = 0
-    """How often ``allow`` was replaced in this connection."""
+    """The number of times that ``allow`` was replaced in this connection."""
 
 
 class HandBackRecord(msgspec.Struct, frozen=True, array_like=True):

@@ -1,4 +1,4 @@
-"""`SiteGroups`: all shared subscriptions of a database that sites share; see `topicstore.sessions.shared.assigning`.
+"""`SiteGroups`: all shared subscriptions of a database that sites share; see `topicstore.sessions.shared.stored_group`.
 
 A site does three things at each tick: it assigns the groups whose shards it owns, lets its own members follow what was
 granted to them, and removes what its members have handed back and the groups have taken over.
@@ -35,7 +35,6 @@ from topicstore.sessions.records import (
 from topicstore.sessions.session_store import SessionState, StoredSession, encode_session
 from topicstore.shard.state import Applied, FrameworkWrite, ShardState
 
-from .assigning import StoredGroup
 from .branch import Branch, BranchCursor
 from .cursor import SharedCursor
 from .reader import packed_partitions
@@ -55,6 +54,7 @@ from .records import (
     group_of,
     messages_of,
 )
+from .stored_group import StoredGroup
 
 __all__ = ["SiteGroups"]
 
@@ -101,7 +101,7 @@ class SiteGroups:
         self._assigned: _Seen = ()
         """The last changes that the last assignment has seen."""
         self._decided: dict[str, tuple[bytes | None, ...]] = {}
-        """By subscription, on what its assignment depends, if that has not changed since it was found to stay."""
+        """By subscription, the inputs of its last assignment, if that changed nothing."""
         self._turn = ""
         """The last subscription that was assigned, after which the next tick begins if there are too many for one."""
         self._granted: _Seen | None = None
@@ -197,7 +197,7 @@ class SiteGroups:
         cursor.group.detach(cursor)
 
     def ending(self, found: StoredSession, records: Iterable[SubscriptionRecord]) -> StoredSession | None:
-        """Leave to the groups what they need of a session that is about to be removed; return the changed session.
+        """Hand back to the groups the messages of a session that is about to be removed; return the changed session.
 
         Returns None if the session has changed since it was read. Raises the errors of reading and writing; may be
         called again after an error.
@@ -325,7 +325,7 @@ class SiteGroups:
         self._granted = granted
 
     def _look_after_absent(self, now: int) -> None:
-        """Find the disconnected members of this site, and remove what was handed back and taken over."""
+        """Find the disconnected members of this site, and remove hand-backs that the groups have taken over."""
         seen = self._seen((STANDING, HANDED_BACK, SESSION, TAKEN, REVOKED)), self._epochs
         if seen == self._followed:
             return

@@ -216,9 +216,9 @@ def count(storage: Storage, shard: Shard, stop: Callable[[], bool] = never, *, w
 class CountingScheduler:
     """A scheduler that counts the messages of one database in the background.
 
-    It doesn't wait for a pause of the writers, because there may never be one. It sleeps before the first range, and
-    while messages are stored also after each range for many times the duration of the count, so that it hardly slows
-    writers down.
+    The scheduler doesn't wait for a pause of the writers, because there may never be one. It sleeps before the first
+    range. While messages are stored, it also sleeps after each range, for many times the duration of the count, so that
+    writers are hardly slowed down.
     """
 
     def __init__(self, storage: Storage) -> None:

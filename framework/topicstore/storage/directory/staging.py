@@ -67,7 +67,7 @@ def sweep_staging(parent: Path) -> None:
 
 
 def sweep_staging_below(root: Path) -> None:
-    """Remove what killed processes have left in staging directories anywhere below a directory, except in databases."""
+    """Remove the files of killed processes from staging directories anywhere below a directory, except in databases."""
     for parent, directories, names in os.walk(root):
         sweep_staging(Path(parent))
         below = [] if MANIFEST in names or len(Path(parent).relative_to(root).parts) >= _DEPTH else directories

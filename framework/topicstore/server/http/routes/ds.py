@@ -1,6 +1,6 @@
 """``/ds``: sites, storages and replicas, in the format of EMQX's durable storage API.
 
-``POST /shards/{shard}/ask`` has the questions of other sites of a cluster about a shard that they don't keep.
+``POST /shards/{shard}/ask`` answers questions of other sites of the cluster about a shard that they don't keep.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from topicstore.server.http.formats.written import written
 from topicstore.server.http.guards import is_owner, is_site, needs
 from topicstore.server.http.jobs import Job, JobCancelledError, Kind, Progress, Work, place_below, place_of_owner
 from topicstore.server.http.parameters import Page
-from topicstore.server.mqtt.topics import check_published
+from topicstore.server.mqtt.reserved_topics import check_published
 
 __all__ = [
     "ROUTES",

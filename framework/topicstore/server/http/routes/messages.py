@@ -42,7 +42,7 @@ from topicstore.server.http.parameters import (
     time_asked,
 )
 from topicstore.server.http.streaming import Measured, Streamed, ThreadedPieces
-from topicstore.server.mqtt.topics import check_published
+from topicstore.server.mqtt.reserved_topics import check_published
 from topicstore.storage.counting import histogram as histograms
 from topicstore.storage.reading.explain import Explanation
 from topicstore.storage.reading.pages import ReplayPlace

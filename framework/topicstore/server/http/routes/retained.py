@@ -15,7 +15,7 @@ from topicstore.server.http.context import TheContext
 from topicstore.server.http.formats.read import GivenMessage, message_of
 from topicstore.server.http.guards import needs
 from topicstore.server.http.parameters import After, Limit, Page, fitting
-from topicstore.server.mqtt.topics import check_published
+from topicstore.server.mqtt.reserved_topics import check_published
 
 __all__ = ["ROUTES"]
 

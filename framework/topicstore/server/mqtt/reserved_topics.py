@@ -1,4 +1,4 @@
-"""Topics and filters with a meaning of their own: filters that also replay, and topics that clients can't publish to.
+"""Reserved topics: ``$replay`` filters, which also replay stored messages, and topics that clients can't publish to.
 
 ``$replay/<start>/<filter>`` subscribes to ``<filter>`` from ``<start>`` on: ``beginning``, ``now``, a time (``-2h``,
 ``2025-06-01T12:00``, microseconds), or a cursor (`topicstore.sessions.Start`). It is usable in MQTT 3.1.1, which has no

@@ -1,15 +1,16 @@
-"""`SiteDelivered`: removes messages that were stored only for sessions in the shards that a site of a cluster owns.
+"""`SiteDeliveredRemoval`: the removal of messages that were stored only for sessions, on one site of a cluster.
 
-The site has a copy of every shard, and first reads the logs to their ends. So it finds everything that any session had
-committed by then. What is only in the memory of other sites, it knows by their notes
-(`topicstore.sessions.interest_notes`); while a shard of another site has no note, nothing is removed. A subscription
-that is made later gets what is stored later. If it begins in the past, its note ends the removal within a step.
+A site removes them from the shards that it owns. It keeps a copy of every shard, and first applies the logs to their
+ends, so it finds everything that any session had committed by then. Other sites write notes of the places that only
+their memory holds (`topicstore.sessions.interest_notes`). While a shard of another site has no note, nothing is
+removed. A subscription made during a removal receives later messages. If it begins in the past, its record ends the
+removal within a step.
 
 A message of a shared subscription moves between shards: it is unread, in flight at a member, handed back, waiting for
-another member, and in flight again. The logs are read again before each of these is, so that a copy of one shard is
-never older than what was found in another one. If a message was handed back meanwhile, all is read again.
+another member, and in flight again. The site applies the logs again before it reads each of these stages. So a copy of
+one shard is never older than what was found in another. If a message was handed back meanwhile, the reads are repeated.
 
-A site that keeps no copy of some shard removes nothing.
+A site that lacks a copy of any shard removes nothing.
 """
 
 from __future__ import annotations
@@ -25,12 +26,11 @@ from topicstore.runtime.closing import raise_all
 from topicstore.shard.state import Applied
 from topicstore.storage.storage import Storage
 
-from .delivered import DeliveredMessages, Needs
+from .delivered_removal import DeliveredRemoval, Needs
 from .interest_notes import BEGUN_IN_PAST, InterestNotes
 from .locks import Around
 from .records import decode
 from .registry import SessionRegistry
-from .shared.assigning import StoredGroup
 from .shared.records import (
     GROUP,
     HANDED_BACK,
@@ -46,25 +46,26 @@ from .shared.records import (
     messages_of,
     positions_of,
 )
+from .shared.stored_group import StoredGroup
 
-__all__ = ["SiteDelivered"]
+__all__ = ["SiteDeliveredRemoval"]
 
 _TRIES = 3
-"""The number of times that what sessions need is read, if it changes meanwhile, before the next run tries again."""
+"""The number of times that one run reads what sessions need, if it changes during the read."""
 _Seen = tuple[Applied | None, ...]
 
 
 @attrs.frozen
 class _Copies:
-    """What this site had applied when it read what sessions need."""
+    """The state of this site's copies when it read what sessions need."""
 
     opened: tuple[Applied, ...]
-    """The openings of the shards, of which each copy that replaces the contents is another one."""
+    """`ShardWriter.opened` of each shard, which changes when a copy replaces the shard's contents."""
     begun_in_past: _Seen
-    """The last writes after subscriptions that began in the past."""
+    """By shard, the last applied write that records a subscription begun in the past."""
 
 
-class SiteDelivered(DeliveredMessages):
+class SiteDeliveredRemoval(DeliveredRemoval):
     """The removal of delivered messages on one site of a cluster."""
 
     def __init__(
@@ -74,10 +75,10 @@ class SiteDelivered(DeliveredMessages):
         self._notes = notes
         self._site = site
         self._copies: _Copies | None = None
-        """The copies by which the current run goes."""
+        """The copies from which the current run has read what sessions need."""
 
     def remove(self) -> int:
-        """Note what sessions here need, and remove what none needs and is old enough; return the number of messages."""
+        """Commit this site's notes, and remove the old messages that no session needs; return their number."""
         failures: Mapping[int, TopicstoreError] = {}
         if self._retention.settings.delivered is not None:
             epochs = self._registry.epochs()
@@ -122,7 +123,7 @@ class SiteDelivered(DeliveredMessages):
         return not any(shard.writer.elsewhere for shard in storage.shards)
 
     def _add_notes(self, needs: Needs) -> bool:
-        """Add what the notes of shards of other sites say; return False if one of these shards has none."""
+        """Add the places in the notes of other sites' shards; return False if one of these shards has no note."""
         for shard, epoch in enumerate(self._registry.epochs()):
             note = self._notes.stored(shard) if epoch is None else None
             if note is not None:
@@ -136,15 +137,15 @@ class SiteDelivered(DeliveredMessages):
     # --- shared subscriptions ---
 
     def _group_texts(self) -> list[str]:
-        """Return the shared subscriptions of which there are records, also those that have no members now."""
+        """Return the shared subscriptions that have records, including those without a member."""
         states = self._registry.states.states
         heads = (GROUP, MEMBER, STANDING)
         return sorted({group_of(key) for state in states for head in heads for key, _ in state.scan(head)})
 
     def _add_groups(self, needs: Needs, texts: list[str]) -> bool:
-        """Add what shared subscriptions need, in the order in which messages move on.
+        """Add the messages that shared subscriptions need, stage by stage, in the order in which messages pass them.
 
-        Returns False if messages were handed back meanwhile, of which some may have been missed.
+        Returns False if messages were handed back meanwhile, because some of these may have been missed.
         """
         states = self._registry.states
         for text in texts:

@@ -1,4 +1,4 @@
-"""Shared subscriptions of a database that sites share: `StoredGroup`, a group as it is stored, and its assignment.
+"""`StoredGroup`: a shared subscription of a cluster, as it is stored; assigns its messages to members on any site.
 
 The members of a group may be on any site, and each site has a copy of every shard. So a member's site reads the
 messages itself, and only two things must pass between sites: which partitions a member has, and up to where it has
@@ -129,7 +129,7 @@ class StoredGroup:
         self.waiting: dict[int, ReturnedRecord] = {}
         """The returned messages, by number."""
         self._handed_back: dict[tuple[int, bytes], HandBackRecord] = {}
-        """By shard and id, what members have left to the group."""
+        """By shard and id, the hand-backs of members to the group."""
         self._taken = {(int.from_bytes(key[-12:-8], "big"), key[-8:]) for key, _ in home.scan(keys.taken)}
         """The hand-backs that were acknowledged."""
         self._delivered: dict[int, int] = {}
@@ -254,7 +254,7 @@ class StoredGroup:
         ]
 
     def new_hand_backs(self) -> list[HandBackRecord]:
-        """Return what members have left to the group and was not taken over yet."""
+        """Return the hand-backs that the group has not taken over yet."""
         return [record for one, record in sorted(self._handed_back.items()) if one not in self._taken]
 
 
@@ -270,7 +270,7 @@ class _Decision:
         self._shares = {member.owner: self._share(member, group.grants.get(member.owner)) for member in attached}
 
     def _share(self, member: StoredMember, grant: GrantRecord | None) -> _Share:
-        """Return what a connected member has: also what was withdrawn from it, until its answer."""
+        """Return the share of a connected member, which includes withdrawn partitions until the member has answered."""
         none = np.zeros(self._group.places.shape, np.bool_)
         standing = member.standing
         if grant is None or (grant.guard, grant.subscription) != (member.guard, standing.number):
@@ -316,7 +316,7 @@ class _Decision:
         self._writes.append(FrameworkWrite(self._keys.waiting_at(number), None))
 
     def _take_back(self) -> None:
-        """Take over what members have left, and drop the returned messages that were delivered."""
+        """Take over the hand-backs of members, and drop the returned messages that were delivered."""
         held = {number for share in self._shares.values() for number in share.returned | share.withdrawn_returned}
         self._waiting = dict(self._group.waiting)
         for one in self._group.assignments:
@@ -403,7 +403,7 @@ class _Decision:
         return [share for share in shares if share.member.attachment not in record.refused]
 
     def _grant(self) -> None:
-        """Write what has changed, for members of which something else was granted to this connection, or nothing."""
+        """Write the changed grants: of members that have none for this connection, or another one."""
         places = self._group.places
         for share in self._shares.values():
             share.returned &= self._waiting.keys()

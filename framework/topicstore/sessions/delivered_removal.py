@@ -1,15 +1,15 @@
-"""`DeliveredMessages`: removes messages that were stored only for sessions, once no session needs them.
+"""`DeliveredRemoval`: removes messages that were stored only for sessions, once no session needs them.
 
-It goes through the spans of `topicstore.storage.interest`, the oldest first, up to the first message that a session has
-still to deliver, or has in flight. So a session that is away holds the younger messages of a shard back until it has
-come, or has expired. Subscriptions of programs, replays and queues hold nothing back. Messages younger than
-`RetentionSettings.delivered` stay, so that a block of messages is rewritten rarely, and what a crash undoes (the place
-of a session) is never older than what was removed. Topics that begin with ``$`` are left to the other limits.
+The removal visits the spans of `topicstore.storage.interest`, oldest first. It stops at the first message that a
+session has not delivered yet, or has in flight. So a session that is away holds the later messages of a shard until its
+client returns, or the session expires. Subscriptions of programs, replays and queues hold nothing. Messages younger
+than `RetentionSettings.delivered` stay, so that a block of messages is rewritten rarely. For the same reason, a place
+that a crash resets is never before a removed message. Topics that begin with ``$`` are left to the other limits.
 
-A subscription that begins in the past gets what is there when it is made: a removal that has begun ends before that.
+A subscription that begins in the past receives the messages that exist when it is made: it ends a running removal.
 
-What a session needs is read from the stored sessions, which may be behind the connected ones, and never ahead. Of
-sessions in memory only their places count: what they have in flight was sent, and isn't sent again.
+The removal reads the stored sessions, whose places may be behind those of the connected ones, but never ahead. Of
+sessions in memory only the places count, because their messages in flight are never sent again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .registry import SessionRegistry
 from .shared.reader import Places, partition_of
 from .shared.records import GROUP, REVOKED, Returned, group_of, messages_of
 
-__all__ = ["DeliveredMessages", "Needs"]
+__all__ = ["DeliveredRemoval", "Needs"]
 
 _Removable = tuple[int, int, tuple[str, ...]]
 """Positions of a shard, the first and the last, between which all messages can go but those of these filters."""
@@ -51,7 +51,7 @@ _ROWS = 5_000
 _ALL = TopicFilter("#")
 _TOPICS = frozenset({"topics"})
 _TRIES = 3
-"""The number of times that what sessions need is read without the sessions' mutex."""
+"""The number of attempts to read the needs of sessions without holding the sessions' mutex."""
 _PARTS = 4
 """The divisor of the age that gives the pause between two runs."""
 
@@ -101,7 +101,7 @@ class Needs:
         return min(found, default=None)
 
 
-class DeliveredMessages:
+class DeliveredRemoval:
     """The removal of delivered messages of one open database.
 
     entered: calls a function under the sessions' mutex, and raises if the database is closed.
@@ -135,7 +135,7 @@ class DeliveredMessages:
         self._task.join()
 
     def remove(self) -> int:
-        """Remove what no session needs and is old enough; return the number of messages."""
+        """Remove the old messages that no session needs; return their number."""
         storage = self._registry.publisher.storage()
         storage.check_may_write()
         removed = 0
@@ -175,7 +175,7 @@ class DeliveredMessages:
         return removed, True
 
     def _removable(self, storage: Storage, shard: int, bound: int, needs: Needs) -> Iterator[_Removable]:
-        """Yield what can be removed from a shard, up to a position, in steps."""
+        """Yield the ranges of messages that can be removed from a shard up to a position, one for each step."""
         in_flight, bound = needs.in_flight[shard], min(bound, needs.bounds[shard])
         bound = bound if in_flight is None else min(bound, in_flight - 1)
         for span in storage.interest.of_shard(shard):
@@ -210,15 +210,15 @@ class DeliveredMessages:
             return
 
     def _holds(self, storage: Storage, needs: Needs) -> bool:
-        """Return whether a step of the removal may still go by what `_needs` has returned."""
+        """Return whether the result of `_needs` still applies, so that the removal may take another step."""
         return True
 
     # --- what sessions need ---
 
     def _needs(self, storage: Storage) -> Needs | None:
-        """Return what sessions need; None if that can't be known now.
+        """Return the messages that sessions need; None if a site lacks the data to know.
 
-        Repeats the reads if meanwhile a group took messages back from a session.
+        If a group took messages back from a session during the reads, they are repeated.
         """
         groups = self._registry.groups
         for _ in range(_TRIES):
@@ -229,7 +229,7 @@ class DeliveredMessages:
         return self._entered(partial(self._read_needs, len(storage.shards)))
 
     def _read_needs(self, shards: int) -> Needs:
-        """Read what sessions need, in the order in which messages move on: from places to what is in flight.
+        """Read the needs of sessions, in the order in which messages advance: first places, then messages in flight.
 
         Messages also move from sessions to a group, which `Groups.taken_back` counts, or in one commit of one shard.
         """
