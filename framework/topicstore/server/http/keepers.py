@@ -26,7 +26,7 @@ from topicstore.server.cluster import SiteTls
 from topicstore.server.listeners import ListenError
 from topicstore.shard.elsewhere import AskEnd
 
-from .forwarding import FORWARDED, SiteClients
+from .forwarding import FORWARDED, ONCE, SiteClients
 from .guards import GRANTED
 
 __all__ = ["Keepers", "Reach"]
@@ -86,7 +86,7 @@ class Keepers:
     def __init__(self, db: ts.Database, site: Site, token: str, tls: SiteTls) -> None:
         """``token`` is that with which the sites of the cluster recognize each other."""
         self._storage, self._site = db.storage, site
-        self._headers = {"Authorization": f"Bearer {token}", FORWARDED: site.name, GRANTED: "read"}
+        self._headers = {"Authorization": f"Bearer {token}", FORWARDED: site.name, GRANTED: "read", **ONCE}
         self._clients = SiteClients(tls, httpx.Client)
         self._turns: dict[tuple[str, bool], threading.BoundedSemaphore] = {}
         """The turns of questions by the site that is asked, and whether it may wait. So a silent site holds up only its
