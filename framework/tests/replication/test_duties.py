@@ -40,19 +40,24 @@ def known(site: str = "b", **more: Any) -> Known:
 
 
 def test_an_owner_that_cannot_write_names_another_site() -> None:
-    """An owner that can't write names the most advanced live replica that can, or else keeps the shard."""
+    """An owner that can't write names the most advanced live replica that can, or else keeps the shard.
+
+    A replica of which nothing is known now, because its last beat was not found, is not named.
+    """
     first = document(place("a"))
     applied = {"a": {0: 9}, "b": {0: 9}, "c": {0: 8}}
 
-    def owner(silent: str = "", **failed: tuple[int, ...]) -> str | None:
+    def owner(silent: str = "", unread: str = "", **failed: tuple[int, ...]) -> str | None:
         silences = {site: 2 * AFTER if site in silent else 0.0 for site in "abc"}
-        found = next_document(first, 8, known("a", applied=applied, failed=failed, silent=silences), AFTER, None)
+        read = {site: progress for site, progress in applied.items() if site not in unread}
+        found = next_document(first, 8, known("a", applied=read, failed=failed, silent=silences), AFTER, None)
         return None if found is None else found.shards[0].owner
 
     assert "b" == owner(a=(0,))
     assert "c" == owner(a=(0,), b=(0,)) == owner("b", a=(0,))
     assert owner("bc", a=(0,)) is None
-    assert owner(a=(0,), b=(0,), c=(0,)) is None
+    assert "c" == owner(unread="b", a=(0,))
+    assert owner(a=(0,), b=(0,), c=(0,)) is None is owner(unread="bc", a=(0,))
     assert owner(a=(1,)) is None
 
 

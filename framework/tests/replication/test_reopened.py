@@ -13,6 +13,7 @@ import pytest
 import topicstore as ts
 from topicstore.contract.log_store import StorageUnavailableError
 from topicstore.replication import replica, site
+from topicstore.replication.placement import choose_owners
 from topicstore.shard.writer import ShardWriter
 from topicstore.storage.opening import ShardOpener
 from topicstore_conformance.faults.threads import wait_until
@@ -40,16 +41,16 @@ def stores(db: ts.Database, number: int) -> bool:
 
 @contextmanager
 def failing(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let every write of a site's shard raise an error until the end, as on a disk without room."""
-    full, write = writer(db).engine, type(writer(db).engine).write
+    """Let every write of a site's shards raise an error until the end, as on a disk without room."""
+    full, write = [shard.writer.engine for shard in db.storage.shards], type(writer(db).engine).write
 
     def write_elsewhere(engine: Any, batch: Any, **how: Any) -> None:
-        if engine is full:
+        if engine in full:
             raise ts.EngineError("the disk is full")
         write(engine, batch, **how)
 
     with monkeypatch.context() as patched, warnings.catch_warnings(action="ignore"):
-        patched.setattr(type(full), "write", write_elsewhere)
+        patched.setattr(type(writer(db).engine), "write", write_elsewhere)
         yield
 
 
@@ -122,6 +123,60 @@ def test_an_owner_without_another_site_keeps_its_shard(sites: Sites, monkeypatch
         assert [0] == a.recover()
         wait_until(lambda: stores(a, 2), "a store after the recovery")
         assert [0, 1, 2] == payloads(a)
+
+
+def test_a_shard_that_no_site_can_write_is_written_by_the_first_that_can_again(
+    sites: Sites, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While all copies have failed, documents and logs come to rest. Another copy than the owner's can be the first."""
+    names = "abc"
+    dbs = [closing.enter_context(sites.open(name)) for name in names]
+    wait_until(lambda: [{*names}] == replicas(dbs[0]), "three replicas")
+    dbs[0].store(messages(0))
+    for db in dbs:
+        assert [0] == payloads(db)
+    with ExitStack() as failed:
+        for db in dbs:
+            failed.enter_context(failing(db, monkeypatch))
+        with pytest.raises(ts.EngineError, match="the disk is full"):
+            dbs[0].store(messages(1))
+        wait_until(lambda: all(set(names) == {*db.cluster.info().shards[0].failed} for db in dbs), "failures")  # type: ignore[union-attr]
+        for db in dbs:
+            beats(db, 5)
+        before = dbs[0].cluster.info().document, entries(sites)  # type: ignore[union-attr]
+        for db in dbs:
+            beats(db, 20)
+        assert before == (dbs[0].cluster.info().document, entries(sites))  # type: ignore[union-attr]
+    owner = dbs[0].cluster.info().shards[0].owner  # type: ignore[union-attr]
+    first, *others = sorted(dbs, key=lambda db: db.cluster.name == owner)  # type: ignore[union-attr]
+    with warnings.catch_warnings(action="ignore"):
+        assert [0] == first.recover()
+        wait_until(lambda: stores(first, 2), "a store at the first site")
+        for db in others:
+            assert [0] == db.recover()
+        for db in dbs:
+            assert [0, 1, 2] == payloads(db)
+
+
+def test_a_site_that_closes_passes_its_shards_on_to_copies_that_take_writes(
+    sites: Sites, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names no site the owner whose copy has failed, as the last heartbeat of that site says."""
+    a, *others = (closing.enter_context(sites.open(name)) for name in "abc")
+    wait_until(lambda: [{*"abc"}] == replicas(a), "three replicas")
+    (heir,) = choose_owners([""], [["b", "c"]])  # without the failure
+    bad, good = sorted(others, key=lambda db: db.cluster is not None and db.cluster.name != heir)
+    with failing(bad, monkeypatch):
+        a.store(messages(0))
+        assert bad.cluster is not None
+        wait_until(lambda: bad.cluster.name in a.cluster.info().shards[0].failed, "the failure")  # type: ignore[union-attr]
+        bad.cluster._stopping.set()  # so that it passes nothing on itself
+        bad.cluster._join()
+        a.close()
+        assert good.cluster is not None
+        assert good.cluster.name == good.cluster.info().shards[0].owner
+        wait_until(lambda: stores(good, 1), "a store at the other site")
+        assert [0, 1] == payloads(good)
 
 
 @pytest.mark.parametrize("stored", [False, True])

@@ -528,9 +528,8 @@ class World:
             self.start(name)
         wait_until(lambda: all({"a", "b", "c"} <= some for some in replicas(self.dbs["a"])), "replicas at all sites")
         wait_until(lambda: all(sum(some) == 1 for some in zip(*map(owns, self.dbs.values()), strict=True)), "owners")
-        leader = self.owner(in_shard(self.dbs["a"], 0))
-        leader.retention.set(delivered=AGE)
-        leader.persistence.add("keep/#")
+        for setting in (lambda db: db.retention.set(delivered=AGE), lambda db: db.persistence.add("keep/#")):
+            wait_until(partial(self.done, partial(self.lead, setting)), "the settings")
         self.refresh()
         for name in ("reader", "member idle"):
             wait_until(partial(self.done, partial(self.session, name)), f"the session of {name}")
@@ -555,6 +554,10 @@ class World:
 
         wait_until(lambda: len(found()) == 1, f"an owner of the shard of {client_id}")
         return found()[0]
+
+    def lead(self, change: Callable[[ts.Database], object]) -> None:
+        """Change a setting at the owner of the shard that has the settings."""
+        change(self.owner(in_shard(self.dbs["a"], 0)))
 
     def session(self, name: str) -> Session:
         """Return a connected session, which is opened at its owner if necessary."""

@@ -293,13 +293,17 @@ def _may_take(document: ClusterDocument, shard: int, place: ShardPlace, known: K
 def _heir_of_failed(
     document: ClusterDocument, shard: int, place: ShardPlace, known: Known, takeover_after: float
 ) -> str | None:
-    """Return the site that is to own a shard which this site owns and can't write; None if there is none."""
+    """Return the site that is to own a shard which this site owns and can't write; None if there is none.
+
+    A site whose last beat could not be read may have failed too: naming it could go round in circles.
+    """
     if place.owner != known.site or place.incarnation != known.incarnation or not known.has_failed(known.site, shard):
         return None
     able = {
-        site: known.applied.get(site, {}).get(shard, 0)
+        site: known.applied[site].get(shard, 0)
         for site in place.replicas
         if site in document.sites
+        and site in known.applied
         and not known.has_failed(site, shard)
         and _silence(document, site, known, unseen=takeover_after) < takeover_after
     }

@@ -53,6 +53,8 @@ _BASE_BYTES = 256 << 20
 """The bytes of changes after which the owner writes a base."""
 _END = 1 << 63
 """An index behind every entry."""
+_TRIES = 3
+"""The number of beats of a site that are tried, of which each may be deleted when the next one is created."""
 
 
 @attrs.frozen
@@ -262,8 +264,9 @@ class Site:
 
     def _pass_on(self) -> None:
         if self._current is not None:
-            known, takeover_after = self._known({}), self.cluster.takeover_after
+            takeover_after = self.cluster.takeover_after
             with suppress(RecoverableError):  # otherwise other sites take the shards over by themselves
+                known = self._known_by(self._last(self._beats()))
                 self._change(lambda number, document: duties.abdicated(document, number, known, takeover_after))
         self.store.close()
 
@@ -394,12 +397,14 @@ class Site:
         return found
 
     def _last(self, beats: Mapping[str, list[int]]) -> dict[str, Beat]:
-        """Return the last beat of each site."""
+        """Return the last beat of each site. A site that has beaten several times meanwhile may be left out."""
         last: dict[str, Beat] = {}
         for site, numbers in beats.items():
-            name = names.beat(site, max(numbers))
-            with suppress(ObjectNotFoundError):  # the site has created the next one, and deleted this one
-                last[site] = BEATS.decode(name, self.store.get(name), self.store.place)
+            for number in range(max(numbers), max(numbers) + _TRIES):
+                name = names.beat(site, number)
+                with suppress(ObjectNotFoundError):  # the site has created the next one, and deleted this one
+                    last[site] = BEATS.decode(name, self.store.get(name), self.store.place)
+                    break
         return last
 
     def _applied(self, last: Mapping[str, Beat]) -> dict[str, Mapping[int, int]]:

@@ -106,6 +106,30 @@ def test_what_a_site_refuses_or_does_not_answer_is_an_error_with_its_name(
     assert {"Retry-After": "9"} == found.headers if status == 507 else not found.headers
 
 
+def test_the_other_site_closes_a_connection_first(site: Site) -> None:
+    """A forwarded request asks for it, so that many in a minute don't use up the local ports of the site that sends."""
+    heads = list[bytes]()
+
+    async def forwarded() -> tuple[Answer | HTTPException, bytes]:
+        closed = asyncio.get_running_loop().create_future()
+
+        async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            await reader.readexactly(len(CALL.body))
+            writer.write(head("200 OK", b'{"count":1}', "Connection: close\r\n"))
+            closed.set_result(await reader.read())
+            writer.close()
+
+        server = await asyncio.start_server(respond, "127.0.0.1", 0)
+        async with server:
+            owner = owner_at(server.sockets[0].getsockname())
+            [found] = await Forwarder(site, "token", SiteTls(None)).ask({owner: CALL}, Answer)
+            return found, await asyncio.wait_for(closed, PATIENCE)
+
+    assert (Answer(1), b"") == asyncio.run(forwarded())  # it doesn't wait for the other site
+    assert b"\r\nconnection: close\r\n" in heads[0].lower()
+
+
 def test_a_silent_site_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A forwarded request may take as long as a site waits for its log store, and a little more, its turn included."""
 

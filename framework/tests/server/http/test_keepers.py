@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -15,16 +15,17 @@ from topicstore.server.cluster import SiteTls
 from topicstore.server.http import keepers
 from topicstore.server.http.keepers import Keepers
 from topicstore_conformance.conditions.skipping import need
-from topicstore_conformance.faults.threads import wait_until
+from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, wait_until
 
 
 class Answering(ThreadingHTTPServer):
-    """A site that gives each question the same answer."""
+    """A site that gives each question the same answer, slowly if there is a pause after each byte."""
 
-    def __init__(self, status: int, body: bytes) -> None:
+    def __init__(self, status: int, body: bytes, pause: float = 0, listening: socket.socket | None = None) -> None:
+        self._ended = threading.Event()
         self.asked: list[tuple[str, bytes, str | None]] = []
         """The path, the question and the token of each request."""
-        server = self
+        server, ended = self, self._ended
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
@@ -33,12 +34,18 @@ class Answering(ThreadingHTTPServer):
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                with suppress(ConnectionError):
+                    for piece in [body[at : at + 1] for at in range(len(body))] if pause else [body]:
+                        self.wfile.write(piece)
+                        ended.wait(pause)
 
             def log_message(self, *_: object) -> None:
                 pass
 
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", 0), Handler, bind_and_activate=listening is None)
+        if listening is not None:
+            self.socket.close()
+            self.socket, self.server_address = listening, listening.getsockname()
         self._thread = threading.Thread(target=self.serve_forever, args=(0.01,))
         self._thread.start()
 
@@ -47,6 +54,7 @@ class Answering(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def server_close(self) -> None:
+        self._ended.set()
         self.shutdown()
         self._thread.join()
         super().server_close()
@@ -74,21 +82,113 @@ def asking(opened: ExitStack, root: Path, *urls: str) -> Keepers:
     return Keepers(found[0], found[0].cluster, "secret", SiteTls(None))
 
 
+class Silent:
+    """A site that accepts connections, and answers only from `speak` on."""
+
+    def __init__(self, opened: ExitStack) -> None:
+        self._opened = opened
+        self._socket = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self._socket.settimeout(0)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+
+    def asked(self, most: int = 100) -> int:
+        """Return the number of connections since the last call."""
+        for number in range(most):
+            try:
+                self._opened.enter_context(self._socket.accept()[0])
+            except BlockingIOError:
+                return number
+        return most
+
+    def speak(self, body: bytes) -> Answering:
+        return self._opened.enter_context(Answering(200, body, listening=self._socket))
+
+
 def test_a_silent_site_is_waited_for_once(opened: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site that doesn't answer delays one question; that question and the next ones go to the other site."""
-    monkeypatch.setattr(keepers, "_QUICK", 0.05)
-    monkeypatch.setattr(keepers, "_AVOIDED", 3_600)
-    silent = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
-    answering = opened.enter_context(Answering(200, b"answer"))
-    port = silent.getsockname()[1]
-    some = asking(opened, tmp_path, f"http://127.0.0.1:{port}", answering.url)
+    """After a question without an answer the next site is asked, and only that one until the first has answered.
+
+    The silent site gets one question after each pause, for whose answer only the thread waits that follows the shards.
+    """
+    monkeypatch.setattr(keepers, "_QUICK", 0.5)
+    silent, answering = Silent(opened), opened.enter_context(Answering(200, b"answer"))
+    some = asking(opened, tmp_path, silent.url, answering.url)
     for number in range(3):
         assert b"answer" == some.ask(0, b"%d" % number, False)
     assert [("/api/v5/shards/0/ask", b"%d" % number, "Bearer secret") for number in range(3)] == answering.asked
-    silent.setblocking(False)
-    silent.accept()[0].close()
-    with pytest.raises(BlockingIOError):
-        silent.accept()
+    some.look()
+    assert 1 == silent.asked()
+    some._reach["b"]._again = 0
+    some.look()
+    assert b"answer" == some.ask(0, b"?", False)
+    assert 1 == silent.asked()
+    speaking = silent.speak(b"here again")
+    monkeypatch.setattr(keepers, "_QUICK", PATIENCE)
+    some._reach["b"]._again = 0
+    some.look()
+    assert b"here again" == some.ask(0, b"?", False)
+    assert 2 == len(speaking.asked)
+
+
+def test_a_question_for_which_a_site_may_wait_keeps_no_quick_one_from_its_turn(
+    opened: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A quick question is sent while long ones have all turns. Without an answer, further ones end at once."""
+    monkeypatch.setattr(keepers, "_QUICK", 0.05)
+    monkeypatch.setattr(keepers, "_CALLS", 2)
+    silent = Silent(opened)
+    some = asking(opened, tmp_path, silent.url)
+    waiting = [begin(lambda: some.ask(0, b"long", True)) for _ in range(2)]
+    for _ in waiting:
+        wait_until(lambda: silent.asked(1), "a question")
+    with pytest.raises(ts.ShardElsewhereError, match="site b: timed out"):
+        some.ask(0, b"?", False)
+    for waits in (False, True):
+        with pytest.raises(ts.ShardElsewhereError, match="site b had no answer a moment ago"):
+            some.ask(0, b"?", waits)
+    opened.close()
+    for one in waiting:
+        assert isinstance(one.exception(PATIENCE), ts.ShardElsewhereError)
+
+
+def test_an_answer_that_trickles_is_not_waited_for(
+    opened: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer of which each piece comes in time, but too little on the whole, is none."""
+    monkeypatch.setattr(keepers, "_QUICK", 0.5)
+    monkeypatch.setattr(keepers, "_SLOWEST", 1 << 40)
+    some = asking(opened, tmp_path, opened.enter_context(Answering(200, b"x" * 10_000, MOMENT)).url)
+    with pytest.raises(ts.ShardElsewhereError, match="site b: "):
+        some.ask(0, b"?", False)
+
+
+def test_a_pause_grows_while_a_site_stays_silent() -> None:
+    """Waits in vain double the pause to its bound; refused connections, which take no time, don't, nor does an old one.
+
+    A site that has answered for as long as its pause was begins with a short one again.
+    """
+    reach, now, pauses = keepers.Reach(), 100.0, list[float]()
+
+    def fail(began: float, *, late: bool = True) -> float:
+        reach.fail(7, began, began + 3, late=late)
+        return reach._again - began - 3
+
+    for _ in range(6):
+        pauses.append(fail(now))
+        assert reach.due(reach._again - 0.1) is None
+        assert 7 == reach.due(reach._again)
+        again = reach._again
+        fail(now + 1)  # had begun before the failure was known
+        assert again == reach._again
+        now = again + 0.1
+    assert [2, 4, 8, 16, 30, 30] == pytest.approx(pauses)
+    reach.answer()
+    assert (None, None) == (reach.shard, reach.due(now + 1_000))
+    assert 30 == pytest.approx(fail(now + 29))
+    assert 2 == pytest.approx(fail(reach._again, late=False))
+    assert 2 == pytest.approx(fail(reach._again + 3))
 
 
 def test_a_site_that_refuses_is_asked_again(opened: ExitStack, tmp_path: Path) -> None:

@@ -3,6 +3,9 @@
 A question (`topicstore.shard.elsewhere`) is sent to ``POST /shards/{shard}/ask`` of the shard's owner, with the
 cluster's token. If the owner doesn't answer, another site that keeps the shard is asked. Once a poll interval, a thread
 asks for the ends of these shards, and wakes the subscriptions and sessions of this site that wait for new messages.
+
+A site that had no answer is silent. It is asked nothing until it has answered that thread, which asks it one question
+after a pause. So whatever else reads, such as the sessions of all clients of MQTT, waits for a silent site once.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import http
 import threading
 import time
+from contextlib import suppress
 
 import httpx
 import msgspec
@@ -20,22 +24,60 @@ from topicstore.replication.site import ShardOwner, Site
 from topicstore.runtime.background import BackgroundTask
 from topicstore.server.cluster import SiteTls
 from topicstore.server.listeners import ListenError
+from topicstore.shard.elsewhere import AskEnd
 
-from .forwarding import FORWARDED, SiteClients
+from .forwarding import FORWARDED, ONCE, SiteClients
 from .guards import GRANTED
 
-__all__ = ["Keepers"]
+__all__ = ["Keepers", "Reach"]
 
 _CALLS = 8
-"""The most questions to one site at the same time; further ones wait."""
+"""Most questions of one kind, quick or not, to one site at the same time; others wait for one of these."""
 _MARGIN = 5.0
-"""Seconds to connect to a site, and seconds that an answer may take in addition to a wait for the log store."""
-_QUICK = 10.0
-"""Seconds for an answer without such a wait. Few, because the store's thread may wait, and with it all MQTT clients."""
-_AVOIDED = 2.0
-"""Seconds for which a site that didn't answer is not asked again, so that further questions don't wait for it."""
+"""Seconds to connect to a site, and seconds by which its answer may take longer than it waits for the log store."""
+_QUICK = 3.0
+"""Seconds until an answer begins for which the site needn't wait. All clients of MQTT may have to wait for it."""
+_SLOWEST = 100_000
+"""Bytes of an answer, after it has begun, for which a second more is allowed."""
+_PAUSE, _LONGEST_PAUSE = 2.0, 30.0
+"""The first and the longest pause, in seconds, before a silent site is asked again."""
 _LARGEST_ANSWER = 1 << 30
-"""The most bytes of an answer. A batch has few megabytes, or one message; counts have about 100 bytes a topic."""
+"""Most bytes of an answer. One batch has few megabytes, or one message; counts have about 100 bytes a topic."""
+_SIGN_OF_LIFE = msgspec.msgpack.encode(AskEnd(False))
+"""The question to a silent site."""
+
+
+class Reach:
+    """Whether one site answers. Thread-safe. All times are those of `time.monotonic`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.shard: int | None = None
+        """The shard of the question that had no answer; None unless the site is silent."""
+        self._noted = self._again = float("-inf")
+        """The time of the last failure, and from which on the site is asked again."""
+        self._pause = 0.0
+
+    def fail(self, shard: int, began: float, now: float, *, late: bool) -> None:
+        """Record that a question about a shard had no answer. ``late``: it was waited for until its time was over.
+
+        The pause doubles if the site was late again soon after the last one. Questions that had begun before the last
+        failure say nothing new.
+        """
+        with self._lock:
+            if began > self._noted:
+                soon = began < self._again + self._pause
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE) if late and soon else _PAUSE
+                self.shard, self._noted, self._again = shard, now, now + self._pause
+
+    def answer(self) -> None:
+        """Record that the site has answered a question."""
+        self.shard = None
+
+    def due(self, now: float) -> int | None:
+        """Return the shard to ask a silent site about, whose pause is over; None for others."""
+        with self._lock:
+            return self.shard if now >= self._again else None
 
 
 class Keepers:
@@ -44,14 +86,15 @@ class Keepers:
     def __init__(self, db: ts.Database, site: Site, token: str, tls: SiteTls) -> None:
         """Create a client that authenticates itself with ``token``, the secret that the cluster's sites share."""
         self._storage, self._site = db.storage, site
-        self._headers = {"Authorization": f"Bearer {token}", FORWARDED: site.name, GRANTED: "read"}
+        self._headers = {"Authorization": f"Bearer {token}", FORWARDED: site.name, GRANTED: "read", **ONCE}
         self._clients = SiteClients(tls, httpx.Client)
-        self._turns: dict[str, threading.BoundedSemaphore] = {}
-        """By site, the bound on concurrent questions, so that a silent site delays only questions to itself."""
+        self._turns: dict[tuple[str, bool], threading.BoundedSemaphore] = {}
+        """The turns of questions by the site that is asked, and whether it may wait. So a silent site holds up only its
+        own questions, and quick questions wait for quick ones only."""
         self._patience = site.cluster.store_timeout + _MARGIN
-        self._failed: dict[str, float] = {}
-        """By site, the time (`time.monotonic`) of the last unanswered question. Entries are replaced atomically."""
-        self._looking = BackgroundTask("reading of shards elsewhere", lambda _: self._storage.look_elsewhere())
+        self._reach: dict[str, Reach] = {}
+        """By site, whether it answers."""
+        self._looking = BackgroundTask("reading of shards elsewhere", lambda _: self.look())
 
     def start(self) -> None:
         """Let the database read at other sites the shards that this site doesn't keep, and follow these shards."""
@@ -65,6 +108,23 @@ class Keepers:
         self._storage.read_elsewhere(None)
         self._looking.join()
 
+    def look(self) -> None:
+        """Ask silent sites whose pause is over, and learn how far the shards reach that this site doesn't keep.
+
+        Raises `ShardElsewhereError`, several as an `ExceptionGroup`.
+        """
+        for name, reach in list(self._reach.items()):
+            shard = reach.due(time.monotonic())
+            if shard is None:
+                continue
+            keeper = next((one for one in self._site.keepers(shard) if one.site == name and one.http_address), None)
+            if keeper is None:  # it can't be asked about the shard any more; others find out whether it answers
+                reach.answer()
+            else:
+                with suppress(_RefusedError):
+                    self._ask(reach, keeper, shard, _SIGN_OF_LIFE, False)
+        self._storage.look_elsewhere()
+
     def ask(self, shard: int, question: bytes, waits: bool) -> bytes:
         """Return the answer of the shard's owner, or else of another site that keeps the shard.
 
@@ -74,18 +134,16 @@ class Keepers:
         """
         refusals = []
         for keeper in self._site.keepers(shard):
+            reach = self._reach.setdefault(keeper.site, Reach())
             if not keeper.http_address:
                 refusals.append(f"site {keeper.site} serves no HTTP")
-            elif time.monotonic() - self._failed.get(keeper.site, float("-inf")) < _AVOIDED:
+            elif reach.shard is not None:
                 refusals.append(f"site {keeper.site} had no answer a moment ago")
             else:
                 try:
-                    return self._answer(keeper, shard, question, self._patience if waits else _QUICK)
+                    return self._ask(reach, keeper, shard, question, waits)
                 except _RefusedError as refused:
                     refusals.append(f"site {keeper.site}: {refused}")
-                except (httpx.HTTPError, httpx.InvalidURL, ListenError) as bad:
-                    self._failed[keeper.site] = time.monotonic()
-                    refusals.append(f"site {keeper.site}: {str(bad) or type(bad).__name__}")
         owner = self._site.owner(shard)
         name, address = ("", "") if owner is None else (owner.site, owner.address)
         why = "; ".join(refusals) or "no other site keeps it"
@@ -93,32 +151,50 @@ class Keepers:
             f"shard {shard} is not kept on this site, and can't be read: {why}", shard, name, address
         )
 
-    def _answer(self, keeper: ShardOwner, shard: int, question: bytes, patience: float) -> bytes:
+    def _ask(self, reach: Reach, keeper: ShardOwner, shard: int, question: bytes, waits: bool) -> bytes:
+        """Return the answer of a site. Raises `_RefusedError` if there is none."""
+        silent = reach.shard is not None
+        patience = self._patience if waits else _QUICK
+        turns = self._turns.setdefault((keeper.site, waits), threading.BoundedSemaphore(_CALLS))
+        if not turns.acquire(timeout=patience):
+            raise _RefusedError(f"it has not answered other questions for {patience:g} s")
+        began = time.monotonic()
+        try:
+            if not silent and reach.shard is not None:
+                raise _RefusedError("it had no answer to other questions")
+            status, data = self._answer(keeper, shard, question, patience)
+        except (httpx.HTTPError, httpx.InvalidURL, ListenError) as bad:
+            reach.fail(shard, began, time.monotonic(), late=isinstance(bad, httpx.TimeoutException))
+            raise _RefusedError(str(bad) or type(bad).__name__) from bad
+        finally:
+            turns.release()
+        reach.answer()
+        if status != http.HTTPStatus.OK:
+            raise _RefusedError(_detail(data) or f"status {status}")
+        return data
+
+    def _answer(self, keeper: ShardOwner, shard: int, question: bytes, patience: float) -> tuple[int, bytes]:
+        """Return the status and the body of a site's response, which begins within ``patience`` seconds."""
         request = httpx.Request(
             "POST",
             f"{keeper.http_address}/api/v5/shards/{shard}/ask",
             headers=self._headers,
             content=question,
-            extensions={"timeout": httpx.Timeout(patience, connect=_MARGIN).as_dict()},
+            extensions={"timeout": httpx.Timeout(patience, connect=min(patience, _MARGIN)).as_dict()},
         )
-        turns = self._turns.setdefault(keeper.site, threading.BoundedSemaphore(_CALLS))
-        if not turns.acquire(timeout=patience):
-            raise _RefusedError(f"it has not answered other questions for {patience:g} s")
+        end = time.monotonic() + patience
+        response = self._clients.of(request.url.scheme).send(request, stream=True)
         try:
-            response = self._clients.of(request.url.scheme).send(request, stream=True)
-            try:
-                data = bytearray()
-                for piece in response.iter_raw():
-                    data += piece
-                    if len(data) > _LARGEST_ANSWER:
-                        raise _RefusedError("its answer is too long")
-            finally:
-                response.close()
+            data = bytearray()
+            for piece in response.iter_raw():
+                data += piece
+                if len(data) > _LARGEST_ANSWER:
+                    raise _RefusedError("its answer is too long")
+                if time.monotonic() > end + len(data) / _SLOWEST:
+                    raise httpx.ReadTimeout(f"only {len(data)} bytes came in {patience:g} s and more")
         finally:
-            turns.release()
-        if response.status_code != http.HTTPStatus.OK:
-            raise _RefusedError(_detail(data) or f"status {response.status_code}")
-        return bytes(data)
+            response.close()
+        return response.status_code, bytes(data)
 
 
 class _RefusedError(Exception):
