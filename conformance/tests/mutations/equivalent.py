@@ -57,6 +57,16 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "options.set_max_write_buffer_number(4)",
             "4  →  3",
         ): "only how soon a write waits for a flush differs",
+        (
+            "_table_options",
+            "tables.set_block_cache(cache)",
+            "tables.set_block_cache(cache)  →  pass",
+        ): "each keyspace has a cache of its own, which takes more memory",
+        (
+            "_table_options",
+            "tables.set_block_cache(cache)",
+            "tables.set_block_cache(cache)  →  cache",
+        ): "each keyspace has a cache of its own, which takes more memory",
     },
     "backends/topicstore_backends/rocksdb/engine.py": {
         (
@@ -93,6 +103,36 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "found = topics is None or any(map(topic_filter.matches, topics))",
             "any(map(topic_filter.matches, topics))  →  map(topic_filter.matches, topics)",
         ): "an archive without a matching topic is read, and nothing is found",
+        (
+            "_may_match",
+            "found = self._matching.get(topic_filter.text)",
+            "self._matching.get(topic_filter.text)  →  topic_filter.text",
+        ): "an archive without a matching topic is read, and nothing is found",
+        (
+            "_batch",
+            "together = int(rows[-1]) - int(rows[0]) + 1 == len(rows)",
+            "int(rows[-1]) - int(rows[0])  →  int(rows[-1]) + int(rows[0])",
+        ): "the rows are then taken one by one",
+        (
+            "_batch",
+            "together = int(rows[-1]) - int(rows[0]) + 1 == len(rows)",
+            "0  →  -1",
+        ): "the rows are then taken one by one",
+        (
+            "_batch",
+            "together = int(rows[-1]) - int(rows[0]) + 1 == len(rows)",
+            "int(rows[-1])  →  rows[-1]",
+        ): "NumPy's integers add up to the same number",
+        (
+            "_batch",
+            "together = int(rows[-1]) - int(rows[0]) + 1 == len(rows)",
+            "int(rows[0])  →  rows[0]",
+        ): "NumPy's integers add up to the same number",
+        (
+            "info",
+            "return SlabInfo(streams=int(self._messages > 0), details=details)",
+            "int(self._messages > 0)  →  self._messages > 0",
+        ): "a truth value is an integer",
     },
     "framework/topicstore/lifecycle/clock_guard.py": {
         (
@@ -133,6 +173,30 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "self._joined = whole",
             "self._joined = whole  →  pass",
         ): "commits that were joined are joined again",
+        (
+            "_readable",
+            "rows = 0",
+            "0  →  -1",
+        ): "a batch that subscriptions share may have one message more",
+    },
+    "framework/topicstore/pubsub/retained_lookup.py": {
+        (
+            "any",
+            "return any_retained(self._storage())",
+            "any_retained(self._storage())  →  self._storage()",
+        ): "each new subscription then looks for retained messages by itself",
+    },
+    "framework/topicstore/queues/queue.py": {
+        (
+            "_rotate",
+            "if self._storage.shards[0].generations.listed()[-1].live_bytes >= _GENERATION_BYTES:",
+            "self._storage.shards[0].generations.listed()[-1].live_bytes >= _GENERATION_BYTES  →  self._storage.shards[0].generations.listed()[-1].live_bytes > _GENERATION_BYTES",
+        ): "a generation may have one byte more",
+        (
+            "add",
+            "if self._end + len(positions) > len(self._positions):",
+            "self._end + len(positions) > len(self._positions)  →  self._end + len(positions) >= len(self._positions)",
+        ): "the arrays grow one append earlier",
     },
     "framework/topicstore/queues/queues.py": {
         (
@@ -159,6 +223,38 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "elif len(self.positions) <= _FEW:",
             "if len(self.positions) <= _FEW:  →  if not len(self.positions) <= _FEW:",
         ): "both ways return the same columns, each is quicker for its number of messages",
+        (
+            "selected_of",
+            "if shared is not None and len(columns.selections) < _SHARED:",
+            "if shared is not None and len(columns.selections) < _SHARED:  →  if not (shared is not None and len(columns.selections) < _SHARED):",
+        ): "sessions select the same messages each for itself",
+        (
+            "selected_of",
+            "if shared is not None and len(columns.selections) < _SHARED:",
+            "shared is not None  →  shared is None",
+        ): "sessions select the same messages each for itself",
+        (
+            "selected_of",
+            "if shared is not None and len(columns.selections) < _SHARED:",
+            "len(columns.selections) < _SHARED  →  len(columns.selections) <= _SHARED",
+        ): "one selection more is kept",
+        (
+            "_folded",
+            "values = column if isinstance(column, Constant) else fold(to_list(column)) if len(column) else [0]",
+            "0  →  -1",
+        ): "no row has the value of a column without rows",
+    },
+    "framework/topicstore/sessions/retained_cursor.py": {
+        (
+            "__init__",
+            'self._sent = behind or ""',
+            "self._sent = behind or ''  →  pass",
+        ): "a topic is handed out before the last one is asked for",
+        (
+            "__init__",
+            'self._sent = behind or ""',
+            "behind or ''  →  behind and ''",
+        ): "a topic is handed out before the last one is asked for",
     },
     "framework/topicstore/sessions/session.py": {
         (
@@ -185,6 +281,16 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "self.write(shard, [FrameworkWrite(key, None)])",
             "self.write(shard, [FrameworkWrite(key, None)])  →  pass",
         ): "the write that changed the session has removed its timer",
+        (
+            "revocable",
+            "if back and is_shared(batch.topic_filter):",
+            "is_shared(batch.topic_filter)  →  batch.topic_filter",
+        ): "only messages of groups are taken back",
+        (
+            "places",
+            'return {int.from_bytes(key[-4:], "big"): decode(key, value, tuple[int, list[int]])[1] for key, value in found}',
+            "4  →  3",
+        ): "no session makes as many subscriptions as three bytes can number",
     },
     "framework/topicstore/sessions/shared/records.py": {
         (
@@ -199,6 +305,13 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "return _tally(topics.values.tolist(), client_ids.values.tolist(), sums)",
             "client_ids.values.tolist()  →  client_ids.values",
         ): "an array of texts has the same texts as a list",
+    },
+    "framework/topicstore/shard/reader.py": {
+        (
+            "begin",
+            "known = reaching <= {cursor.stream for cursor in cursors}",
+            "reaching <= {cursor.stream for cursor in cursors}  →  reaching < {cursor.stream for cursor in cursors}",
+        ): "cursors without later messages are read, and nothing is found",
     },
     "framework/topicstore/shard/record_codec.py": {
         (
@@ -247,12 +360,40 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "0  →  -1",
         ): "a database doesn't use the number of messages that it has counted",
     },
+    "framework/topicstore/storage/directory/manifest.py": {
+        (
+            "new_manifest",
+            "created=format_time(int(time.time()) * 1_000_000),",
+            "int(time.time())  →  time.time()",
+        ): "the time may have fractions of a second",
+    },
     "framework/topicstore/storage/generations.py": {
         (
             "generation_infos",
             "sealed=None if one.sealed is None else max(record.sealed or 0 for record in records),",
             "0  →  -1",
         ): "all seals are later than both",
+    },
+    "framework/topicstore/storage/keyed_message_records.py": {
+        (
+            "cursor_over",
+            'return Cursor(database, shard, GENERATION, 0, "#", _ENCODER.encode((start, end)))',
+            "0  →  -1",
+        ): "keyed messages have no streams",
+    },
+    "framework/topicstore/storage/reading/ordering.py": {
+        (
+            "ordered",
+            'if request.timestamps is None and order != "timestamp":  # otherwise more messages may have to be read',
+            "request.timestamps is None  →  request.timestamps is not None",
+        ): "only how many messages are read at once differs",
+    },
+    "framework/topicstore/storage/replays.py": {
+        (
+            "merge",
+            "while lasts and lasts[0] == safe:  # equal positions of different shards",
+            "0  →  -1",
+        ): "equal positions take one more turn, without messages",
     },
     "framework/topicstore/storage/storage.py": {
         (
@@ -279,6 +420,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "np.add.at(edges, self.places[topics, 1] + 1, -1)",
             "1  →  0",
         ): "more frames are read than hold the topics, and their rows are selected",
+        (
+            "frames",
+            "chosen = set(numbers.tolist())",
+            "numbers.tolist()  →  numbers",
+        ): "NumPy's integers are the same keys",
     },
     "layouts/topicstore_layouts/block/slab.py": {
         (
@@ -300,6 +446,13 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "with self._lock:",
             "with self._lock:  →  nodes = self._nodes[_FIRST_NODE:]",
         ): "a list is copied in one step of the interpreter",
+    },
+    "layouts/topicstore_layouts/shared/name_table.py": {
+        (
+            "_learn",
+            "return bool(new)",
+            "bool(new)  →  new",
+        ): "a list is as true as its truth value",
     },
     "layouts/topicstore_layouts/skipstream/postings.py": {
         (

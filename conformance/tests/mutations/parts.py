@@ -24,17 +24,19 @@ from topicstore.pubsub.retained_expiry import EarliestEnd
 from topicstore.pubsub.subscription import Subscription
 from topicstore.queues.queue import Queue
 from topicstore.queues.queues import Queues
-from topicstore.sessions import Publish, Session, Sessions, Will, qos2
+from topicstore.sessions import Publish, Session, Sessions, Will, deliver, qos2
 from topicstore.sessions import publish as receiving
 from topicstore.sessions.commits import Commits
 from topicstore.sessions.connect import Opening
 from topicstore.sessions.delivery_batch import Permit
 from topicstore.sessions.in_flight import MAX_PACKET_ID, InFlight
+from topicstore.sessions.overlapping_cursor import FilterOverlaps
 from topicstore.sessions.session_store import SessionState, StoredCounts
 from topicstore.shard.generations import Generations
 from topicstore.shard.rewriter import Rewriter
 from topicstore.shard.state import FrameworkWrite
 from topicstore.shard.writer import WritePolicy
+from topicstore.storage.directory import manifest
 from topicstore.storage.directory.directory_lock import DirectoryLock
 from topicstore.storage.generations import drop_generation
 from topicstore.storage.keyed_messages import state_key
@@ -55,6 +57,7 @@ RECEIVING, QOS2, IN_FLIGHT, COMMITS, OPENING = receiving, qos2, InFlight, Commit
 FILTERS, RULES, RULE, RETAINED = DurableFilters, PersistenceRules, persistence_rules, retained
 EXPIRY, STORED_SESSIONS, PERMIT, COUNTS, ENDS = expiry, SessionState, Permit, StoredCounts, EarliestEnd
 LEAPS, ARCHIVES, REWRITER, LOCK = retained_lookup.TopicLeaps, Archives, Rewriter, DirectoryLock
+MANIFEST, DELIVERIES, OVERLAPS = manifest, deliver, FilterOverlaps
 
 
 def subject_of(row: M) -> Pair:
@@ -169,6 +172,7 @@ ROWS = [
     M("the highest identifier is refused", "test_extreme_arguments_are_accepted", {"SESSION.subscribe": argument(subscription_identifier=lambda number: number + (number > 7))}, MEMORY),
     # reports
     M("a generation has more bytes", "test_reports_of_generations", {"REWRITER._replace_locked": argument(freed=lambda freed: -freed)}, MEMORY),
+    M("databases are made in 1970", "test_reports_of_the_creation", {"MANIFEST.format_time": result(lambda text: "1970" + text[4:])}, MEMORY),
     M("single messages aren't counted", "test_reports_of_topics", {"DATABASE.topics": result(lambda found: [one for one in found if one.messages > 1])}, MEMORY, raises=ERRORS),
     M("deletes are counted twice", "test_reports_of_work", {"DATABASE.info": result(lambda info: attrs.evolve(info, shards=[*info.shards, *info.shards]))}, MEMORY),
     M("nothing waits to be sent again", "test_reports_of_sessions", {"SESSION.status": result(lambda status: attrs.evolve(status, to_resend=0))}, MEMORY),
@@ -196,6 +200,7 @@ ROWS = [
     M("dropped generations stay", "test_dropped_generations_reach_no_session", STAYS, MEMORY, raises=ERRORS),
     M("deletes do nothing", "test_deleted_messages_hold_nothing_up", {"DATABASE.delete": lie(1)}, MEMORY),
     M("sessions don't expire", "test_sessions_expire", TICK, MEMORY),
+    M("nobody is kicked", "test_kicked_clients_are_lost", {"SESSIONS.kick": lie(False)}, MEMORY),
     M("intervals are sent whole", "test_expired_messages_are_not_sent", {"SESSION.deliver": result(lambda items: [msgspec.structs.replace(item, expiry=None) for item in items])}, MEMORY),
     M("a second is lost", "test_what_is_left_of_an_interval", {"SESSION.deliver": result(lambda items: [msgspec.structs.replace(item, expiry=item.expiry and item.expiry - 1) for item in items])}, MEMORY),
     M("wills have no delay", "test_wills_outlast_reopening", {"SESSIONS.open": argument(will=lambda will: will and Will(will.message))}, DISK),
@@ -209,6 +214,7 @@ ROWS = [
     M("packet ids of clients aren't stored", "test_repetitions_after_reopening_are_stored_once", {"RECEIVING.writes_of": lie({})}, DISK),
     M("PUBRELs aren't stored", "test_released_ids_can_be_used_again", {"QOS2._removals": lie([])}, DISK),
     M("PUBRELs free the window", "test_the_window_counts_all_exchanges", {"IN_FLIGHT.room": lambda call, me, given: call() + len(me.awaiting_pubcomp)}, MEMORY),
+    M("packets aren't counted", "test_limits_count_what_is_sent_again", {"DELIVERIES.count_of": lie(0)}, MEMORY),
     M("packet ids are given in turn", "test_a_packet_id_is_given_once", {"IN_FLIGHT.free_ids": ids_in_turn}, MEMORY),
     M("a take-over commits nothing", "test_acknowledgements_outlast_a_take_over", {"COMMITS.checkpoint": lie([])}, MEMORY),
     M("every PUBREC accepts", "test_a_refused_message_is_over", {"SESSION.pubrec": argument(accepted=True)}, MEMORY),
@@ -218,6 +224,8 @@ ROWS = [
     M("identifiers are forgotten", "test_flags_of_messages", {"SESSION.subscribe": argument(subscription_identifier=0)}, MEMORY),
     M("no_local is forgotten", "test_own_messages_are_left_out", {"SESSION.subscribe": argument(no_local=False)}, MEMORY),
     M("an UNSUBSCRIBE does nothing", "test_overlapping_subscriptions_end_alone", {"SESSION.unsubscribe": lie(True)}, MEMORY),
+    M("ended filters stay", "test_overlapping_subscriptions_follow_each_other", {"OVERLAPS.remove": lie()}, MEMORY),
+    M("identifiers are forgotten", "test_overlapping_subscriptions_send_again", {"SESSION.subscribe": argument(subscription_identifier=0)}, DISK),
     M("every start is clean", "test_options_outlast_reopening", CLEAN, DISK, raises=ERRORS),
     M("an UNSUBSCRIBE does nothing", "test_nothing_comes_after_an_unsubscribe", {"SESSION.unsubscribe": lie(True)}, DISK),
     M("filters are wanted for ever", "test_only_wanted_messages_are_stored", {"FILTERS.remove": lie()}, MEMORY),
@@ -237,6 +245,7 @@ ROWS = [
     M("every start is clean", "test_groups_outlast_reopening", CLEAN, DISK),
     M("dropped generations stay", "test_groups_outlive_generations", STAYS, MEMORY, raises=ERRORS),
     M("members don't expire", "test_an_expired_member_leaves_its_messages", TICK, MEMORY),
+    M("members leave nothing", "test_what_was_sent_at_qos_2_goes_to_no_other_member", {"STORED_SESSIONS.revocable": lie([])}, MEMORY),
     M("every start is clean", "test_a_killed_group", CLEAN, DISK, raises=ERRORS),
     # subscriptions
     M("fetches lack their first message", "test_stored_then_new", FETCHED, MEMORY, brief=True),
@@ -270,10 +279,13 @@ ROWS = [
     M("new filters begin where the old ones ended", "test_changed_filters_apply_to_old_messages", {"EXPIRY._reached": of_any_rules}, DISK),
     M("a run is seconds ahead", "test_filters_remove_nothing_that_is_new", {"RETENTION.run": days_later(0.0002)}, MEMORY),
     M("stores cause no run", "test_stores_cause_removals", {"RETENTION._wake_if_due": lie()}, MEMORY, brief=True),
+    M("stores cause no run", "test_stores_cause_removals_by_filter", {"RETENTION._wake_if_due": lie()}, MEMORY, brief=True),
     M("an outlook drops a generation", "test_an_outlook_changes_nothing", {"RETENTION.outlook": also(drop_oldest)}, MEMORY),
     # archives
     M("archives lack messages", "test_archived_messages_read_as_before", LOST, MEMORY),
+    M("archives lack messages", "test_any_messages_of_an_archive_can_be_selected", LOST, MEMORY),
     M("topics of archives are missing", "test_archived_messages_are_counted", {"DATABASE.topics": if_archived(lambda tallies: tallies[1:])}, MEMORY),
+    M("archives have no streams", "test_streams_of_archives", {"DATABASE.streams": lie([])}, MEMORY),
     M("what was there isn't counted", "test_reports_of_exports", {"ARCHIVES.archive": result(lambda report: attrs.evolve(report, slabs_before=0))}, MEMORY),
     M("archives lack messages", "test_archives_outlast_reopening", LOST, DISK),
     M("dropped generations stay", "test_a_dropped_archive_is_gone", STAYS, MEMORY),

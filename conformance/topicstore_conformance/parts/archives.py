@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import topicstore as ts
+from topicstore import Message
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.faults.striking import Fault
@@ -55,6 +56,19 @@ class Archiving(Fixtures):
         assert before == everything(world.db)
         assert between == [sorted(payloads(world.db.replay("#", *one))) for one in ranges]
 
+    def test_any_messages_of_an_archive_can_be_selected(self, world: World) -> None:
+        """A filter selects its messages of an archive, wherever the messages of other topics lie between them."""
+        places = range(6)
+        for chosen in range(1 << 5):
+            rows = [Message(f"{chosen}/{(2 * chosen + 1) >> n & 1}", b"%d" % (10 * chosen + n), "p") for n in places]
+            world.db.store(rows)
+        world.db.add_generation()
+        world.db.archives.archive(export(world))
+        for chosen in range(1 << 5):
+            for side in (0, 1):
+                expected = [10 * chosen + n for n in places if (2 * chosen + 1) >> n & 1 == side]
+                assert expected == payloads(world.db.replay(f"{chosen}/{side}", order="time"))
+
     def test_archived_messages_are_counted(self, world: World) -> None:
         """Counts and the report of `verify` are the same before and after a generation is archived."""
         fill(world)
@@ -76,6 +90,15 @@ class Archiving(Fixtures):
             again = call(export(world))
             assert ((1, 2), 0, 0) == (again.generations, again.messages, again.file_bytes)
             assert (0, first.slabs) == (again.slabs, again.slabs_before)
+
+    def test_streams_of_archives(self, world: World) -> None:
+        """An archived generation has a stream in each shard that has messages of it, and none in the others."""
+        world.db.store(numbered(range(20), client_id="p"))
+        holder = world.db.shard_of("p")
+        world.db.add_generation()
+        world.db.archives.archive(export(world))
+        assert {0: 0, 1: 0} | {holder: 1} == {one.number: one.slabs[1].streams for one in world.db.info().shards}
+        assert {holder} == {stream.shard for stream in world.db.streams("#") if stream.generation == 1}
 
     @requires("persistent")
     def test_archives_outlast_reopening(self, world: World) -> None:

@@ -95,6 +95,23 @@ class Exchanges(Fixtures):
             assert 10_000 == session.puback(*ids)
         assert 3 == session.puback(*slow)
 
+    def test_limits_count_what_is_sent_again(self, world: World) -> None:
+        """A delivery to all sessions has no more packets than its limit, PUBRELs and repeated messages included."""
+        sessions = [subscribed(world, 2, client_id=name) for name in ("one", "other")]
+        world.db.publish(numbered(range(6), qos=2, client_id="p"))
+        settled(world)
+        for session in sessions:
+            ids = [item.packet_id for item in sent(session)]
+            session.pubrec(*ids[:3])
+        for session in sessions:
+            session.lost()
+            world.db.sessions.open(session.client_id, expiry_interval=None)
+        found = list[tuple[str, int]]()
+        while now := [(session.client_id, one) for session, some in world.db.sessions.deliver(limit=4) for one in some]:
+            assert len(now) <= 4
+            found += [(name, one.packet_id) for name, one in now]
+        assert (12, 12) == (len(found), len(set(found)))
+
     def test_acknowledgements_outlast_a_take_over(self, world: World) -> None:
         """A client that reconnects without a disconnect is not sent again the messages that it had acknowledged."""
         session = subscribed(world)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
 from random import Random
 
+import topicstore as ts
 from topicstore import Message
 
 from topicstore_conformance.faults.threads import PATIENCE
@@ -12,6 +14,7 @@ from topicstore_conformance.parts.fixtures import SECOND, Fixtures, delivered, n
 from topicstore_conformance.parts.followers import fetched
 from topicstore_conformance.parts.machines import World
 from topicstore_conformance.parts.sessions import sent, settled, subscribed
+from topicstore_conformance.subjects.pairs import Pair
 
 __all__ = ["Reports"]
 
@@ -40,6 +43,14 @@ class Reports(Fixtures):
         assert after[0].live_bytes < infos[0].live_bytes
         assert after[2].live_bytes < infos[2].live_bytes
         assert sum(info.live_bytes for info in after) == world.db.info().live_bytes
+
+    def test_reports_of_the_creation(self, world: World, pair: Pair) -> None:
+        """A database has the time of its creation, by the wall clock, and the version of its program."""
+        began = int(time.time())
+        with pair.open(world.path.with_name("new"), clock=world.clock) as db:
+            created = datetime.fromisoformat(db.manifest.created).timestamp()
+            assert began <= created <= time.time()
+            assert f"topicstore {ts.__version__}" == db.manifest.created_by
 
     def test_reports_of_topics(self, world: World) -> None:
         """Topics and clients are counted with their messages and bytes, from a single message on, over generations."""

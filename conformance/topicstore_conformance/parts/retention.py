@@ -178,6 +178,21 @@ class Retention(Fixtures):
         world.db.retention.stop()  # a replay beside a removal may raise
         assert {6} <= set(left(world)) <= {5, 6}
 
+    def test_stores_cause_removals_by_filter(self, world: World) -> None:
+        """Without a call of `run`, messages of a filter are removed when their age has passed, time after time."""
+        world.db.retention.set(filters={"t/#": 86_400.0})
+
+        def deleted() -> bool:
+            return world.db.info().total.deleted == number
+
+        for number in range(1, 4):
+            world.db.store(numbered([number]))
+            world.clock.now += 2 * DAY
+            world.db.store(numbered([number], topic="kept"))
+            wait_until(deleted, "a message to be removed")
+        world.db.retention.stop()  # a replay beside a removal may raise
+        assert ([], [1, 2, 3]) == (list(world.db.replay("t/#")), left(world))
+
     def test_an_outlook_changes_nothing(self, world: World) -> None:
         """An outlook lists the generations in the order of their removal, with the times, and removes none."""
         world.db.retention.set(max_age=10 * 86_400.0)

@@ -115,6 +115,25 @@ class Shared(Fixtures):
         found = Counter(number for mine in shares(sessions).values() for number in mine)
         assert Counter(unanswered["a"]) == found + Counter([99])
 
+    def test_what_was_sent_at_qos_2_goes_to_no_other_member(self, world: World) -> None:
+        """Messages of QoS 2 that a member has in flight when its session expires end with it [MQTT-4.8.2-5]."""
+        sessions = [world.db.sessions.open(name, expiry_interval=10) for name in MEMBERS[:2]]
+        for session in sessions:
+            session.subscribe("$share/group/t/#", 2)
+        world.db.publish([ts.Message(f"t/{number}", b"%d" % number, f"p{number % 5}", 2) for number in range(20)])
+        list(world.db.replay("#"))  # ends the epochs of layouts that have them
+        at_2 = shares(sessions, acknowledge=False)
+        assert all(at_2.values())
+        publish(world, range(20, 40))
+        unanswered = shares(sessions, acknowledge=False)
+        assert all(unanswered.values())
+        left, stays = sessions
+        left.lost()
+        world.clock.now += 11 * SECOND
+        world.db.sessions.tick()
+        assert ["b"] == world.db.sessions.clients()
+        assert sorted(unanswered["a"]) == sorted(shares([stays], acknowledge=False)["b"])
+
     @requires("persistent")
     @deaths
     def test_a_killed_group(self, world: World, death: Fault) -> None:

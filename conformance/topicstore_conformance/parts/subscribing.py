@@ -77,6 +77,46 @@ class Subscribing(Fixtures):
         session.unsubscribe("t/a")
         assert [] == received("t/a")
 
+    def test_overlapping_subscriptions_follow_each_other(self, world: World) -> None:
+        """A session that is sent each message once gets it once beside retained messages, and after filters ended."""
+        world.db.publish([Message("t/a", b"0", "p", 1, True)])
+
+        def received(session: Session) -> list[tuple[int, ...]]:
+            world.db.publish([Message("t/a", b"1", "p", 1)])
+            settled(world)
+            return [tuple(sorted(item.subscription_identifiers)) for item in sent(session)]
+
+        for number, (first, second) in enumerate((("t/a", "t/#"), ("t/#", "t/a"), ("t/+", "t/#"))):
+            session = world.db.sessions.open(f"client {number}", expiry_interval=None, overlapping="once")
+            for _ in range(2):  # the second sending of the retained message replaces the first one
+                session.subscribe(first, 1, subscription_identifier=1)
+            assert ["0"] == texts(session)
+            session.subscribe(second, 1, subscription_identifier=2, retain_handling=2)
+            assert [(1, 2)] == received(session)
+            assert session.unsubscribe(first)
+            assert session.unsubscribe(second)
+            for one, identifier in ((second, 3), (first, 4)):  # each alone
+                session.subscribe(one, 1, subscription_identifier=identifier, retain_handling=2)
+                assert [(identifier,)] == received(session)
+                assert session.unsubscribe(one)
+
+    @requires("persistent")
+    def test_overlapping_subscriptions_send_again(self, world: World) -> None:
+        """After a reopening, a session is sent again each message once, with the identifiers that it had before."""
+        session = world.db.sessions.open("client", expiry_interval=None, overlapping="once")
+        for number, text in enumerate(("t/#", "t/a", "+/b"), 1):
+            session.subscribe(text, 1, subscription_identifier=number)
+        world.db.publish([Message(f"t/{name}", name.encode(), "p", 1) for name in "abc"])
+        settled(world)
+        before = {item.message.topic: (item.packet_id, item.subscription_identifiers) for item in sent(session)}
+        assert {"t/a": (1, 2), "t/b": (1, 3), "t/c": (1,)} == {topic: numbers for topic, (_, numbers) in before.items()}
+        session.unsubscribe("t/#")
+        world.reopen()
+        resumed = world.db.sessions.open("client", expiry_interval=None, overlapping="once")
+        again = sent(resumed)
+        assert 3 == len(again)
+        assert before == {item.message.topic: (item.packet_id, item.subscription_identifiers) for item in again}
+
     def test_own_messages_are_left_out(self, world: World) -> None:
         """With no_local a session is not sent its own client's messages, and they don't count as its lag."""
         session = world.db.sessions.open("client", expiry_interval=None)
