@@ -177,15 +177,18 @@ class Registry:
 
     def backend(self, name: str) -> BackendSpec:
         """Return one backend's spec. Raises `UnknownPluginError`."""
-        return self._find(self.backends(), name, "backend")
+        spec: BackendSpec = self._find(self._specs[BackendSpec], name, "backend")
+        return spec
 
     def layout(self, name: str) -> LayoutSpec:
         """Return one layout's spec. Raises `UnknownPluginError`."""
-        return self._find(self.layouts(), name, "layout")
+        spec: LayoutSpec = self._find(self._specs[LayoutSpec], name, "layout")
+        return spec
 
     def log_store(self, scheme: str) -> LogStoreSpec:
         """Return the spec of the log store for a URL's scheme. Raises `UnknownPluginError`."""
-        return self._find(self.log_stores(), scheme, "log store")
+        spec: LogStoreSpec = self._find(self._specs[LogStoreSpec], scheme, "log store")
+        return spec
 
     def make_layout(self, backend: BackendSpec, name: str, options: Mapping[str, Any]) -> Layout:
         """Return a layout object with these options. Raises `IncompatibleError` if it can't run on the backend."""

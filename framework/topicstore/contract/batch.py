@@ -261,17 +261,17 @@ class MessageBatch:
             raise InvalidMessageError("a batch is sliced in steps of one")
         if start == 0 and stop == len(self):
             return self
-        return self._picked(lambda column: window(column, start, stop))
+        return self._picked(window, start, stop)
 
     def take(self, rows: Indices) -> MessageBatch:
         """Return the rows with these indices, in the order of the indices."""
-        return self._picked(lambda column: take(column, rows))
+        return self._picked(take, rows)
 
-    def _picked(self, pick: Callable[[Column], Column]) -> MessageBatch:
+    def _picked(self, pick: Callable[..., Column], *rows: Any) -> MessageBatch:
         return MessageBatch(
-            *(pick(getattr(self, name)) for name in FIELDS),
-            positions=None if self._positions is None else np.asarray(pick(self.positions)),
-            shards=None if self.shards is None else pick(self.shards),
+            *(pick(getattr(self, name), *rows) for name in FIELDS),
+            positions=None if self._positions is None else np.asarray(pick(self.positions, *rows)),
+            shards=None if self.shards is None else pick(self.shards, *rows),
         )
 
     def to_messages(self) -> list[Message]:

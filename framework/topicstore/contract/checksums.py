@@ -18,13 +18,9 @@ __all__ = ["add_checksum", "add_checksums", "strip_checksum"]
 _SIZE = 4
 
 
-def _digest(key: bytes, value: bytes) -> bytes:
-    return xxhash.xxh3_64_digest(b"%b%c%b" % (key, len(key) & 0xFF, value))[:_SIZE]
-
-
 def add_checksum(key: bytes, value: bytes) -> bytes:
     """Return the bytes to store under ``key``: the checksum and the value."""
-    return _digest(key, value) + value
+    return xxhash.xxh3_64_digest(b"%b%c%b" % (key, len(key) & 0xFF, value))[:_SIZE] + value
 
 
 def add_checksums(keys: Iterable[bytes], value: bytes) -> list[bytes]:
@@ -36,6 +32,6 @@ def add_checksums(keys: Iterable[bytes], value: bytes) -> list[bytes]:
 def strip_checksum(key: bytes, stored: bytes) -> bytes:
     """Return the value stored under ``key``, without its checksum. Raises `CorruptionError` if that is wrong."""
     value = stored[_SIZE:]
-    if len(stored) < _SIZE or stored[:_SIZE] != _digest(key, value):
+    if stored != add_checksum(key, value):
         raise CorruptionError("the checksum is wrong")
     return value

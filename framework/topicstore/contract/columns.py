@@ -339,8 +339,5 @@ def _all_are(columns: Sequence[Column], kind: type[T]) -> TypeGuard[Sequence[T]]
 
 def _all_same(columns: Sequence[Constant[Any]]) -> bool:
     value = columns[0].value
-    return all(column.value is value or _same(column.value, value) for column in columns)
-
-
-def _same(one: Any, other: Any) -> bool:
-    return type(one) is type(other) and bool(one == other)  # True is not 1
+    others = [column.value for column in columns if column.value is not value]
+    return all(type(other) is type(value) and other == value for other in others)  # True is not 1

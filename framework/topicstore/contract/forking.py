@@ -73,7 +73,7 @@ class ProcessLock(RLock):  # type: ignore[misc]  # RLock isn't final at run time
 
     def retake(self) -> None:
         """Acquire the lock, unless this thread holds it; Ctrl-C can't interrupt the wait."""
-        if not self.owned():
+        if not self._is_owned():  # type: ignore[attr-defined]
             self._acquire_restore((1, threading.get_ident()))  # type: ignore[attr-defined]  # as threading.Condition does
 
     def leave_to_parent(self) -> None:

@@ -59,7 +59,7 @@ class TopicFilter:
     Raises `InvalidFilterError` if ``text`` breaks the rules. Filters are equal if their texts are, and hashable.
     """
 
-    __slots__ = ("_literal", "_open_ended", "levels", "text")
+    __slots__ = ("_open_ended", "levels", "literal", "text")
 
     def __init__(self, text: str) -> None:
         self.text = _check_text(text, "filter", InvalidFilterError)
@@ -70,12 +70,8 @@ class TopicFilter:
             if "#" in level and (level != "#" or number != len(self.levels)):
                 raise InvalidFilterError(f"filter {text[:80]!r}: '#' must be alone in the last level")
         self._open_ended = self.levels[-1] == "#"
-        self._literal = not self._open_ended and "+" not in self.levels
-
-    @property
-    def literal(self) -> bool:
+        self.literal = not self._open_ended and "+" not in self.levels
         """Whether the filter has no wildcard, so that it matches only the topic with the same text."""
-        return self._literal
 
     def level(self, depth: int) -> str:
         """Return the text required at level ``depth`` of a topic, counted from 0; ``+`` if any text or none will do."""
@@ -85,7 +81,7 @@ class TopicFilter:
 
     def matches(self, topic: str) -> bool:
         """Return whether ``topic``, a valid topic name, matches."""
-        if self._literal:
+        if self.literal:
             return topic == self.text
         mine = self.levels
         if topic[0] == "$" and mine[0][:1] in ("+", "#"):

@@ -56,11 +56,8 @@ class ReadBatch:
         """The messages as objects, created once for all consumers."""
         made = self._messages  # `functools.cached_property` has one lock for all objects before Python 3.12
         if made is None:
-            made = self._messages = self._made()
+            made = self._messages = self.batch.to_messages()
         return made
-
-    def _made(self) -> list[Message]:
-        return self.batch.to_messages()
 
     def covers(self, after: int) -> bool:
         """Return whether the read batch contains the messages that follow ``after``."""
@@ -214,7 +211,11 @@ class ReadCache:
 
     def dropped_between(self, shard: int, after: int, position: int, quiet: tuple[int, int]) -> tuple[int, ...]:
         """Return the dropped generations whose messages a reader from ``after`` to ``position`` may have missed."""
-        gaps = self._gaps_of(shard)
+        live, gaps = self._gaps[shard]
+        if live is not self._shards[shard].generations.live:
+            live = self._shards[shard].generations.live
+            gaps = _gaps([record for record, _ in live])
+            self._gaps[shard] = live, gaps
         if not gaps:
             return ()
         begin, end = quiet
@@ -226,14 +227,6 @@ class ReadCache:
             and not (begin <= after and gap.last <= end)  # no message in the gap matched
             for number in gap.generations
         )
-
-    def _gaps_of(self, shard: int) -> list[_Gap]:
-        live, gaps = self._gaps[shard]
-        if live is not self._shards[shard].generations.live:
-            live = self._shards[shard].generations.live
-            gaps = _gaps([record for record, _ in live])
-            self._gaps[shard] = live, gaps
-        return gaps
 
     # --- closing ---
 

@@ -14,6 +14,7 @@ import bisect
 import collections
 import threading
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -165,12 +166,14 @@ class _CommittedBatch(ReadBatch):
             columns = self._columns = MessageBatch.concat([part.batch() for part in self._parts])
         return columns
 
-    def _made(self) -> list[Message]:
-        """Return the messages as objects, which all filters share."""
-        parts = self._parts
-        if len(parts) == 1:
-            return parts[0].commit.messages(parts[0].rows)
-        return [message for part in parts for message in part.commit.messages(part.rows)]
+    @property
+    def messages(self) -> list[Message]:
+        """The messages as objects, which all filters share."""
+        made, parts = self._messages, self._parts
+        if made is None:
+            found = [part.commit.messages(part.rows) for part in parts]
+            made = self._messages = found[0] if len(parts) == 1 else list(chain.from_iterable(found))
+        return made
 
 
 class Matches:
@@ -305,17 +308,13 @@ class RecentCommits:
             self._rows += len(commit.batch)
             self._bytes += commit.bytes
             self._listed += commit.listed
-            while self._too_many_locked():
+            while self._rows > _ROWS or self._bytes > _BYTES or self._listed > _LISTED or len(self._commits) > _COMMITS:
                 oldest = self._commits.popleft()
                 self._rows -= len(oldest.batch)
                 self._bytes -= oldest.bytes
                 self._listed -= oldest.listed
                 for matches in oldest.matches:
                     matches.evict(oldest)
-
-    def _too_many_locked(self) -> bool:
-        much = self._rows > _ROWS or self._bytes > _BYTES or self._listed > _LISTED
-        return much or len(self._commits) > _COMMITS
 
     def forget(self) -> None:
         """Forget all commits. The caller also calls `Matches.forget` of each filter."""

@@ -80,8 +80,7 @@ class Commits:
                 if (left := self._left(by_shard[shard], failure, errors))
             }
         for session in changes:
-            over = session.over()
-            if over is not None:
+            if session.ended is not None and (over := session.over()) is not None:
                 errors.setdefault(session, over)
         return errors
 

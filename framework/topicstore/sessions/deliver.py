@@ -7,8 +7,9 @@ such as subscribing, wait for one step and not for the whole delivery. A session
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
+from itertools import islice
 
 import attrs
 
@@ -104,29 +105,31 @@ class Deliveries:
         """Run the turns of the next sessions of ``turns`` (None: of the ready queue); return the sessions left."""
         self._registry.check_may_write()
         if turns is None:
-            turns = collections.deque(self._registry.dispatcher.next_ready_locked(_SESSIONS))
-        turns += self._piece_locked(self._ready_locked(turns, lock), limits, taken)
+            self._registry.dispatcher.listen_locked()
+            turns = collections.deque(islice(self._registry.dispatcher.ready, _SESSIONS))
+        turns += self._piece_locked(turns, limits, taken, lock)
         return turns
-
-    def _ready_locked(self, turns: collections.deque[Session], lock: Callable[[Session], bool]) -> Iterator[Session]:
-        """Lock and yield the sessions of ``turns`` that are still ready."""
-        while turns:
-            session = turns.popleft()
-            if session.ended is None and self._registry.dispatcher.is_ready_locked(session) and lock(session):
-                yield session
 
     def _piece_locked(
         self,
-        ready: Iterator[Session],
+        turns: collections.deque[Session],
         limits: _Limits,
         taken: list[tuple[Session, Packets]],
+        lock: Callable[[Session], bool],
     ) -> list[Session]:
-        """Run the turns of some sessions, and add their packets to ``taken``; return the sessions for another turn."""
+        """Run the turns of the first sessions of ``turns``, which are removed from it; pass over those not ready now.
+
+        Add the packets to ``taken``; return the sessions for another turn.
+        """
+        ready = self._registry.dispatcher.ready
         deliveries: list[PendingDelivery] = []
         having: list[Session] = []
         left, effort = limits.total, 0
         try:
-            while left > 0 and effort < _PIECE and (session := next(ready, None)) is not None:
+            while turns and left > 0 and effort < _PIECE:
+                session = turns.popleft()
+                if session.ended is not None or session not in ready or not lock(session):
+                    continue
                 having.append(session)
                 most = limits.of(session, left)
                 try:

@@ -301,11 +301,6 @@ class FilterListeners:
         self._noted.append(listener)
         self.notifier.notify()
 
-    def listen_locked(self) -> None:
-        """Handle the events recorded so far."""
-        while self._noted:
-            self._noted.popleft().pass_on_locked()
-
     def close(self) -> None:
         """Mark the database as closed, and wake all waiters. May be called in any thread, without the lock."""
         self.closed = True
@@ -317,8 +312,8 @@ class FilterListeners:
 
     def check_open(self) -> None:
         """Raise `DatabaseClosedError` if the database is closed, or was opened by another process. Needs no lock."""
-        self.check_process()
         if self.closed:
+            self.check_process()
             raise DatabaseClosedError("the database is closed")
 
     def check_process(self) -> None:
@@ -343,8 +338,8 @@ class Dispatcher(FilterListeners, Generic[R]):
         """The sessions with acknowledgements that are not committed. Guarded by the lock, as are the next two."""
         self.failed: dict[R, None] = {}
         """The sessions of which a read or a commit failed and is to be retried."""
-        self._ready: dict[R, None] = {}
-        """The ready queue, in the order of turns, without sessions that are locked."""
+        self.ready: dict[R, None] = {}
+        """The ready queue, in the order of turns, without sessions that are locked. Guarded by the lock."""
         self._hidden: dict[R, bool] = {}
         """The sessions that are locked, and whether each is ready. Guarded by the lock."""
         self._closing: collections.deque[Iterator[None]] = collections.deque()
@@ -368,19 +363,20 @@ class Dispatcher(FilterListeners, Generic[R]):
     def listen_locked(self) -> None:
         """Handle the events of sessions and listeners that were recorded so far."""
         self.hear_locked()
-        super().listen_locked()
+        while self._noted:
+            self._noted.popleft().pass_on_locked()
 
     def hide_locked(self, sessions: Collection[R]) -> None:
         """Remove locked sessions from the ready queue: a waiting thread could not deliver their packets."""
         for one in sessions:
-            self._hidden[one] = one in self._ready
-            self._ready.pop(one, None)
+            self._hidden[one] = one in self.ready
+            self.ready.pop(one, None)
 
     def show_locked(self, sessions: Collection[R]) -> None:
         """Put sessions that are ready, and whose locks were released, at the end of the ready queue."""
         for one in sessions:
             if self._hidden.get(one):
-                self._ready[one] = None
+                self.ready[one] = None
                 self.notifier.notify()
             self._hidden.pop(one, None)  # last, because an interrupted release is repeated
 
@@ -389,28 +385,19 @@ class Dispatcher(FilterListeners, Generic[R]):
         if one in self._hidden:
             self._hidden[one] = True
             return
-        self._ready[one] = None
+        self.ready[one] = None
         self.notifier.notify()
 
     def again_locked(self, one: R) -> None:
         """Move a session to the end of the ready queue."""
-        self._ready.pop(one, None)
+        self.ready.pop(one, None)
         self.ready_locked(one)
 
     def idle_locked(self, one: R) -> None:
         """Remove a session from the ready queue."""
-        self._ready.pop(one, None)
+        self.ready.pop(one, None)
         if one in self._hidden:
             self._hidden[one] = False
-
-    def next_ready_locked(self, limit: int) -> list[R]:
-        """Return the first ``limit`` sessions of the ready queue, which stay in it."""
-        self.listen_locked()
-        return list(islice(self._ready, limit))
-
-    def is_ready_locked(self, one: R) -> bool:
-        """Return whether a session is in the ready queue."""
-        return one in self._ready
 
     def close_locked(self, closing: Iterator[None], cursors: int) -> None:
         """Close the cursors of an ended session, ``cursors`` in number: a few at once, many in batches at ticks."""
@@ -441,9 +428,9 @@ class Dispatcher(FilterListeners, Generic[R]):
         """Block until a session is ready, then return True; return False after ``timeout`` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         if timeout == 0:  # no notification is waited for
-            return bool(self._ready and not self.closed) or (self._must_listen() and self._listen(end))
+            return bool(self.ready and not self.closed) or (self._must_listen() and self._listen(end))
         with ThreadWaiter(self.notifier, timeout) as waiter:
-            while not self._ready or self.closed:
+            while not self.ready or self.closed:
                 if self._must_listen() and self._listen(end):
                     break
                 if not waiter.wait():
@@ -458,7 +445,7 @@ class Dispatcher(FilterListeners, Generic[R]):
         loop = asyncio.get_running_loop()
         end = None if timeout is None else time.monotonic() + timeout
         with TaskWaiter(self.notifier, timeout) as waiter:
-            while not self._ready or self.closed:
+            while not self.ready or self.closed:
                 if self._must_listen() and await loop.run_in_executor(executor, self._listen, end):
                     break
                 if not await waiter.wait():
@@ -468,7 +455,7 @@ class Dispatcher(FilterListeners, Generic[R]):
     def _must_listen(self) -> bool:
         """Return whether no session is ready, but unhandled events may make one ready."""
         self.check_open()
-        return not self._ready and bool(self._heard or self._noted)
+        return not self.ready and bool(self._heard or self._noted)
 
     def _listen(self, end: float | None) -> bool:
         """Handle events, if the lock can be acquired before ``end``; return whether a session is ready."""
@@ -477,6 +464,6 @@ class Dispatcher(FilterListeners, Generic[R]):
             self.check_open()
             if held:
                 self.listen_locked()
-            return bool(self._ready)
+            return bool(self.ready)
 
         return self.mutex.within(end, listen)

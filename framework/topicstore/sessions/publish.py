@@ -5,6 +5,7 @@ Messages are given as objects or as columns.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -97,18 +98,17 @@ def publish(
     _check_rows(sessions, messages, ids, refused, partial=partial)
     registry.load_filters()
 
-    def publish() -> PublishedRows:
-        return _publish(registry, sessions, messages, ids, refused, partial=partial)
+    publishing = functools.partial(_publish, registry, sessions, messages, ids, refused, partial=partial)
 
     def locked() -> PublishedRows:
         check_sessions(registry, sessions, refused, partial=partial)
-        return registry.mutex.released(publish)
+        return registry.mutex.released(publishing)
 
     exchanges = exchanges_of(sessions, ids, messages.qos)
     if exchanges:
         return registry.locks.hold((), locked, exchanges)
     check_sessions(registry, sessions, refused, partial=partial)  # needs no lock
-    return publish()
+    return publishing()
 
 
 def _publish(
@@ -257,7 +257,11 @@ def _check_rows(
     partial: bool,
 ) -> None:
     """Refuse messages of a client other than their session's, and invalid packet ids."""
-    if _all_good(sessions, messages, ids):
+    if not len(messages):
+        return
+    # One check of whole columns is much faster than a check of each row.
+    mine = all(map(operator.eq, messages.client_ids, [session.client_id for session in sessions]))
+    if mine and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_PACKET_ID:
         return
     for row, session in enumerate(sessions):
         if row in refused:
@@ -268,14 +272,6 @@ def _check_rows(
             if not partial:
                 raise
             refused[row] = error
-
-
-def _all_good(sessions: Sequence[Session], messages: Incoming, ids: Sequence[int]) -> bool:
-    """Return True only if all rows are valid. One check of whole columns is much faster than a check of each row."""
-    if not len(messages):
-        return True
-    mine = all(map(operator.eq, messages.client_ids, [session.client_id for session in sessions]))
-    return mine and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= MAX_PACKET_ID
 
 
 def _check_row(session: Session, messages: Incoming, packet_id: int, row: int) -> None:

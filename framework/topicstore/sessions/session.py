@@ -439,7 +439,7 @@ class Session:
         for packet_id in packet_ids:
             if type(packet_id) is not int:
                 raise _no_id(packet_id)
-        self._heard()
+        self.alive()
         count = acknowledge(packet_ids)
         if count:
             self.acknowledged()
@@ -472,14 +472,17 @@ class Session:
         for packet_id in packet_ids:
             if type(packet_id) is not int:
                 raise _no_id(packet_id)
-        self._heard()
+        self.alive()
         return sum(self._calls.pubrel(zip(repeat(self), packet_ids)).known)
 
     # --- ending ---
 
     def alive(self) -> None:
         """Record that the client sent a PINGREQ or another packet that is passed to no other method. Never blocks."""
-        self._heard()
+        if self.keep_alive:
+            self.seen = self.dispatcher.steady()
+        if self.ended is not None or self.dispatcher.closed:
+            self._check()
 
     def checkpoint(self) -> None:
         """Commit the acknowledgements received so far."""
@@ -525,13 +528,6 @@ class Session:
         """Return, by filter, the lag of the deliveries behind the stored messages; see `Sessions.lag`."""
         self.dispatcher.mutex.hold(self.check)
         return self._calls.lag(self.client_id)[self.client_id]
-
-    def _heard(self) -> None:
-        """Record that the client sent a packet; raise if the object can't be used any more."""
-        if self.keep_alive:
-            self.seen = self.dispatcher.steady()
-        if self.ended is not None or self.dispatcher.closed:
-            self._check()
 
     def _check(self) -> None:
         """Raise if the object can't be used any more."""

@@ -258,7 +258,7 @@ class Sessions:
         committed together, with one engine write for each shard. The lock is released between these commits. A session
         whose commit fails is left out; its `Session.failure` shows the error, and the next tick tries again.
         """
-        delivered = self.deliver_batches(limit_each, limit=limit, max_bytes=max_bytes)
+        delivered = self._deliveries.deliver(limit_each, limit, max_bytes)
         return [(session, single(packets)) for session, packets in delivered]
 
     def deliver_batches(

@@ -616,6 +616,9 @@ class ShardWriter:
                 live_bytes = tail.live_bytes + write.size - before
                 if self.policy.timestamps == "message":
                     self._displace(batch, write)
+                full, zone = fill(tail.zone or Zone(tail.last_position + 1), batch)
+                for record in full:
+                    put_zone(write, self.generation, record)
                 tail = msgspec.structs.replace(
                     tail,
                     last_position=pending.last_position,
@@ -623,7 +626,7 @@ class ShardWriter:
                     lifted=tail.lifted + pending.lifted,
                     messages=tail.messages + rows,
                     live_bytes=live_bytes,
-                    zone=self._zone(batch, write),
+                    zone=zone,
                 )
             except BaseException as error:
                 self.fail(error)
@@ -889,14 +892,6 @@ class ShardWriter:
         if displaced > self.displacement:
             self.displacement = displaced  # if the write fails, too large until the shard is reopened
             put_displacement(write, displaced)
-
-    def _zone(self, placed: MessageBatch, write: WriteBatch) -> Zone:
-        """Add a batch's messages to the current zone, and the records of full zones to the write; return the zone."""
-        tail = self.tail
-        full, zone = fill(tail.zone or Zone(tail.last_position + 1), placed)
-        for record in full:
-            put_zone(write, self.generation, record)
-        return zone
 
     def _times(self, given: Column, filled: Column, now: int, last_time: int) -> tuple[Times, int]:
         """Return the times from which positions are computed, and the number of late messages.

@@ -399,6 +399,8 @@ def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Stor
     wrappers = [(name, registry().wrapper(name)) for name in settings.plugins]
     opener, read_only = ShardOpener.of(path, manifest, settings), settings.read_only
     backend, capabilities = opener.backend, opener.capabilities
+    # Shards are opened in turn: the space that each needs for itself only once, besides what all need at once.
+    room = backend.room + (manifest.shards - 1) * backend.room_at_once
     shard_map = ShardMap(manifest.shards)
     hooks = data_path(wrappers, core).hook  # raises for unsuitable plugins
     persistent = "persistent" in capabilities
@@ -422,11 +424,7 @@ def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Stor
             make_layout=opener.make_layout,
             shard_map=shard_map,
             clocks=settings.clocks,
-            ballast=Ballast(
-                path,
-                _room(backend, manifest.shards) if settings.ballast and persistent and not read_only else 0,
-                backend.room,
-            ),
+            ballast=Ballast(path, room if settings.ballast and persistent and not read_only else 0, backend.room),
             recovery_points=opener.recovery_points,
             close_shards=opened.release,
             unlock=locked.release,
@@ -441,14 +439,6 @@ def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Stor
                 storage.ballast.grow_with(storage.jobs, shards)
             storage.hooks.topicstore_opened(db=storage)
     return storage
-
-
-def _room(backend: Backend, shards: int) -> int:
-    """Return the disk space, in bytes, that opening all shards and reclaiming a part of them need temporarily.
-
-    Shards are opened in turn, so one shard's `Backend.room` suffices; `Backend.room_at_once` is needed for each shard.
-    """
-    return backend.room + (shards - 1) * backend.room_at_once
 
 
 def _open_to_read(path: Path, manifest: Manifest, backend: Backend, opener: ShardOpener) -> ReadOnlyShards:

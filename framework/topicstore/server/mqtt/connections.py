@@ -224,7 +224,7 @@ class Serving:
 
     def _collect(self, published: list[tuple[Client, Any, list[Row]]]) -> None:
         for connection, inbound in self.publishing.items():
-            pending = inbound.take()
+            pending, inbound.pending = inbound.pending, None
             if pending is not None:
                 published.append((connection, pending, pending.rows))
         self.publishing = {}

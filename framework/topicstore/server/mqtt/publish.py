@@ -129,16 +129,12 @@ class Inbound:
         self.exchanges: dict[int, None] | None = None
         """The packet ids of QoS 2 that arrived on this connection and whose exchange has not ended."""
         self.pending: Pending | None = None
+        """The publishes for the next batch to the store, which takes them; None if there are none."""
 
     def judge_by(self, decided: Callable[[str], bool | None]) -> None:
         """Replace the function that decides which topics may be published to, and forget earlier decisions."""
         self._decided = decided
         self._verdicts = BoundedCache(_VERDICTS, _VERDICT_BYTES)
-
-    def take(self) -> Pending | None:
-        """Return the publishes since the last call; None if there are none."""
-        pending, self.pending = self.pending, None
-        return pending
 
     def publish(self, first: int, body: bytes) -> None:
         """Decode and check a PUBLISH, and add it to `pending`.
@@ -167,11 +163,7 @@ class Inbound:
             pending.rows.append((self._session, message, packet_id))
         elif qos:
             pending.refused[qos, packet_id] = ReasonCode(verdict)
-        if qos and self._quota is not None:
-            self._count()
-
-    def _count(self) -> None:
-        if self.unanswered + len(self.exchanges or ()) > (self._quota or 0):
+        if qos and self._quota is not None and self.unanswered + len(self.exchanges or ()) > self._quota:
             raise PacketError(
                 ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
                 f"more than {self._quota} messages were not acknowledged [MQTT-3.3.4-9]",

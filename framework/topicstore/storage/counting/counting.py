@@ -167,11 +167,9 @@ _COUNTED = TopicFilter("#")
 
 def backlog(shard: Shard) -> int:
     """Return the number of messages that no table counts, including those of ``$`` topics, which are never counted."""
-    return sum(record.messages - _counted(shard, record.number) for record in shard.generations.listed())
-
-
-def _counted(shard: Shard, generation: int) -> int:
-    return sum(counted.messages for counted in shard.tallies.ranges(generation))
+    listed, tallies = shard.generations.listed(), shard.tallies
+    counted = sum(part.messages for record in listed for part in tallies.ranges(record.number))
+    return sum(record.messages for record in listed) - counted
 
 
 def _gaps(shard: Shard, *, whole: bool = False) -> list[tuple[GenerationRecord, list[Span]]]:
