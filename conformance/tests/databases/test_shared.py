@@ -1,6 +1,6 @@
 """The database suite on a database that is shared through a log store, by one site and by three.
 
-What concerns the files of a database is left out: damage, power loss, and processes that end. A site's are a copy.
+Tests of a database's files are left out (damage, power loss, killed processes), because a site's files are a copy.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Archiving(Fixtures):
         assert (60, []) == ((report := world.db.verify()).messages, report.damages)
 
     def test_reports_of_exports(self, world: World) -> None:
-        """An export reports the messages, bytes and parts that it writes, those that were there, and its progress."""
+        """An export reports its progress, the messages, bytes and parts that it writes, and the parts that existed."""
         fill(world)
         steps: list[tuple[int, int]] = []
         first = world.db.archives.export(export(world), progress=lambda done, of: steps.append((done, of)))

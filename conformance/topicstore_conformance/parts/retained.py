@@ -157,7 +157,7 @@ class Retained(Fixtures):
         assert [msgspec.structs.replace(row, timestamp=world.clock.now) for row in rows] == got
 
     def test_publishers_ask_by_either_value(self, world: World) -> None:
-        """A message is stored if its publisher asks by a user property of the value 1 or true, and by no other."""
+        """A message is stored at its publisher's request if the user property has the value 1 or true, and no other."""
         values = ["1", "true", "0", "", "True", "yes", "11"]
         asking = [ts.Properties(user_properties=(("other", "1"), (PERSIST, value))) for value in values]
         for own in asking:

@@ -99,7 +99,7 @@ class Shared(Fixtures):
         assert list(range(20, 40)) == sorted(number for mine in found.values() for number in mine)
 
     def test_an_expired_member_leaves_its_messages(self, world: World) -> None:
-        """Messages that a member has not acknowledged when its session expires go to the others, except its own."""
+        """When a member's session expires, other members get its unacknowledged messages of the group only."""
         sessions = members(world, expiry=10)
         sessions[0].subscribe("own", 1)
         world.db.publish([ts.Message("own", b"99", "p", 1)])

@@ -87,7 +87,7 @@ class Passing(Fixtures):
         assert forms == payloads_of(probe.results[-1].batch)
 
     def test_errors_reach_the_caller(self, db: ts.Database) -> None:
-        """An error of a store or a read reaches the caller, and of the refused batch nothing is stored."""
+        """An error of a store or a read reaches the caller, and no message of a refused batch is stored."""
         with pytest.raises(ts.StateConflictError):
             db.store([Message("t", b"1", "c")], state={0: [StateWrite(b"key", b"new", b"other")]})
         assert ([], None) == (list(db.replay("#")), db.state(0).get(b"key"))

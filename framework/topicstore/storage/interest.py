@@ -51,7 +51,7 @@ class InterestSpans:
     this doesn't cover the writer's messages, which then stay."""
 
     def track(self, *, on: bool) -> None:
-        """Have `begin` begin spans or not."""
+        """Enable or disable `begin`."""
         with self._lock:
             if on != self.tracks:
                 self.tracks, self.current = on, None

@@ -29,7 +29,7 @@ __all__ = [
 
 
 class PacketCounts:
-    """Numbers of packets by type and reason code. Counted in the event loop; may be read in any thread."""
+    """Numbers of packets by type and reason code. The event loop counts them; any thread may read them."""
 
     __slots__ = ("_others", "good")
 

@@ -254,7 +254,7 @@ class GroupReader(ABC):
 
     @abstractmethod
     def reconsider(self, member: Member) -> None:
-        """Offer a member the messages again that its ``allow`` refused, because ``allow`` was replaced."""
+        """Again offer a member the messages that its former ``allow`` refused, because ``allow`` was replaced."""
 
     def _take(self, shard: int, number: int) -> None:
         """Revoke a partition from its owner."""
