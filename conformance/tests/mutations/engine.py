@@ -774,6 +774,7 @@ ROWS = [
     # batches
     M("deletes come first", "test_operations_apply_in_their_order", {WRITE: operations(partial(sorted, key=lambda o: o[2] is not None))}),
     M("ranges come last", "test_ranges_apply_first", {WRITE: ranges_last}),
+    M("a batch has two ranges", "test_ranges_may_overlap", {WRITE: argument(batch=lambda batch: remade(batch.operations, batch.ranges[:2], batch.rows))}),
     M("the first of equal keys counts", "test_many_puts_are_like_single_ones", {WRITE: argument(batch=first_of_equal_keys)}),
     M("refused batches are applied up to the error", "test_a_refused_batch_applies_nothing", {WRITE: apply_up_to_the_error}),
     M("gets are of the first answer", "test_a_batch_is_seen_at_once_and_whole", {"ENGINE.get_many": stale(lambda given: (given["keyspace"], *given["keys"]))}),

@@ -96,6 +96,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "expected = range(0)  # a new log is begun only after a write to this one: see `LeveldbEngine.reclaim`",
             "0  →  1",
         ): "no write has the number 0",
+        (
+            "_records",
+            "if start > len(data) or data[start - 1] not in _TYPES or _HEAD + length > left or start + length > len(data):",
+            "start + length  →  start - length",
+        ): "the checksum of a record that is cut short doesn't match",
     },
     "framework/topicstore/lifecycle/archive_slab.py": {
         (

@@ -42,6 +42,19 @@ class Batches(Fixtures):
         engine.write(batch)
         assert pairs(engine.scan(META)) == [(b"a", b"new"), (b"bb", b"new"), (b"c", b"old")]
 
+    def test_ranges_may_overlap(self, engine: Engine) -> None:
+        """The range deletes of a batch remove the keys of all its ranges and no other, however these overlap."""
+        for count in (100, 60_000):
+            left = numbered(count)
+            put(engine, DATA, left)
+            batch = WriteBatch()
+            for first, last in ((60, 80), (62, 79), (0, 18), (35, 55), (30, 50), (55, 57), (90, 91), (90, 95)):
+                start, end = first * count // 100, last * count // 100
+                batch.delete_range(DATA, (1, 2, start), (1, 2, end))
+                left = {key: value for key, value in left.items() if not start <= key[2] < end}
+            engine.write(batch)
+            assert list(left.items()) == pairs(engine.scan(DATA))
+
     def test_many_puts_are_like_single_ones(self, engine: Engine) -> None:
         """`put_many` applies in order with all other operations, for keys of bytes and keys of numbers."""
         batch = WriteBatch()
