@@ -19,6 +19,7 @@ from topicstore.replication import names
 from topicstore.replication.bases import cut_log
 from topicstore.replication.log import Proposal
 from topicstore.sessions import Publish, Session, delivered_removal, interest_notes
+from topicstore.sessions.shared.records import WAITING
 from topicstore.shard.interest_records import SPANS
 from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.maintenance import delete_local
@@ -229,6 +230,52 @@ def test_what_a_former_owner_stored_goes_and_what_programs_store_later_stays(
                 a.store([ts.Message("t/a", b"late", client)])
 
 
+@pytest.mark.parametrize("program", [False, True])
+def test_a_shard_that_leaves_its_owner_and_comes_back_has_a_new_span(
+    sites: Sites, closing: ExitStack, clock: Clock, program: bool
+) -> None:
+    """A program's message stays that another site stored meanwhile, and what is stored for sessions afterwards goes.
+
+    The site had a span open when the shard left, which the first entry of the other owner has ended.
+    """
+    a, b = two(sites, closing, clock)
+    wait_until(lambda: all({"a", "b"} <= some for some in replicas(b)), "two replicas")
+    shard = next(number for number in (1, 2, 3) if owns(a)[number])
+    client = in_shard(a, shard)
+
+    def publish_at(db: ts.Database, payload: bytes) -> None:
+        db.publish([ts.Message("t/a", payload, client, qos=1)])
+
+    def move(*names: str) -> None:
+        assert a.cluster is not None
+        a.cluster.set_replicas(shard, names)
+        wait_until(lambda: [set(names)] == [replicas(a)[shard]], f"replicas at {names}")
+        for db in (a, b):
+            db.cluster.refresh()  # type: ignore[union-attr]
+
+    publish_at(a, b"before")
+    move("b")
+    wait_until(lambda: owns(b)[shard], "the shard at the other site")
+    if program:
+        b.store([ts.Message("t/a", b"program", client)])
+    move("a")
+    wait_until(lambda: owns(a)[shard], "the shard at its first owner")
+    publish_at(a, b"after")
+    move("a", "b")
+
+    def settled() -> bool:
+        places = a.cluster.document.shards  # type: ignore[union-attr]
+        whole = not any(one.writer.elsewhere for db in (a, b) for one in db.storage.shards)
+        owned = all(sum(some) == 1 for some in zip(owns(a), owns(b), strict=True))
+        return whole and owned and all({*place.replicas} == {"a", "b"} and not place.heir for place in places)
+
+    wait_until(settled, "copies and owners")
+    clock.now += 2 * AGE * SECOND
+    kept = [b"program"] if program else []
+    count = sum(removed(a, b) for _ in range(3))
+    assert (2, kept) == (count, stored(a))
+
+
 def test_a_span_that_was_proposed_without_an_answer_covers_nothing_else(
     sites: Sites, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,6 +475,39 @@ def test_a_message_of_a_group_stays_while_it_passes_between_sites(
         lambda: ticked() and removed(a, b) >= 0 and received.extend(take(idle)) is None and len(received) == 2,
         "both at the other member",
     )
+    wait_until(lambda: ticked() and removed(a, b) >= 0 and not stored(a), "the removal of both")
+
+
+def test_what_a_group_has_taken_back_stays(sites: Sites, closing: ExitStack, clock: Clock) -> None:
+    """Messages of a member whose session has ended stay while they wait for the next member, which is away."""
+    a, b = two(sites, closing, clock)
+    first, idle = b.sessions.open(own(b), expiry_interval=None), a.sessions.open(own(a), expiry_interval=None)
+    for session in (idle, first):
+        session.subscribe("$share/g/t/#", 1)
+    idle.disconnect()
+
+    def ticked() -> bool:
+        for db in (a, b):
+            db.cluster.refresh()  # type: ignore[union-attr]
+            db.sessions.tick()
+            db.sessions.wait(0)
+        return True
+
+    publish(a, b"1", b"2")
+    found = list[bytes]()
+    wait_until(lambda: ticked() and found.extend(take(first, acknowledge=False)) is None and len(found) == 2, "both")
+    first.disconnect()
+    b.sessions.expire(own(b))
+
+    def waiting() -> bool:
+        states = a.sessions._registry.states.states
+        return ticked() and any(True for state in states for _ in state.scan(WAITING))
+
+    wait_until(waiting, "the messages at the owner of the group")
+    clock.now += 2 * AGE * SECOND
+    assert (0, [b"1", b"2"]) == (removed(a, b), stored(a))
+    again, received = a.sessions.open(own(a), expiry_interval=None), list[bytes]()
+    wait_until(lambda: ticked() and received.extend(take(again)) is None and len(received) == 2, "both, once more")
     wait_until(lambda: ticked() and removed(a, b) >= 0 and not stored(a), "the removal of both")
 
 
