@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from topicstore_layouts.block import compaction, deletion, reading, segments, slab, writing
+from topicstore_layouts.block import compaction, deletion, reading, segments, slab, topic_index, writing
 from topicstore_layouts.shared import name_table
 
 
@@ -24,6 +24,13 @@ def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
         },
         segments: {"_ROWS_A_TOPIC": 2},
         reading: {"_FEW_FRAMES": 1, "_TOGETHER": 40, "_TOGETHER_BYTES": 1_500, "_MOST_TOGETHER": 3},
+        topic_index: {
+            "MOST_BYTES": 16_000,
+            "PAGE_TOPICS": 40,
+            "LEAST_BLOCKS": 2,
+            "_READ_BLOCKS": 3,
+            "_FIRST_BLOCKS": 1,
+        },
         name_table: {"MOST_BYTES": 2_000, "LONGEST": 50},
     }.items():
         for name, value in values.items():

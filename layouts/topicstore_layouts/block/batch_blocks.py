@@ -6,7 +6,7 @@ these blocks are read together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from topicstore import MessageBatch
 from topicstore.contract.columns import Column
@@ -17,9 +17,11 @@ from .block_cache import BlockCache
 from .compression import Compressor
 from .format import Block, Columns, block_seed, encode_block, encode_message
 
-__all__ = ["BatchBlocks"]
+__all__ = ["BatchBlocks", "Pairs"]
 
 _RUN = 0
+Pairs = list[tuple[tuple[int, int, int], bytes]]
+"""Keys and values of blocks."""
 
 
 class BatchBlocks:
@@ -58,10 +60,19 @@ class BatchBlocks:
         """Return a description of a block's place, for error messages."""
         return f"shard {self._shard}, generation {self._generation}, block that ends at position {last}"
 
-    def batches(self, reader: Reader, first: int, bound: int) -> Iterator[list[Block]]:
-        """Yield the blocks that may hold positions from ``first`` to ``bound``, those of a batch together."""
+    def pairs(self, reader: Reader, first: int, before: int | None = None, *, reverse: bool = False) -> Iterator[Pairs]:
+        """Yield the stored blocks that end at positions from ``first`` to below ``before``; None stands for the end."""
+        return reader.scan(DATA, self.key(first), self.end if before is None else self.key(before), reverse=reverse)
+
+    def batches(
+        self, reader: Reader, first: int, bound: int, chunks: Iterable[Pairs] | None = None
+    ) -> Iterator[list[Block]]:
+        """Yield the blocks that may hold positions from ``first`` to ``bound``, those of a batch together.
+
+        ``chunks`` are the stored blocks from ``first`` on, in order, if some of them are to be left out.
+        """
         together: list[Block] = []
-        for chunk in reader.scan(DATA, self.key(first), self.end):
+        for chunk in self.pairs(reader, first) if chunks is None else chunks:
             for key, value in chunk:
                 block = self.cache.get(key[2], value) or self.decode(key[2], value)
                 if together and block.base != together[0].base:

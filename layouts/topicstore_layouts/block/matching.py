@@ -17,6 +17,8 @@ from topicstore.contract.topics import TopicFilter
 
 from topicstore_layouts.shared.name_table import NameTable
 
+from .topic_index import Sought, text_code
+
 __all__ = ["Mask", "Matcher", "Matchers", "Range", "topic_range"]
 
 _KEPT_BYTES = 16 << 20
@@ -29,6 +31,8 @@ _WORTH_AN_IMPORT = 8_192
 """The number of texts of one filter for which loading Arrow's functions is cheaper than splitting each text."""
 _LONGEST_PATTERN = 1_000
 """The most characters of a filter that becomes an expression: RE2 may refuse a longer one as too large."""
+_MOST_SOUGHT = 64
+"""The most topics of a filter for which blocks are looked up in the index: more topics are in most blocks."""
 _UNKNOWN, _NO, _YES = 0, 1, 2
 
 Mask = npt.NDArray[np.bool_]
@@ -62,6 +66,21 @@ class Matcher:
         if isinstance(topics, Coded):
             return _simplified(self.judge_texts(topics.texts.values.tolist())[topics.codes])
         return _simplified(self._judge(np.asarray(topics)))
+
+    def sought(self) -> Sought | None:
+        """Return the topics that match, for the index of blocks by topics; None if they are many or unknown."""
+        topics = self._topics
+        if topics.damaged:  # a name that can't be read may match
+            return None
+        if self._filter.literal:
+            number = topics.find(self._filter.text)
+            codes = [text_code(self._filter.text)] + ([] if number is None else [number])
+            return Sought(np.array(codes, np.uint32), texts=False)
+        judged, verdicts = self._verdicts
+        if judged < len(topics):
+            verdicts = self._judge_all(judged, verdicts)
+        numbers = np.flatnonzero(verdicts == _YES)
+        return Sought(numbers.astype(np.uint32), texts=True) if len(numbers) <= _MOST_SOUGHT else None
 
     def _one(self, topic: int | str) -> bool:
         if isinstance(topic, str):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 from topicstore import TopicFilter
 from topicstore.contract.columns import Indices
-from topicstore.contract.engine import DATA, INDEX, Reader
+from topicstore.contract.engine import INDEX, Reader
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.positions import Positions
 
+from .batch_blocks import Pairs
 from .format import Block
 from .reading import Reading
 from .segments import Segment
+from .topic_index import Passing
 
 __all__ = ["newest_span"]
 
@@ -36,16 +39,17 @@ def newest_span(
         reading.counters.seeks += 1
         found: list[tuple[Block, Positions]] = []
         begin, count, looked_at, skipped = last + 1, 0, 0, False
-        for blocks in _batches(reading, view, first, last):
+        narrow = reading.sought(topic_filter) is not None
+        for blocks in _batches(reading, view, topic_filter, first, last, rows):
             matching = [(b, at) for b in blocks if len(at := _matching(reading, b, stream, topic_filter, first, last))]
-            if found and not matching:
+            if found and not matching and not narrow:
                 break
             found += matching
             begin = max(blocks[0].base, first)
             count += sum(len(positions) for _, positions in matching)
             looked_at += sum(block.rows for block in blocks)
-            # The blocks between matches would be decoded again by the read of the span.
-            if count >= rows or looked_at >= _LOOKED_AT or (skipped and found):
+            # The blocks between matches would be decoded again by the read of the span, unless the index has them.
+            if count >= rows or looked_at >= _LOOKED_AT or (skipped and found and not narrow):
                 break
             skipped = not matching
         else:
@@ -59,19 +63,37 @@ def newest_span(
     return int(positions[-rows]) if count >= rows else begin, int(positions[-1])
 
 
-def _batches(reading: Reading, view: Reader, first: int, last: int) -> Iterator[list[Block]]:
-    """Yield the blocks that may have positions from ``first`` to ``last``, newest first, those of a batch together."""
-    blocks = reading.blocks
-    together = next(blocks.batches(view, last, last), [])[::-1]
-    for chunk in view.scan(DATA, blocks.key(first), blocks.key(last), reverse=True):
-        for key, value in chunk:
-            block = blocks.cache.get(key[2], value) or blocks.decode(key[2], value)
-            if together and block.base != together[0].base:
-                yield together
-                together = []
-            together.append(block)
-    if together:
-        yield together
+def _batches(
+    reading: Reading, view: Reader, topic_filter: TopicFilter, first: int, last: int, rows: int
+) -> Iterator[list[Block]]:
+    """Yield the blocks that may have matches from ``first`` to ``last``, newest first, those of a batch together.
+
+    Blocks that the index of blocks by topics doesn't know are added to it.
+    """
+    blocks, index = reading.blocks, reading.index
+    pages = index.pages
+    sought = reading.sought(topic_filter) if index.reaches(first) else None
+    newest: Iterable[Pairs] | None = None
+    earlier: Iterable[Pairs] = blocks.pairs(view, first, last, reverse=True)
+    if sought is not None:
+        newest = index.scan(view, pages, sought, last, last, 1)
+        earlier = index.scan_back(view, pages, sought, first, last, rows)
+    passing = Passing(index, pages, partial(reading.sought, topic_filter), last - 1, back=True)
+    together = next(blocks.batches(view, last, last, newest), [])[::-1]
+    try:
+        for chunk in earlier:
+            for key, value in chunk:
+                block = blocks.cache.get(key[2], value) or blocks.decode(key[2], value)
+                if together and block.base != together[0].base:
+                    passing.add(together)
+                    yield together
+                    together = []
+                together.append(block)
+        if together:
+            passing.add(together)
+            yield together
+    finally:
+        passing.end()
 
 
 def _matching(

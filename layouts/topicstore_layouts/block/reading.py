@@ -29,6 +29,7 @@ from .matching import Mask, Matchers
 from .payloads import PackedPayloads
 from .segments import Segment, Segments
 from .stream_ranges import StreamRanges, StreamRangesCache
+from .topic_index import Passing, Sought, TopicIndex
 
 __all__ = ["ALL", "Piece", "Reading"]
 
@@ -69,6 +70,8 @@ _MOST_TOGETHER = 64
 """The most segments that are read together, also if no frame of them may match."""
 _Part = tuple[Segment, Indices]
 """A segment, and the numbers of its frames that may hold matching rows."""
+_Found = tuple[Block, Rows]
+"""A block and its matching rows."""
 _Key = tuple[int, int, str, frozenset[str]]
 """The end of a segment, and the stream, the filter and the columns of a read."""
 
@@ -155,6 +158,7 @@ class Reading:
         """The steps of deletes that may be committed at any moment. Meanwhile rows are neither cached nor reused."""
         self._kept: dict[_Key, _Kept] = {}
         self._matchers = Matchers(self.topics)
+        self.index = TopicIndex(blocks, lambda: segments.reach)
 
     def pieces(
         self, stream: int, topic_filter: TopicFilter, at: int, limits: ReadLimits, joined: int
@@ -166,7 +170,7 @@ class Reading:
         bound, columns = limits.bound, limits.columns
         if at > bound:
             return
-        if at > self.segments.reach:
+        if at > self.segments.reach and not self.index.reaches(at):
             behind = self._batch_pieces(self.engine, _Ask(stream, topic_filter, at, bound, columns), limits, joined)
             first = next(behind, None)  # this opens the scan
             # checked again, because a compaction may have merged blocks after `at` before the scan was opened
@@ -197,8 +201,7 @@ class Reading:
         self.counters.seeks += 1
         stream = None if ask.stream == ALL else ask.stream
         if joined == 1 or not self._wanted.of(ask.topic_filter, stream).everything:
-            for blocks in self.blocks.batches(reader, ask.at, ask.bound):
-                yield BatchPiece(self, blocks, ask)
+            yield from self._selected_pieces(reader, ask, limits)
             return
         held: list[Block] = []
         rows = size = 0
@@ -221,6 +224,78 @@ class Reading:
             raise
         if held:
             yield BatchPiece(self, held, ask)
+
+    def _selected_pieces(self, reader: Reader, ask: _Ask, limits: ReadLimits) -> Iterator[Piece]:
+        """Yield a piece for each batch that may have matching rows, and add the batches that the index lacks to it.
+
+        Batches that the index finds have few such rows, so several become one piece. The index is used in snapshots
+        only, because a merge may move messages between two reads.
+        """
+        pages = () if reader is self.engine else self.index.pages
+        sought = self.sought(ask.topic_filter) if pages and pages[-1].last >= ask.at else None
+        passing = Passing(self.index, pages, partial(self.sought, ask.topic_filter), ask.at)
+        try:
+            if sought is not None:
+                chunks = self.index.scan(reader, pages, sought, ask.at, ask.bound, limits.rows)
+                batches = self.blocks.batches(reader, ask.at, ask.bound, chunks)
+                yield from self._joined_pieces(batches, passing, ask, limits)
+                return
+            for blocks in self.blocks.batches(reader, ask.at, ask.bound):
+                passing.add(blocks)
+                yield BatchPiece(self, blocks, ask)
+        finally:
+            passing.end()
+
+    def _joined_pieces(
+        self, batches: Iterator[list[Block]], passing: Passing, ask: _Ask, limits: ReadLimits
+    ) -> Iterator[Piece]:
+        """Yield the matching rows of batches, those of several together."""
+        held: list[_Found] = []
+        rows = size = stored = 0
+        try:
+            for blocks in batches:
+                try:
+                    found = self.matching(blocks, ask)
+                except CorruptionError:
+                    if held:
+                        yield self._found_piece(held, ask)  # the messages before the damage come first
+                    yield BatchPiece(self, blocks, ask)  # raises an error that names the block
+                    return
+                more = sum(map(_count, found))
+                if held and rows + more > limits.rows:
+                    yield self._found_piece(held, ask)
+                    held, rows, size, stored = [], 0, 0, 0
+                passing.add(blocks)
+                held += found
+                rows += more
+                size += sum([each[0].payload_bytes * _count(each) // each[0].rows for each in found])
+                stored += sum([block.size for block, _ in found])
+                late = limits.deadline is not None and time.monotonic() >= limits.deadline
+                if rows >= limits.rows or size >= limits.bytes or stored >= _TOGETHER_BYTES or late:
+                    yield self._found_piece(held, ask) if held else BatchPiece(self, blocks, ask)
+                    held, rows, size, stored = [], 0, 0, 0
+        except (CorruptionError, NewerFormatError):
+            if held:
+                yield self._found_piece(held, ask)
+            raise
+        if held:
+            yield self._found_piece(held, ask)
+
+    def _found_piece(self, found: Sequence[_Found], ask: _Ask) -> BatchPiece:
+        return BatchPiece(self, [block for block, _ in found], ask, found)
+
+    def matching(self, blocks: Sequence[Block], ask: _Ask) -> list[_Found]:
+        """Return the blocks of batches that have matching rows, with these rows. Its errors name no block."""
+        found: list[_Found] = []
+        for block in blocks:
+            rows = self.match(block, ask.stream, ask.topic_filter, ask.at, ask.bound)
+            if not isinstance(rows, bool):
+                found.append((block, rows))
+        return found
+
+    def sought(self, topic_filter: TopicFilter) -> Sought | None:
+        """Return the topics of a filter for the index; None if they are too many for it to be of use."""
+        return self._matchers.of(topic_filter).sought()
 
     def _segments_together(self, view: Reader, ask: _Ask) -> Iterator[list[_Part]]:
         """Yield segments, each with the numbers of its frames that may match, those with few such frames together."""
@@ -477,28 +552,34 @@ class Reading:
         return table.names(np.concatenate(list(map(to_integers, names))))
 
 
+def _count(found: _Found) -> int:
+    block, rows = found
+    return block.rows if rows is None else len(rows)
+
+
 class BatchPiece(Piece):
     """The blocks of one or more batches."""
 
-    def __init__(self, reading: Reading, blocks: Sequence[Block], ask: _Ask) -> None:
-        self.most = sum([block.rows for block in blocks])
+    def __init__(
+        self, reading: Reading, blocks: Sequence[Block], ask: _Ask, found: Sequence[_Found] | None = None
+    ) -> None:
+        """Make a piece of blocks, of which those with matching rows are ``found``; None if that is unknown."""
+        self.most = sum([block.rows for block in blocks]) if found is None else sum(map(_count, found))
         self.bytes = 0
         self.last = blocks[-1].last
         self._reading = reading
         self._blocks = blocks
         self._ask = ask
+        self._found = found
 
     def read(self, limits: ReadLimits) -> tuple[MessageBatch, int]:
         """Decode the matching rows of all blocks, and return them in order of position."""
         reading, ask = self._reading, self._ask
-        blocks, self.picked = self._blocks, False
-        found: list[tuple[Block, Rows]] = []
+        blocks, found, self._found = self._blocks, self._found, None
         try:
-            for block in blocks:
-                rows = reading.match(block, ask.stream, ask.topic_filter, ask.at, ask.bound)
-                if not isinstance(rows, bool):
-                    found.append((block, rows))
-                    self.picked = self.picked or rows is not None
+            if found is None:
+                found = reading.matching(blocks, ask)
+            self.picked = any(rows is not None for _, rows in found)
             batch = reading.batch(found, ask.columns) if found else MessageBatch.empty()
         except CorruptionError as bad:
             if len(blocks) == 1:

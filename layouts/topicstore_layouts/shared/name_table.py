@@ -125,6 +125,13 @@ class NameTable:
         """The approximate bytes of memory that the loaded names take."""
         return self._bytes
 
+    @property
+    def damaged(self) -> bool:
+        """Whether some names can't be read."""
+        if not self._loaded:
+            self._load()
+        return bool(self._damages)
+
     def lacks(self, name: str) -> bool:
         """Return True only if a name was never stored, neither with a number nor as text."""
         return len(name) <= LONGEST and self.find(name) is None and not self._has_texts and not self._damages
