@@ -31,8 +31,9 @@ _WORTH_AN_IMPORT = 8_192
 """The number of texts of one filter for which loading Arrow's functions is cheaper than splitting each text."""
 _LONGEST_PATTERN = 1_000
 """The most characters of a filter that becomes an expression: RE2 may refuse a longer one as too large."""
-_MOST_SOUGHT = 64
-"""The most topics of a filter for which blocks are looked up in the index: more topics are in most blocks."""
+_MOST_SOUGHT, _LEAST_SHARE = 64, 8
+"""Blocks are looked up in the index for at most so many topics, which are at most this part of all topics (an eighth):
+more topics are in most blocks."""
 _UNKNOWN, _NO, _YES = 0, 1, 2
 
 Mask = npt.NDArray[np.bool_]
@@ -51,6 +52,8 @@ class Matcher:
         self._verdicts = 0, np.zeros(0, dtype=np.uint8)
         """The number of judged topics, and an array with their verdicts."""
         self._number: int | None = None
+        self._sought: tuple[int, Sought | None] = -1, None
+        """The result of `sought`, with the number of topics for which it was determined."""
         self._pattern = _pattern(topic_filter) if len(topic_filter.text) <= _LONGEST_PATTERN else None
         self._ends = _ends(topic_filter)
         self._split = 0
@@ -72,15 +75,25 @@ class Matcher:
         topics = self._topics
         if topics.damaged:  # a name that can't be read may match
             return None
+        size = len(topics)
+        known, sought = self._sought
+        if known != size:
+            sought = self._find_sought(size)
+            self._sought = size, sought
+        return sought
+
+    def _find_sought(self, size: int) -> Sought | None:
         if self._filter.literal:
-            number = topics.find(self._filter.text)
+            number = self._topics.find(self._filter.text)
             codes = [text_code(self._filter.text)] + ([] if number is None else [number])
             return Sought(np.array(codes, np.uint32), texts=False)
         judged, verdicts = self._verdicts
-        if judged < len(topics):
+        if judged < size:
             verdicts = self._judge_all(judged, verdicts)
         numbers = np.flatnonzero(verdicts == _YES)
-        return Sought(numbers.astype(np.uint32), texts=True) if len(numbers) <= _MOST_SOUGHT else None
+        if len(numbers) > min(_MOST_SOUGHT, size // _LEAST_SHARE):
+            return None
+        return Sought(numbers.astype(np.uint32), texts=True)
 
     def _one(self, topic: int | str) -> bool:
         if isinstance(topic, str):

@@ -71,14 +71,14 @@ def _batches(
     Blocks that the index of blocks by topics doesn't know are added to it.
     """
     blocks, index = reading.blocks, reading.index
-    pages = index.pages
-    sought = reading.sought(topic_filter) if index.reaches(first) else None
+    sought = partial(reading.sought, topic_filter)
+    lookup = index.lookup(first, sought)
     newest: Iterable[Pairs] | None = None
     earlier: Iterable[Pairs] = blocks.pairs(view, first, last, reverse=True)
-    if sought is not None:
-        newest = index.scan(view, pages, sought, last, last, 1)
-        earlier = index.scan_back(view, pages, sought, first, last, rows)
-    passing = Passing(index, pages, partial(reading.sought, topic_filter), last - 1, back=True)
+    if lookup is not None:
+        newest = index.scan(view, lookup, last, last, 1)
+        earlier = index.scan_back(view, lookup, first, last, rows)
+    passing = Passing(index, () if lookup is None else lookup.pages, sought, last - 1, back=True)
     together = next(blocks.batches(view, last, last, newest), [])[::-1]
     try:
         for chunk in earlier:

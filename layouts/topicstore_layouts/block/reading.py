@@ -29,7 +29,7 @@ from .matching import Mask, Matchers
 from .payloads import PackedPayloads
 from .segments import Segment, Segments
 from .stream_ranges import StreamRanges, StreamRangesCache
-from .topic_index import Passing, Sought, TopicIndex
+from .topic_index import Lookup, Passing, Sought, TopicIndex
 
 __all__ = ["ALL", "Piece", "Reading"]
 
@@ -170,8 +170,11 @@ class Reading:
         bound, columns = limits.bound, limits.columns
         if at > bound:
             return
-        if at > self.segments.reach and not self.index.reaches(at):
-            behind = self._batch_pieces(self.engine, _Ask(stream, topic_filter, at, bound, columns), limits, joined)
+        everything = self._wanted.of(topic_filter, None if stream == ALL else stream).everything
+        lookup = None if everything else self.index.lookup(at, partial(self.sought, topic_filter))
+        if at > self.segments.reach and lookup is None:
+            ask = _Ask(stream, topic_filter, at, bound, columns)
+            behind = self._batch_pieces(self.engine, ask, limits, joined, everything=everything)
             first = next(behind, None)  # this opens the scan
             # checked again, because a compaction may have merged blocks after `at` before the scan was opened
             if at > self.segments.reach:
@@ -193,15 +196,28 @@ class Reading:
                 at = end + 1
                 if at > bound:
                     return
-            yield from self._batch_pieces(view, _Ask(stream, topic_filter, at, bound, columns), limits, joined)
+            ask = _Ask(stream, topic_filter, at, bound, columns)
+            if lookup is None:
+                yield from self._batch_pieces(view, ask, limits, joined, everything=everything)
+            else:
+                yield from self._found_pieces(view, ask, limits, lookup)
 
-    def _batch_pieces(self, reader: Reader, ask: _Ask, limits: ReadLimits, joined: int) -> Iterator[Piece]:
+    def _batch_pieces(
+        self, reader: Reader, ask: _Ask, limits: ReadLimits, joined: int, *, everything: bool
+    ) -> Iterator[Piece]:
+        """Yield the pieces of all blocks of batches; those of which not everything matches are added to the index."""
         if ask.at > ask.bound:
             return
         self.counters.seeks += 1
-        stream = None if ask.stream == ALL else ask.stream
-        if joined == 1 or not self._wanted.of(ask.topic_filter, stream).everything:
-            yield from self._selected_pieces(reader, ask, limits)
+        if joined == 1 or not everything:
+            passing = Passing(self.index, (), partial(self.sought, ask.topic_filter), ask.at)
+            try:
+                for blocks in self.blocks.batches(reader, ask.at, ask.bound):
+                    if not everything:
+                        passing.add(blocks)
+                    yield BatchPiece(self, blocks, ask)
+            finally:
+                passing.end()
             return
         held: list[Block] = []
         rows = size = 0
@@ -225,31 +241,18 @@ class Reading:
         if held:
             yield BatchPiece(self, held, ask)
 
-    def _selected_pieces(self, reader: Reader, ask: _Ask, limits: ReadLimits) -> Iterator[Piece]:
-        """Yield a piece for each batch that may have matching rows, and add the batches that the index lacks to it.
+    def _found_pieces(self, view: Reader, ask: _Ask, limits: ReadLimits, lookup: Lookup) -> Iterator[Piece]:
+        """Yield the matching rows of the batches that the index finds or lacks, and add the latter to the index.
 
-        Batches that the index finds have few such rows, so several become one piece. The index is used in snapshots
-        only, because a merge may move messages between two reads.
+        These batches have few matching rows, so several become one piece. ``view`` is a snapshot, because a merge may
+        move messages between two reads.
         """
-        pages = () if reader is self.engine else self.index.pages
-        sought = self.sought(ask.topic_filter) if pages and pages[-1].last >= ask.at else None
-        passing = Passing(self.index, pages, partial(self.sought, ask.topic_filter), ask.at)
-        try:
-            if sought is not None:
-                chunks = self.index.scan(reader, pages, sought, ask.at, ask.bound, limits.rows)
-                batches = self.blocks.batches(reader, ask.at, ask.bound, chunks)
-                yield from self._joined_pieces(batches, passing, ask, limits)
-                return
-            for blocks in self.blocks.batches(reader, ask.at, ask.bound):
-                passing.add(blocks)
-                yield BatchPiece(self, blocks, ask)
-        finally:
-            passing.end()
-
-    def _joined_pieces(
-        self, batches: Iterator[list[Block]], passing: Passing, ask: _Ask, limits: ReadLimits
-    ) -> Iterator[Piece]:
-        """Yield the matching rows of batches, those of several together."""
+        if ask.at > ask.bound:
+            return
+        self.counters.seeks += 1
+        chunks = self.index.scan(view, lookup, ask.at, ask.bound, limits.rows)
+        batches = self.blocks.batches(view, ask.at, ask.bound, chunks)
+        passing = Passing(self.index, lookup.pages, partial(self.sought, ask.topic_filter), ask.at)
         held: list[_Found] = []
         rows = size = stored = 0
         try:
@@ -278,6 +281,8 @@ class Reading:
             if held:
                 yield self._found_piece(held, ask)
             raise
+        finally:
+            passing.end()
         if held:
             yield self._found_piece(held, ask)
 

@@ -22,7 +22,7 @@ from topicstore.contract.errors import CorruptionError
 from .batch_blocks import BatchBlocks, Pairs
 from .format import Block
 
-__all__ = ["Passing", "Sought", "TopicIndex", "text_code"]
+__all__ = ["Lookup", "Passing", "Sought", "TopicIndex", "text_code"]
 
 MOST_BYTES = 32 << 20
 """The maximum size of a slab's index, enough for the blocks of 5 million messages of which no two in a block have the
@@ -135,6 +135,14 @@ class _Page:
         return keys
 
 
+@attrs.frozen(eq=False)
+class Lookup:
+    """What the index has for one question: its pages, and the topics that are looked up in them."""
+
+    pages: Sequence[_Page]
+    sought: Sought
+
+
 class TopicIndex:
     """The index of one slab's blocks. Thread-safe."""
 
@@ -152,36 +160,37 @@ class TopicIndex:
         """The approximate bytes of memory that the index takes."""
         return sum(page.memory for page in self.pages)
 
-    def reaches(self, position: int) -> bool:
-        """Return whether the index knows blocks from a position on."""
-        pages = self.pages
-        return bool(pages) and pages[-1].last >= position
+    def lookup(self, position: int, sought: Callable[[], Sought | None]) -> Lookup | None:
+        """Return the lookup of a question for blocks from a position on.
 
-    def scan(
-        self, reader: Reader, pages: Sequence[_Page], sought: Sought, first: int, bound: int, few: int
-    ) -> Iterator[Pairs]:
+        Returns None if the index knows none of them, or if the question's topics are too many for it to be of use.
+        """
+        pages = self.pages
+        if not pages or pages[-1].last < position:
+            return None
+        topics = sought()  # after the pages were taken: they might have blocks with topics that had no number before
+        return None if topics is None else Lookup(pages, topics)
+
+    def scan(self, reader: Reader, lookup: Lookup, first: int, bound: int, few: int) -> Iterator[Pairs]:
         """Yield the pairs of blocks that may have sought topics at positions ``first`` to ``bound``, in order.
 
-        ``reader`` is a snapshot. ``sought`` was determined after ``pages`` were taken: otherwise they might have blocks
-        with topics that had no number yet. About ``few`` blocks are read first, because the caller may need no more.
+        ``reader`` is a snapshot. About ``few`` blocks are read first, because the caller may need no more.
         """
-        for start, stop, page in _ranges(pages, first, None):
+        for start, stop, page in _ranges(lookup.pages, first, None):
             if page is None:
                 yield from self._blocks.pairs(reader, start, stop)
             else:
-                yield from self._read(reader, page.find(sought, first, bound), few)
+                yield from self._read(reader, page.find(lookup.sought, first, bound), few)
                 if int(page.bases[-1]) > bound:
                     return
 
-    def scan_back(
-        self, reader: Reader, pages: Sequence[_Page], sought: Sought, first: int, before: int, few: int
-    ) -> Iterator[Pairs]:
+    def scan_back(self, reader: Reader, lookup: Lookup, first: int, before: int, few: int) -> Iterator[Pairs]:
         """Yield the pairs of blocks with keys from ``first`` to below ``before``, in descending order; see `scan`."""
-        for start, stop, page in reversed(_ranges(pages, first, before)):
+        for start, stop, page in reversed(_ranges(lookup.pages, first, before)):
             if page is None:
                 yield from self._blocks.pairs(reader, start, stop, reverse=True)
             else:
-                keys = page.find(sought, start, before)
+                keys = page.find(lookup.sought, start, before)
                 yield from self._read(reader, keys[: bisect_left(keys, before)][::-1], few)
 
     def _read(self, reader: Reader, keys: Sequence[int], few: int) -> Iterator[Pairs]:
