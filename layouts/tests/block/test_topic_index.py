@@ -122,6 +122,23 @@ def test_merged_blocks_leave_the_index(stored: Stored) -> None:
     assert [index_of(stored).pages[0].first > stored.rows[2_399][0]] == [True] * len(index_of(stored).pages)
 
 
+def test_a_question_beside_a_merge_claims_no_blocks_that_it_skipped(stored: Stored) -> None:
+    """While a merge isn't committed yet, a question adds no page that spans blocks which it skipped by another page."""
+    stored.put(numbered(["early"], 1))
+    turns(stored, 40)
+    first = stored.last + 1
+    stored.put(numbered(["merged"], 1))
+    turns(stored, 20)
+    stored.check("turn/3", first)
+    bound = stored.last
+    turns(stored, 20)
+    merge = next(iter(stored.slab.compact(bound, whole=True)))  # readers still see the blocks that it removes
+    stored.check("early")
+    stored.check("merged")
+    stored.engine.write(merge.write)
+    stored.check("merged")
+
+
 def test_memory_is_bounded(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that the bound leaves no room for are read by every question, and none of their messages is missing."""
     monkeypatch.setattr(topic_index, "PAGE_TOPICS", 100)

@@ -53,7 +53,7 @@ class Matcher:
         """The number of judged topics, and an array with their verdicts."""
         self._number: int | None = None
         self._sought: tuple[int, Sought | None] = -1, None
-        """The result of `sought`, with the number of topics for which it was determined."""
+        """The result of `sought` for a filter with wildcards, with the number of topics for which it was determined."""
         self._pattern = _pattern(topic_filter) if len(topic_filter.text) <= _LONGEST_PATTERN else None
         self._ends = _ends(topic_filter)
         self._split = 0
@@ -75,6 +75,11 @@ class Matcher:
         topics = self._topics
         if topics.damaged:  # a name that can't be read may match
             return None
+        if self._filter.literal:
+            if self._number is None:
+                self._number = topics.find(self._filter.text)
+            codes = [text_code(self._filter.text)] + ([] if self._number is None else [self._number])
+            return Sought(np.array(codes, np.uint32), texts=False)
         size = len(topics)
         known, sought = self._sought
         if known != size:
@@ -83,10 +88,6 @@ class Matcher:
         return sought
 
     def _find_sought(self, size: int) -> Sought | None:
-        if self._filter.literal:
-            number = self._topics.find(self._filter.text)
-            codes = [text_code(self._filter.text)] + ([] if number is None else [number])
-            return Sought(np.array(codes, np.uint32), texts=False)
         judged, verdicts = self._verdicts
         if judged < size:
             verdicts = self._judge_all(judged, verdicts)

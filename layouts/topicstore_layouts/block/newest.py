@@ -16,7 +16,7 @@ from .batch_blocks import Pairs
 from .format import Block
 from .reading import Reading
 from .segments import Segment
-from .topic_index import Passing
+from .topic_index import Lookup, Passing
 
 __all__ = ["newest_span"]
 
@@ -35,12 +35,15 @@ def newest_span(
 ) -> tuple[int, int]:
     """Return a span of positions with the newest matching messages; see `Slab.newest`."""
     deletes = reading.deletes  # read before the view is opened, so that the view has all these deletes
+    sought = partial(reading.sought, topic_filter)
+    lookup = reading.index.lookup(first, sought)  # before the view is opened, so that the view has all that pages have
     with reading.engine.snapshot() as view:
         reading.counters.seeks += 1
+        passing = Passing(reading.index, () if lookup is None else lookup.pages, sought, last - 1, back=True)
         found: list[tuple[Block, Positions]] = []
         begin, count, looked_at, skipped = last + 1, 0, 0, False
-        narrow = reading.sought(topic_filter) is not None
-        for blocks in _batches(reading, view, topic_filter, first, last, rows):
+        narrow = sought() is not None
+        for blocks in _batches(reading, view, lookup, passing, first, last, rows):
             matching = [(b, at) for b in blocks if len(at := _matching(reading, b, stream, topic_filter, first, last))]
             if found and not matching and not narrow:
                 break
@@ -64,21 +67,18 @@ def newest_span(
 
 
 def _batches(
-    reading: Reading, view: Reader, topic_filter: TopicFilter, first: int, last: int, rows: int
+    reading: Reading, view: Reader, lookup: Lookup | None, passing: Passing, first: int, last: int, rows: int
 ) -> Iterator[list[Block]]:
     """Yield the blocks that may have matches from ``first`` to ``last``, newest first, those of a batch together.
 
     Blocks that the index of blocks by topics doesn't know are added to it.
     """
     blocks, index = reading.blocks, reading.index
-    sought = partial(reading.sought, topic_filter)
-    lookup = index.lookup(first, sought)
     newest: Iterable[Pairs] | None = None
     earlier: Iterable[Pairs] = blocks.pairs(view, first, last, reverse=True)
     if lookup is not None:
         newest = index.scan(view, lookup, last, last, 1)
         earlier = index.scan_back(view, lookup, first, last, rows)
-    passing = Passing(index, () if lookup is None else lookup.pages, sought, last - 1, back=True)
     together = next(blocks.batches(view, last, last, newest), [])[::-1]
     try:
         for chunk in earlier:

@@ -174,7 +174,7 @@ class TopicIndex:
     def scan(self, reader: Reader, lookup: Lookup, first: int, bound: int, few: int) -> Iterator[Pairs]:
         """Yield the pairs of blocks that may have sought topics at positions ``first`` to ``bound``, in order.
 
-        ``reader`` is a snapshot. About ``few`` blocks are read first, because the caller may need no more.
+        ``reader`` is a snapshot, opened after the look-up. About ``few`` blocks are read first, because the caller may need no more.
         """
         for start, stop, page in _ranges(lookup.pages, first, None):
             if page is None:
@@ -235,7 +235,7 @@ class Passing:
     """The blocks that a question passes through, which it adds to the index where the index doesn't know them.
 
     They come in the order of their keys, ascending from the key ``edge`` on or, with ``back``, descending from it, and
-    none is left out but those that ``pages`` know. ``sought`` returns the question's topics, or None if they are too
+    none is left out but those that ``pages`` know. ``pages`` were taken before the reader of the blocks was opened. ``sought`` returns the question's topics, or None if they are too
     many for the index to be of use; it is called when there are enough blocks to add.
     """
 
@@ -254,6 +254,8 @@ class Passing:
         self._edge = edge
         """The first key of which no page of this question knows whether there is a block."""
         self._back = back
+        self._before = 0
+        """The number of pages before the last block, by which a question notices that it has passed a page."""
         self._useful: bool | None = None
         """Whether the question's topics are few enough; None as long as that is unknown."""
         self._waiting: list[Block] = []
@@ -268,10 +270,12 @@ class Passing:
         for block in blocks:
             if self._back and block.last > self._edge:
                 continue
-            at = bisect_left(self._pages, block.last, key=_last_of)
-            if at < len(self._pages) and self._pages[at].first <= block.last:
+            before = bisect_left(self._pages, block.last, key=_last_of)
+            known = before < len(self._pages) and self._pages[before].first <= block.last
+            if known or before != self._before:
                 self.end()
-            else:
+            self._before = before
+            if not known:
                 self._waiting.append(block)
         if self._useful or len(self._waiting) >= LEAST_BLOCKS:
             self._take()
