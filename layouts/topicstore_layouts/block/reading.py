@@ -209,12 +209,11 @@ class Reading:
         if ask.at > ask.bound:
             return
         self.counters.seeks += 1
-        if joined == 1 or not everything:
+        if not everything:
             passing = Passing(self.index, (), partial(self.sought, ask.topic_filter), ask.at)
             try:
                 for blocks in self.blocks.batches(reader, ask.at, ask.bound):
-                    if not everything:
-                        passing.add(blocks)
+                    passing.add(blocks)
                     yield BatchPiece(self, blocks, ask)
             finally:
                 passing.end()

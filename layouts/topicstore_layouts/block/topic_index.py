@@ -174,7 +174,8 @@ class TopicIndex:
     def scan(self, reader: Reader, lookup: Lookup, first: int, bound: int, few: int) -> Iterator[Pairs]:
         """Yield the pairs of blocks that may have sought topics at positions ``first`` to ``bound``, in order.
 
-        ``reader`` is a snapshot, opened after the look-up. About ``few`` blocks are read first, because the caller may need no more.
+        ``reader`` is a snapshot, opened after the look-up. About ``few`` blocks are read first, because the caller may
+        need no more.
         """
         for start, stop, page in _ranges(lookup.pages, first, None):
             if page is None:
@@ -235,8 +236,9 @@ class Passing:
     """The blocks that a question passes through, which it adds to the index where the index doesn't know them.
 
     They come in the order of their keys, ascending from the key ``edge`` on or, with ``back``, descending from it, and
-    none is left out but those that ``pages`` know. ``pages`` were taken before the reader of the blocks was opened. ``sought`` returns the question's topics, or None if they are too
-    many for the index to be of use; it is called when there are enough blocks to add.
+    none is left out but those that ``pages`` know. ``pages`` were taken before the reader of the blocks was opened.
+    ``sought`` returns the question's topics, or None if they are too many for the index to be of use; it is called when
+    there are enough blocks to add.
     """
 
     def __init__(
