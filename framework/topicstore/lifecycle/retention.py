@@ -78,9 +78,10 @@ from topicstore.runtime.warning import warn_caller
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.rewriter import Decoders
 from topicstore.shard.state import Applied, FrameworkWrite
-from topicstore.storage.archive_locations import archive_directory, check_apart
 from topicstore.storage.generations import (
     add_generation,
+    archive_directory,
+    check_apart,
     drop_generation,
     live_records,
     reclaim_removed,

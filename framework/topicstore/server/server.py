@@ -22,16 +22,15 @@ from .access.access import Access
 from .access.bans import FILE, BanFile, Bans
 from .config.model import MESSAGES, Limits, Rule, ServerSettings
 from .databases import change_database, check_database
-from .descriptors import Descriptors
 from .http.discovery import Announcement, FoundServer
 from .listeners import Listener, Replacement, Reserved, listen
 from .listeners.tls import Expiry, read_ends
 from .logs import set_level
-from .memory_budget import MemoryBudget
 from .mqtt.broker import Broker
 from .mqtt.sys_topics import Traffic
 from .recovering import Recovery
 from .reload import Reloaded, in_force, new_access, summary, with_access_of
+from .resource_limits import Descriptors, MemoryBudget
 
 if TYPE_CHECKING:
     from topicstore.sessions import Session

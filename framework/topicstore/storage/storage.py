@@ -58,7 +58,7 @@ from .directory.recovery_points import RecoveryPoints
 from .interest import InterestSpans
 from .quota import Quota
 from .read_only import Mode, ReadOnlyShards
-from .read_path import plan_replay, read_batch
+from .replays import plan_replay, read_batch
 from .shard_map import ShardMap
 from .store_path import store_batch
 

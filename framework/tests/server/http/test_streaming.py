@@ -18,7 +18,7 @@ import topicstore as ts
 from topicstore.contract.batch import MessageBatch
 from topicstore.server import Server
 from topicstore.server.config.units import Size
-from topicstore.server.http.formats.written import WRITTEN, written
+from topicstore.server.http.formats.response_bodies import WRITTEN, written
 from topicstore.server.http.streaming import Measured, ThreadedPieces
 from topicstore.server.http.threads import FairThreads
 from topicstore.storage.reading.pages import ReplayPlace

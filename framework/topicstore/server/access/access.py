@@ -18,9 +18,8 @@ from topicstore.server.listeners.peer import Peer
 
 from .batches import Batches, TooManyWaitingError
 from .fair_threads import BusyError
-from .name_patterns import ClientIdPatterns
 from .passwords import PasswordCheck, PasswordFile, PasswordFileError
-from .permissions import AccessList, Permissions
+from .permissions import AccessList, ClientIdPatterns, Permissions
 
 __all__ = [
     "Access",

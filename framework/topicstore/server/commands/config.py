@@ -221,7 +221,7 @@ def init(
 def _made(file: Path, made: NewServer, names: Sequence[str]) -> Iterator[str]:
     """Yield the lines for people about a new server."""
     from topicstore.server.config.model import HttpSettings
-    from topicstore.server.trial import trial
+    from topicstore.server.running import trial
 
     named = shlex.quote(str(file))
     yield f"Made {', '.join(str(path) for path in made.files)}."

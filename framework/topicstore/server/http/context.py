@@ -16,10 +16,10 @@ from topicstore.contract.errors import ShardElsewhereError
 from topicstore.server.access.bans import Bans
 from topicstore.server.config.model import HttpSettings, Rule, ServerSettings
 from topicstore.server.listeners.listener import Listener
-from topicstore.server.memory_budget import MemoryBudget
 from topicstore.server.metrics.metrics import Metrics
 from topicstore.server.mqtt.sys_topics import Traffic
 from topicstore.server.reload import Reloaded
+from topicstore.server.resource_limits import MemoryBudget
 from topicstore.server.sites import Sites
 from topicstore.sessions import Session
 

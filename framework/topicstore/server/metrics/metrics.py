@@ -49,7 +49,7 @@ class Metrics:
             self.registry.register(collector)
         paced: list[_Renewed] = [store.engines, sessions, process]
         if db.cluster is not None:
-            from .cluster import ClusterCollector  # only for a site of a cluster
+            from .collectors import ClusterCollector  # only for a site of a cluster
 
             cluster = ClusterCollector(db.cluster)
             self.registry.register(cluster)

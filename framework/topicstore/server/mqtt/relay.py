@@ -1,7 +1,7 @@
 """Clients of a cluster whose session lies in a shard of another site: their connection is passed on to that site.
 
 The site that has accepted a client decodes its CONNECT, connects to the owner of the client id's shard, and sends a
-header with the client's address (`topicstore.server.listeners.site_header`), the CONNECT, and all that follows. The
+header with the client's address (`topicstore.server.listeners.proxy_header`), the CONNECT, and all that follows. The
 owner authenticates the client by the rules of the listener that has accepted it, and serves it. Each direction has
 back-pressure: reading from one socket pauses while the other one's buffer is full.
 """

@@ -12,7 +12,7 @@ from topicstore.replication.site import ShardOwner, Site
 from topicstore.server.cluster import SiteTls, mqtt_key
 from topicstore.server.config.units import Address
 from topicstore.server.listeners.peer import Peer
-from topicstore.server.listeners.site_header import site_header
+from topicstore.server.listeners.proxy_header import site_header
 
 __all__ = ["Downstream", "Relays", "Upstream"]
 
