@@ -24,7 +24,7 @@ they are dropped with their generation.
 
 A process trusts the wall clock when it opens the database. Afterwards no message is removed before the time has
 actually elapsed, even if the clock jumps forward, or is set back for a while during which messages are stored
-(`topicstore.lifecycle.clock_guard`). A clock that stays changed is trusted again ``max_age`` later, after the next
+(`topicstore.runtime.clocks.ClockGuard`). A clock that stays changed is trusted again ``max_age`` later, after the next
 opening, or in a `Retention.run` with an explicit time.
 
 On a site of a cluster, only the owner of shard 0 begins and drops generations and changes the settings, and each owner
@@ -73,6 +73,7 @@ from topicstore.contract.forking import ProcessLock
 from topicstore.contract.positions import time_of
 from topicstore.contract.times import Time, instant
 from topicstore.runtime.background import BackgroundTask
+from topicstore.runtime.clocks import ClockGuard
 from topicstore.runtime.locks import owned
 from topicstore.runtime.warning import warn_caller
 from topicstore.shard.record_codec import RecordCodec
@@ -90,7 +91,6 @@ from topicstore.storage.generations import (
 from topicstore.storage.quota import removing_bytes, written_bytes
 from topicstore.storage.storage import Storage
 
-from .clock_guard import ClockGuard
 from .expiry import count_expired, expire
 from .retention_outlook import Departure, outlook, reasons
 from .retention_policy import (

@@ -67,7 +67,7 @@ class Commits:
         """
         by_shard: dict[int, list[Session]] = {}
         for session in changes:
-            if session.stored and changes[session]:
+            if session.in_flight.stored and changes[session]:
                 by_shard.setdefault(self._states.shard_of(session.client_id), []).append(session)
         errors: _Errors = {}
         while by_shard:
