@@ -118,7 +118,7 @@ _EXCESS = 2
 _PAUSE = 0.005
 """Seconds between two checks of a waiting writer."""
 _LOOK_EVERY = 1.0
-"""Seconds between two looks, on a site of a cluster, at what other sites have stored and set."""
+"""Seconds between two looks, on a site of a cluster, at messages and limits of other sites."""
 _AGAIN = 60_000_000
 """Microseconds after which a failed run is repeated."""
 
@@ -325,7 +325,7 @@ class Retention:
             self._task.wake()
 
     def _look_at_site(self) -> None:
-        """Wake the background task if a run may be due by what other sites have stored or set.
+        """Wake the background task if a run may be due by messages or limits of other sites.
 
         Also if shard 0, whose owner begins and drops generations, has come to this site.
         """
@@ -337,7 +337,7 @@ class Retention:
     # --- running ---
 
     def run(self, now: Time | None = None) -> RetentionReport:
-        """Begin, drop, archive and delete what is due, and remove expired retained messages; return a report.
+        """Begin, drop, archive and delete by the limits, and remove expired retained messages; return a report.
 
         ``now``: the time to use; by default the time of the database's clock, minus the time by which the clock has
         jumped ahead. Raises `InvalidArgumentError` for an invalid time.

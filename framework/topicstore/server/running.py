@@ -49,7 +49,7 @@ def banner(
     durability: the database's durability, ``commit`` or ``sync``.
     cluster:    the name of the server among the sites of its cluster, and the URL of their log store, if there is one.
     stored_by:  names of its backend and layout.
-    kept:       `DatabaseInfo.kept`: what is stored, by which rules, and how long it stays.
+    kept:       `DatabaseInfo.kept`: the rules by which messages are stored, and how long they stay.
     stores:     whether it has persistence rules.
     urls:       URLs of all listeners.
     mqtt:       addresses of the listeners for which ``mosquitto_pub`` needs no certificates.
@@ -83,7 +83,7 @@ def banner(
 
 
 def access(settings: ServerSettings) -> str:
-    """Return which clients may connect, and what they may do, as sentences."""
+    """Return which clients may connect, and their permissions, as sentences."""
     usual = settings.authentication.anonymous
     [anonymous, *others] = dict.fromkeys(one.anonymous or usual for one in settings.listeners.values())
     found = {

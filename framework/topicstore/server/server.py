@@ -96,7 +96,7 @@ class Server:
         """TLS of connections to other sites; None without a cluster."""
         self._recovery = Recovery(self._storages)
         self._queue_bounds: QueueBounds | None = None
-        """The bounds of what waits for sessions; None until the settings have some."""
+        """The bounds of messages that wait for sessions; None until the settings have some."""
         self._expiry = Expiry()
         self._bans = Bans(BanFile(Path(db.path) / FILE))
         self._announcement: Announcement | None = None
@@ -249,7 +249,7 @@ class Server:
     # --- other settings ---
 
     async def reload(self, settings: ServerSettings) -> Reloaded:
-        """Apply new settings, as far as a running server can; return what changed, and what needs a restart.
+        """Apply new settings, as far as a running server can; return the changes, and the settings that need a restart.
 
         Files that the settings name are read again: certificates, plugins, users and tokens. Connected clients keep
         their negotiated limits until they connect again. The new access rules apply to their actions and deliveries
@@ -448,7 +448,7 @@ class Server:
             _log.info("the server has stopped")
 
     def _bound_queues(self, limits: Limits) -> None:
-        """Apply the bounds of what waits for sessions. No thread is started before there are some."""
+        """Apply the bounds of messages that wait for sessions. No thread is started before there are some."""
         if self._queue_bounds is None and (limits.max_queued, limits.max_queued_bytes) != (None, None):
             from .queue_bounds import QueueBounds
 

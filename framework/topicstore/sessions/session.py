@@ -883,7 +883,7 @@ class Session:
         self.overlapping = OverlappingCursors(self.dispatcher, self.wake)
 
     def waits_for(self) -> str:
-        """Return what the session waits for, as in `SessionStatus.waits_for`. Needs no lock."""
+        """Return the value of `SessionStatus.waits_for`: the awaited event, or an error. Needs no lock."""
         if self.failure is not None:
             return str(self.failure)
         if self.held_since is not None:

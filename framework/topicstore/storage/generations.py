@@ -51,7 +51,7 @@ class GenerationInfo:
     messages: int
     """The number of live messages."""
     live_bytes: int
-    """The size of the live messages' values, in bytes. Deletes and compactions lower it by what they free."""
+    """The size of the live messages' values, in bytes. Deletes and compactions lower it by the bytes that they free."""
 
 
 def live_records(shards: Sequence[Shard]) -> dict[int, list[GenerationRecord]]:

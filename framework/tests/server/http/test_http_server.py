@@ -343,7 +343,7 @@ def test_a_certificate_that_cannot_be_used_is_reported_and_nothing_is_left(
 
 
 def test_a_start_removes_what_killed_checkpoints_have_left(db: ts.Database, tmp_path: Path) -> None:
-    """A start removes what killed checkpoints left in the export directory and below it."""
+    """A start removes directories that killed checkpoints left in the export directory and below it."""
     left = tmp_path / "exports" / "daily" / staging_name()
     left.mkdir(parents=True)
     server = http_server(db, HttpSettings(listen=LOOPBACK, export_dir=tmp_path / "exports"))

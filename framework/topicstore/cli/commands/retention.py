@@ -1,4 +1,4 @@
-"""The command ``topicstore retention``, which shows and changes the limits, and drops what exceeds them."""
+"""The command ``topicstore retention``, which shows and changes the limits, and drops messages that exceed them."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ _ERRORS: tuple[tuple[type[TopicstoreError], ReasonCode], ...] = (
     (ts.InvalidArgumentError, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR),
 )
 _PASSING = (ts.ShardElsewhereError, ts.ShardMovedError, ts.ClusterNotReadyError, StorageUnavailableError)
-"""Errors of a site of a cluster after which the client connects again, and sends again what was not acknowledged."""
+"""Errors of a site of a cluster after which the client connects again, and repeats unacknowledged packets."""
 _TELLING = (ts.SessionEndedError, ts.InvalidArgumentError, ts.QuotaExceededError, ts.DatabaseClosedError)
 """Errors whose texts concern the client's request. Other texts may name files of the server, which clients must not
 see."""

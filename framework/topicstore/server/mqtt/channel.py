@@ -115,7 +115,7 @@ class Channel:
         self._put(data)
 
     def hand_over(self, protocol: asyncio.Protocol) -> None:
-        """Let another protocol receive what the client sends, from now on."""
+        """Let another protocol receive the client's bytes, from now on."""
         self._transport.set_protocol(protocol)
         self.hold(False)
 

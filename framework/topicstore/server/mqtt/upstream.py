@@ -88,11 +88,11 @@ class Upstream(asyncio.Protocol):
     _ended = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to pass on what is sent."""
+        """Begin to pass on bytes."""
         self.transport = cast("asyncio.Transport", transport)
 
     def attach(self, relay: Downstream) -> None:
-        """Pass on to a client what the owner sends."""
+        """Pass on the owner's bytes to a client."""
         self.relay = relay
         if self._ended:
             relay.finish()

@@ -74,7 +74,7 @@ class Stored(msgspec.Struct):
 def imports(context: TheContext) -> list[Marker]:
     """Return the progress of each import in each shard; keys and values are base64.
 
-    On a site of a cluster, the response has what any site had stored before the request.
+    On a site of a cluster, the response includes the progress that any site had stored before the request.
     """
     if context.db.cluster is not None:
         context.db.cluster.refresh()
