@@ -26,7 +26,7 @@ import argon2
 from topicstore.contract.errors import InvalidArgumentError
 from topicstore.server.replaced_file import ReplacedFile, Signature, Watched
 
-from .fair_threads import FairThreads
+from .threads import FairThreads
 
 __all__ = ["FailedLogins", "PasswordCheck", "PasswordFile", "PasswordFileError"]
 

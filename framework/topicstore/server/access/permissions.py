@@ -23,7 +23,7 @@ from topicstore.contract.topics import TopicFilter
 from topicstore.runtime.bounded_cache import BoundedCache
 from topicstore.server.config.model import AuthorizationSettings, Rule, SettingsError
 
-from .batches import Batches
+from .threads import Batches
 
 __all__ = ["AccessList", "ClientIdPatterns", "ClientRules", "NamePattern", "Permissions", "TopicPattern"]
 

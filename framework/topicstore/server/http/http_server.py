@@ -34,7 +34,7 @@ from .connections import connections
 from .context import Context, Mqtt
 from .discovery import Announcement, FoundServer
 from .jobs import Jobs
-from .threads import FairThreads
+from .threads import RequestThreads
 from .tokens import Tokens, token_file
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class _Uvicorn(uvicorn.Server):
         config: uvicorn.Config,
         bound: Sequence[socket.socket],
         certificate: Certificate | None,
-        threads: FairThreads,
+        threads: RequestThreads,
         below: int,
     ) -> None:
         super().__init__(config)
@@ -142,7 +142,7 @@ class HttpServer:
             sites=sites,
             jobs=Jobs(),
             metrics=Metrics(db, mqtt, site=sites.this),
-            threads=FairThreads(_THREADS),
+            threads=RequestThreads(_THREADS),
             memory=memory,
             stopping=threading.Event(),
         )
