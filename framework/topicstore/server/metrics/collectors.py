@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import accumulate
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from prometheus_client import ProcessCollector as Standard
 from prometheus_client.core import (
@@ -38,7 +38,6 @@ from topicstore.contract.engine import EngineInfo
 from topicstore.contract.errors import EngineError, RecoverableError
 from topicstore.contract.positions import time_of
 from topicstore.queues.queue import QueueInfo
-from topicstore.replication.site import ReplicaLag, Site
 from topicstore.server.mqtt.sys_topics import PacketCounts, Traffic
 from topicstore.server.resource_limits import MemoryBudget
 from topicstore.sessions import SessionCounts
@@ -47,6 +46,9 @@ from topicstore.shard.shard import Shard
 from topicstore.shard.writer import BOUNDS, Latencies
 
 from .paced import Paced, SessionLag
+
+if TYPE_CHECKING:  # only a site of a cluster needs the module
+    from topicstore.replication.site import ReplicaLag, Site
 
 __all__ = [
     "INTERVALS",
