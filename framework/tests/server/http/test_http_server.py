@@ -18,10 +18,10 @@ import topicstore.server.server as server_module
 from topicstore.server import Address, Server, ServerSettings
 from topicstore.server.config.model import HttpSettings, HttpTlsSettings, ListenerSettings
 from topicstore.server.databases import check_database
-from topicstore.server.descriptors import Descriptors
 from topicstore.server.http.discovery import find_server
 from topicstore.server.http.http_server import HttpServer
 from topicstore.server.listeners import ListenError
+from topicstore.server.resource_limits import Descriptors
 from topicstore.storage.directory.staging import staging_name
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 from topicstore_conformance.mqtt.certificates import Authority
