@@ -112,7 +112,7 @@ def run(ctx: click.Context, /, directory: Path, *, spark_master: str | None, **a
 
 
 def _report_failures(results: Path) -> bool:
-    """Report what failed in any trial of a run, wrong replays last; return whether anything did."""
+    """Report the failures of all trials of a run, wrong replays last; return whether anything did."""
     import pyarrow.parquet as pq
 
     from .harness.trial import WRONG
@@ -126,7 +126,7 @@ def _report_failures(results: Path) -> bool:
 
 
 def _there(ctx: click.Context, directory: Path) -> Run | None:
-    """Return the run in a directory, if no option says what to measure."""
+    """Return the run in a directory, if no option chooses measurements."""
     from .harness.plan import Run
 
     source = click.core.ParameterSource.DEFAULT

@@ -1,4 +1,4 @@
-"""``topicstore bench compare A B``: what changed between two runs, beyond the noise.
+"""``topicstore bench compare A B``: the changes between two runs, beyond the noise.
 
 A cell is a contender, workload, durability, phase and metric that both runs have. Its change is the ratio of
 the medians, turned so that more than 1 is better, with the interval of two samples (see
@@ -70,11 +70,11 @@ class Comparison:
 
 
 def compare(a: Path, b: Path, *, threshold: float = 0.05, relative_to: str | None = None) -> Comparison:
-    """Return what changed from ``a`` to ``b``, each a run's directory or its ``results.parquet``.
+    """Return the changes from ``a`` to ``b``, each a run's directory or its ``results.parquet``.
 
     ``better`` and ``worse``: the interval leaves out 1, and the median changed by more than ``threshold``.
     ``same``: the interval lies within the threshold, or the change is clear and smaller. Everything else,
-    and whatever has a single repetition on one side, is ``too noisy``.
+    and every figure with a single repetition on one side, is ``too noisy``.
 
     Raises `FileNotFoundError` for a path without results, and `ValueError` for a file of another form, a
     threshold that isn't positive, or a reference that one of the runs lacks.
@@ -195,7 +195,7 @@ def compare_command(
     as_json: bool,
     fail_on_regression: bool,
 ) -> None:
-    """Show what changed from run A to run B: directories of runs, or their results.parquet."""
+    """Show the changes from run A to run B: directories of runs, or their results.parquet."""
     try:
         found = compare(a, b, threshold=threshold / 100, relative_to=relative_to)
     except (FileNotFoundError, ValueError) as error:

@@ -135,7 +135,7 @@ def test_pages_run_as_they_are_pasted(path: Path, folder: Path) -> None:
 
 @pytest.mark.parametrize("block", blocks("console"))
 def test_dialogues_in_documents_are_true(block: str, folder: Path) -> None:
-    """Commands print what their console block shows, except for numbers, which depend on the machine."""
+    """Commands print the lines that their console block shows, except for numbers, which depend on the machine."""
     commands = re.findall(r"^\$ (.*)$", block, re.MULTILINE)
     printed = run_shell("\n".join(commands), folder)
     shown = re.sub(r"^\$ .*\n", "", block, flags=re.MULTILINE)
@@ -144,7 +144,7 @@ def test_dialogues_in_documents_are_true(block: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("block", [*blocks("sh", serving=True), *blocks("console", serving=True)])
 def test_servers_in_documents_start(block: str, folder: Path) -> None:
-    """Each server in a block starts on free ports, prints what the block shows, and ends with code 0."""
+    """Each server in a block starts on free ports, prints the lines of the block, and ends with code 0."""
     *before, serve = re.findall(r"^\$ (.*)$", block, re.MULTILINE) or block.splitlines()
     run_shell("\n".join(before), folder)
     listener = "LISTENERS__MQTTS" if "--tls" in block else "LISTENERS__MQTT"

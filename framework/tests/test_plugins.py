@@ -197,7 +197,7 @@ def test_a_plugin_names_the_variables_that_it_reads(module) -> None:  # type: ig
 
 
 def test_a_missing_engine_is_named_with_the_pip_command(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """If an engine's package is missing, the error says what to install, and nothing is created."""
+    """If an engine's package is missing, the error names the package to install, and nothing is created."""
     registry = Registry([*BUILT_IN, module("needy_", GOOD.format(name="needy"))])
     use(monkeypatch, registry)
     with pytest.raises(ts.BackendUnavailableError) as raised:
@@ -260,7 +260,7 @@ def test_lifecycle_hooks_are_called_on_the_plugins_of_the_database_only(module, 
 
 
 def test_wrappers_stand_in_the_order_given(module, monkeypatch, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """Plugins wrap in the given order: the first sees the caller's batch, and the last changes what is stored."""
+    """Plugins wrap in the given order: the first sees the caller's batch, and the last changes the stored batch."""
     add = """
 from topicstore import hookimpl
 @hookimpl(wrapper=True)

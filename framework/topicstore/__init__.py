@@ -11,7 +11,7 @@
 
 Importing this package takes a few milliseconds: the object of each name is imported when the name is first used, and an
 engine when a database that uses it is opened. See `topicstore.contract.engine` and `topicstore.contract.layout` for
-what backends and layouts must guarantee, `topicstore.contract.hookspecs` for the hooks of plugins.
+the guarantees of backends and layouts, `topicstore.contract.hookspecs` for the hooks of plugins.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ class Database:
         A message is stored, once, if any of these holds: its publisher requests it
         (`topicstore.pubsub.publish.PERSIST`), a rule in `persistence` matches, or a durable subscription matches
         (for QoS 0, see `Sessions.store_qos0`). On a site of a cluster, every message is stored, because subscribers of
-        other sites receive what is stored.
+        other sites receive stored messages.
 
         A message with ``retain`` becomes the retained message of its topic, kept in the topic's shard, even if it isn't
         stored otherwise. On a site of a cluster it is kept in its publisher's shard; of a topic's messages in several
@@ -505,12 +505,12 @@ class Database:
         The counts are exact at the time of the call. They count messages in their stored form, without the changes that
         plugins make to messages when they are read.
 
-        Only what may match the filter is counted. Counts of ``#`` and of the last 16 other filters are kept in memory,
-        and a later call reads only the messages stored since. Messages that were counted in the background or by a
-        compaction are not read again. The layout ``block`` counts what it compacts, and reads of other messages no
-        payloads. With other layouts a thread counts, and about 65,000 messages per shard are left to read. Messages of
-        topics that begin with ``$`` are always read; only filters that begin with ``$`` match them (MQTT 5, section
-        4.7.2).
+        Only messages that may match the filter are counted. Counts of ``#`` and of the last 16 other filters are kept
+        in memory, and a later call reads only the messages stored since. Messages that were counted in the background
+        or by a compaction are not read again. The layout ``block`` counts messages as it compacts them, and reads of
+        other messages no payloads. With other layouts a thread counts, and about 65,000 messages per shard are left to
+        read. Messages of topics that begin with ``$`` are always read; only filters that begin with ``$`` match them
+        (MQTT 5, section 4.7.2).
         """
         from .storage.counting import contents
 
@@ -708,8 +708,8 @@ class Database:
         ``latest``: the messages of `latest`, with the columns of `topicstore.SCHEMA`.
 
         Comparisons of ``topic``, ``client_id``, ``time``, ``timestamp``, ``shard`` and ``position`` with constants, by
-        ``=``, ``IN``, ``<``, ``>`` or ``BETWEEN``, narrow what is read; ``LIKE`` doesn't. Only the columns that the
-        statement uses are read. All times are in UTC. Results are in no order without ``ORDER BY``.
+        ``=``, ``IN``, ``<``, ``>`` or ``BETWEEN``, narrow the range that is read; ``LIKE`` doesn't. Only the columns
+        that the statement uses are read. All times are in UTC. Results are in no order without ``ORDER BY``.
 
         If all generations have the layout `table` and there are no plugins, the statement is run within the engine:
         ``messages`` then also has topics that begin with ``$``, and the columns ``generation`` and ``stream``.

@@ -130,7 +130,7 @@ def open(  # noqa: A001 - the usual name in other libraries
     monotonic:  function that returns microseconds since an arbitrary moment and never jumps; all durations are measured
                 with it. The default is the machine's monotonic clock, or ``clock`` if that is given.
     cluster:    URL of a log store, or a `Cluster`, through which several sites share the database. The first site to
-                open it creates the cluster; ``path`` is each site's own directory, a copy of what the store has. A
+                open it creates the cluster; ``path`` is each site's own directory, a copy of the store's shards. A
                 store returns once the log store has the messages; ``durability`` is not given. The sites have the
                 same shards, layouts, timestamps and cursors; the backend may differ.
     site:       name of this process among the sites of the cluster. A later process of the same name replaces an
@@ -190,7 +190,7 @@ def _open_shared(
     cluster: str | Cluster | None,
     site: str | None,
 ) -> Storage:
-    """Open this site's copy of a database that several sites share; create what does not exist."""
+    """Open this site's copy of a database that several sites share; create it, or the cluster, if there is none."""
     from .replication.counted_store import CountedLogStore
     from .replication.site import Site
 
@@ -373,7 +373,7 @@ def _check_begun(path: Path, manifest: Manifest, document: ClusterDocument, plac
 
 
 def _plans(storage: Storage) -> tuple[GenerationPlan, ...]:
-    """Return all generations up to the current one. Raises `UnsupportedError` for what a cluster can't have."""
+    """Return all generations up to the current one. Raises `UnsupportedError` for parts that clusters can't have."""
     from .replication.objects import GenerationPlan
 
     live = live_records(storage.shards)

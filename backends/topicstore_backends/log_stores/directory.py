@@ -191,7 +191,7 @@ class DirectoryLogStore(LogStore):
     def _check_root(self) -> None:
         """Raise `StorageUnavailableError` if the path leads to another directory than when it was first seen.
 
-        Without its mount, or moved away, a store would look empty: readers would miss what was acknowledged, and
+        Without its mount, or moved away, a store would look empty: readers would miss acknowledged writes, and
         objects would be created where the next mount hides them.
         """
         known = self._identity  # read first: another thread may make the directory meanwhile

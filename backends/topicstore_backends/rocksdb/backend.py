@@ -212,7 +212,7 @@ def _open_moment(path: Path, options: rocksdict.Options, families: dict[str, roc
     The opening fails if a file is removed between listing and opening. But a log that was written out as a table and
     removed between reading the manifest and reading the logs would be missing silently. So the manifest and the list
     of files must be the same before and after. Then no log was added or removed, and only the newest may have grown:
-    what `cuts` finds was left by a power failure, or is the beginning of an uncommitted write.
+    a torn end that `cuts` finds was left by a power failure, or is the beginning of an uncommitted write.
     """
     for _ in range(MOMENTS):
         before = _moment(path)

@@ -55,7 +55,7 @@ def test_metrics() -> None:
 
 @pytest.mark.slow
 def test_cluster() -> None:
-    """Each figure is measured, and what catches up has all messages."""
+    """Each figure is measured, and a reader that catches up has all messages."""
     pytest.importorskip("obstore", reason='needs obstore: pip install "topicstore[cluster]"')
     told: list[str] = []
     section = measure_cluster(3_000, 0.2, 1, told.append)

@@ -39,7 +39,7 @@ _CHANCE = 0.05
 _FEWEST = 5
 """The least number of rounds in which a sign test at this level can find a difference."""
 _PACKAGES = ("framework", "layouts", "backends")
-"""Folders that hold what is measured."""
+"""Folders that hold the measured code."""
 
 
 @attrs.frozen(kw_only=True)

@@ -90,7 +90,7 @@ _add_trials("layouts", layouts, "Measure every layout against SQLite and the eng
 @click.option("--clients", default=1_000, show_default=True, type=click.IntRange(min=8), help="Clients of a server.")
 @click.option("--rounds", default=5, show_default=True, help="How often a server's figures are measured.")
 def sessions(**sizes: Any) -> list[Section]:
-    """Measure live subscriptions and durable sessions, and what a server needs of them."""
+    """Measure live subscriptions and durable sessions, and the CPU and memory of a server for them."""
     from .sessions import measure_sessions
 
     progress("sessions: {sessions} at a time, {stored:,} stored, {clients:,} served".format(**sizes))

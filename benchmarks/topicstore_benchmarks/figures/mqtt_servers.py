@@ -30,7 +30,7 @@ class MqttServer:
     syncs: bool
     """Whether the server can fsync messages before it acknowledges them."""
     missing: Callable[[], str | None]
-    """Returns a text that says what to install, or None if the server is installed."""
+    """Returns a text that names the package to install, or None if the server is installed."""
 
     @contextmanager
     def running(self, *, sync: bool = False) -> Iterator[tuple[int, int]]:

@@ -97,10 +97,10 @@ def recommend(
     each filter several times, the layouts in turns. The smallest total over the filters wins: give a filter
     twice if it counts twice. Layouts within 10 %, or nearer than 5 ms, count as equal; of these, the one
     wins that needs the least time times bytes to store a message. `reference` is measured too, but never
-    recommended. All must return what was stored.
+    recommended. All must return the stored messages.
 
     Replays are measured after `compact`. Where a layout merges (block), the filters are measured before it
-    too: narrow ones can take many times as long until what was stored is merged, which happens in the
+    too: narrow ones can take many times as long until the stored messages are merged, which happens in the
     background, or by `compact`.
 
     Without filters, some are made from the topics of SAMPLE: the topic of median traffic, the busiest one,

@@ -1,4 +1,4 @@
-"""The suite of brokers finds what a broker does wrong, and demands nothing that the standard leaves open."""
+"""The suite of brokers finds the faults of a broker, and demands nothing that the standard leaves open."""
 
 from __future__ import annotations
 

@@ -366,7 +366,7 @@ def test_drawn(imported: Imported) -> None:
 
 @pytest.mark.slow
 def test_compacted_then_deleted(changing: Imported) -> None:
-    """Compaction doesn't change what readers see, and a later delete removes exactly the matching rows."""
+    """Compaction doesn't change reads, and a later delete removes exactly the matching rows."""
     compact(changing)
     delete(changing)
 

@@ -139,7 +139,7 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "int(self._messages > 0)  →  self._messages > 0",
         ): "a truth value is an integer",
     },
-    "framework/topicstore/lifecycle/clock_guard.py": {
+    "framework/topicstore/runtime/clocks.py": {
         (
             "stored",
             "if differ < self._lowest:",

@@ -87,7 +87,7 @@ def test_reached_lines_are_recorded(tmp_path: Path) -> None:
 
 
 def printed(program: str, beside: Path, **variables: str) -> str:
-    """Run a program that can import modules beside it and the modules of this folder; return what it prints."""
+    """Run a program that can import modules beside it and the modules of this folder; return its output."""
     path = os.pathsep.join([str(beside), str(Path(__file__).parent)])
     command = [sys.executable, "-c", program]
     environment = {**os.environ, **variables, "PYTHONPATH": path}

@@ -359,7 +359,7 @@ class Histories(Fixtures):
     """A test of all guarantees together, by random histories."""
 
     def test_random_histories(self, backend: Backend, subject: BackendSubject) -> None:
-        """In any order of writes, open scans, kills and reopenings, reads return what a dict would."""
+        """In any order of writes, open scans, kills and reopenings, reads return the values that a dict would have."""
         machine = type("Machine", (EngineMachine,), {"backend": backend, "capabilities": subject.capabilities})
         examples = tries(6, 48, subject.capabilities)
         run_state_machine_as_test(machine, settings=settings(MACHINE, max_examples=examples, stateful_step_count=30))

@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests of brokers: clients on raw sockets, and what the standard leaves open."""
+"""Fixtures shared by all tests of brokers: clients on raw sockets, and choices that the standard leaves open."""
 
 from __future__ import annotations
 

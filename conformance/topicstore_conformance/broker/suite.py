@@ -10,7 +10,7 @@ __all__ = ["BrokerSuite"]
 
 
 class BrokerSuite(Connecting, Publishing, Subscribing):
-    """Tests of the numbered statements of MQTT 5 and 3.1.1 about what a broker does, over raw sockets.
+    """Tests of the numbered statements of MQTT 5 and 3.1.1 about brokers, over raw sockets.
 
     Subclass it and override the fixture ``broker``::
 
@@ -19,5 +19,5 @@ class BrokerSuite(Connecting, Publishing, Subscribing):
             def broker(self) -> Broker:
                 return Broker("127.0.0.1", 1883)
 
-    Each test's docstring states what the broker must do. `statements_of` returns the numbers of a test's statements.
+    Each test's docstring states a duty of the broker. `statements_of` returns the numbers of a test's statements.
     """

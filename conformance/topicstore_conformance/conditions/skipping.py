@@ -1,4 +1,4 @@
-"""Skips tests that need missing plugins or data; the reason says what to install."""
+"""Skips tests that need missing plugins or data; the reason names the package to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of compaction, which changes how messages are stored but not what readers see."""
+"""Tests of compaction, which changes how messages are stored but not the messages that readers see."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class Damages(Fixtures):
             assert outcome(damageable, (keyspace, key, None))[1] in ("told", "fewer")
 
     def test_damaged_structure_is_reported(self, damageable: Stored) -> None:
-        """A flipped bit, a cut or an extension in the learned structure is reported, or doesn't change what is read."""
+        """A flipped bit, a cut or an extension in the learned structure is reported, or doesn't change reads."""
         draw = random.Random(6)
         learned = damageable.learned_pairs()
         for keyspace, key, value in draw.sample(learned, min(len(learned), tries(10, 60))):

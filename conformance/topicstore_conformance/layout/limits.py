@@ -24,7 +24,7 @@ BASES = (0, (1 << 31) - 20, (1 << 32) - 20, (1 << 53) - 20, (1 << 63) - 20, (MAX
 
 
 def compacted(stored: Stored, *filters: str) -> None:
-    """Compare everything, and what some filters find, with the list: as stored, reopened, and compacted twice."""
+    """Compare all messages, and those of some filters, with the list: as stored, reopened, and compacted twice."""
     for change in (lambda: None, stored.reopen, stored.compact, stored.reopen, stored.compact):
         change()
         stored.check_all()

@@ -54,7 +54,7 @@ class RawClient:
         return wire.parse(self.version, first, body, end)
 
     def _read(self) -> bool:
-        """Read what the server sends next; return False if it has closed the connection."""
+        """Read the server's next bytes; return False if it has closed the connection."""
         try:
             data = self.socket.recv(1 << 16)
         except ConnectionError:

@@ -29,7 +29,7 @@ def counts(most: int, least: int = 0) -> list[int]:
 
 
 def numbers(bits: int) -> list[int]:
-    """Return unsigned numbers of ``bits`` bits, ascending: the ends of all widths, and of what a float represents."""
+    """Return unsigned numbers of ``bits`` bits, ascending: the ends of all widths, and of the integers in a float."""
     ends = {1 << width for width in (7, 8, 15, 16, 24, 31, 32, 52, 53, 63) if width < bits}
     near = {end + by for end in ends for by in (-1, 0, 1)}
     return sorted({0, 1, (1 << bits) - 2, (1 << bits) - 1} | {number for number in near if number < 1 << bits})

@@ -1,4 +1,4 @@
-"""Tests of subscriptions that follow what is stored."""
+"""Tests of subscriptions that follow stored messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def fetched(subscription: Subscription, count: int) -> list[int]:
 
 
 class Followers(Fixtures):
-    """Tests of subscriptions that follow what is stored."""
+    """Tests of subscriptions that follow stored messages."""
 
     def test_stored_then_new(self, world: World) -> None:
         """A subscription yields the stored messages from its start, then new ones, each once and in order."""

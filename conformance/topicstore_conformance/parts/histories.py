@@ -47,7 +47,7 @@ class Histories(Fixtures):
 
     @_AHEAD
     def test_sessions_histories(self, pair: Pair) -> None:
-        """In any history each session is sent what is due to it and nothing else, and at the end nothing is due."""
+        """In any history each session is sent the messages due to it and no others, and at the end nothing is due."""
         killed = "persistent" in pair.capabilities
         run(KilledSessionsHistories if killed else SessionsHistories, pair, 15, 50)
 

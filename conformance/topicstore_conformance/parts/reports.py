@@ -1,4 +1,4 @@
-"""Tests of what a database reports about itself: counts, sizes, times and states."""
+"""Tests of a database's reports about itself: counts, sizes, times and states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Reports"]
 
 
 class Reports(Fixtures):
-    """Tests of what a database reports about itself."""
+    """Tests of a database's reports about itself."""
 
     def test_reports_of_generations(self, world: World) -> None:
         """A generation has the times of its beginning and end, and the messages and bytes that deletes have left."""
@@ -83,7 +83,7 @@ class Reports(Fixtures):
         assert (3, 30) == (after.deleted, after.read_messages - total.read_messages)
 
     def test_reports_of_sessions(self, world: World) -> None:
-        """A session reports its messages in flight, those to send again, its subscriptions and what it waits for."""
+        """A session reports its messages in flight, those to send again, its subscriptions, and why it waits."""
         session = subscribed(world, receive_maximum=3)
         world.db.sessions.open("away", expiry_interval=None).lost()
         world.db.publish(numbered(range(5)))

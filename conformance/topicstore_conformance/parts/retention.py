@@ -1,4 +1,4 @@
-"""Tests of retention: what is removed by age and size, and what is not."""
+"""Tests of retention: the messages that are removed by age and size, and those that stay."""
 
 from __future__ import annotations
 

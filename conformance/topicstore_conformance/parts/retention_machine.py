@@ -62,7 +62,7 @@ FAULTS = st.none() | st.builds(Fault, st.sampled_from(["full", "before", "after"
 
 @attrs.define
 class Row:
-    """A stored message, and what the model knows of it."""
+    """A stored message, and the model's knowledge of it."""
 
     message: ts.Message
     place: tuple[int, int]
@@ -174,7 +174,7 @@ class RetentionHistories(RuleBasedStateMachine):
 
     @rule(fault=FAULTS, files=st.booleans())
     def run(self, fault: Fault | None, files: bool) -> None:
-        """Run retention, which removes exactly what is due; after an interruption, the next run completes it."""
+        """Run retention, which removes exactly the due messages; after an interruption, the next run completes it."""
         before, place = set(self.generations), self.settings.archive_to
         report = self.call(fault, self.db.retention.run, files=files)
         self.adopt()

@@ -32,7 +32,7 @@ def publish(world: World, numbers: range) -> None:
 
 
 def shares(sessions: list[Session], *, acknowledge: bool = True, limit: int = 1_000) -> dict[str, list[int]]:
-    """Return what is delivered to each member until nothing is left, or with a limit in one turn each."""
+    """Return the messages that each member receives until nothing is left, or with a limit in one turn each."""
     found: dict[str, list[int]] = {session.client_id: [] for session in sessions}
     more = True
     while more:

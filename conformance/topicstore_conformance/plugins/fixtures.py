@@ -65,7 +65,7 @@ def opened(pair: Pair, path: Path, **arguments: Any) -> ts.Database:
 
 @attrs.define
 class Probe:
-    """A plugin that records what the plugins around it pass on, and what they get."""
+    """A plugin that records the requests of the plugins around it, and the results that they get."""
 
     stored: list[StoreRequest] = attrs.field(factory=list)
     """Copies of the requests to store."""

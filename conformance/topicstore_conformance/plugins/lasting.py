@@ -83,7 +83,7 @@ class Lasting(Fixtures):
 
     @requires("persistent")
     def test_another_process(self, pair: Pair, directory: Path) -> None:
-        """A process with another hash seed reads back what this one stored, and this one what that process stored."""
+        """A process with another hash seed reads the values of this one, and this one those of that process."""
         with pair.open(directory / "db") as db:
             db.store([Message(f"t/{number}", b"%d" % number, "c") for number in range(9)])
         environment = {**os.environ, "PYTHONHASHSEED": "12345"}

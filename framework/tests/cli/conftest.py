@@ -31,7 +31,7 @@ def run(*arguments: object, stdin: str | bytes | None = None, code: int = 0) -> 
 
 
 def document(*arguments: object, **named: Any) -> dict[str, Any]:
-    """Run the program with ``--json``, and return what it printed."""
+    """Run the program with ``--json``, and return its output."""
     found = json.loads(run(*arguments, "--json", **named).stdout)
     assert isinstance(found, dict)
     return found

@@ -1,4 +1,4 @@
-"""``topicstore import``: resuming, errors, and what it prints."""
+"""``topicstore import``: resuming, errors, and output."""
 
 from __future__ import annotations
 

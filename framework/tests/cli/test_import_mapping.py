@@ -200,7 +200,7 @@ def test_times_of_arrow_are_what_they_are(
 def test_types_of_times_in_parquet(
     tmp_path: Path, target: Path, name: str, times: pa.Array, how: tuple[str, ...]
 ) -> None:
-    """Every type of time in Parquet is read, with `--time-unit` and `--zone` for what the type lacks."""
+    """Every type of time in Parquet is read, with `--time-unit` and `--zone` for a unit or zone that the type lacks."""
     pq.write_table(pa.table({"topic": ["a"], "payload": ["x"], name: times}), tmp_path / "x.parquet")
     run("import", target, tmp_path / "x.parquet", *how)
     assert [TIME] == [message.timestamp for message in stored(target)]

@@ -1,4 +1,4 @@
-"""``topicstore info``: what it shows, and what it omits."""
+"""``topicstore info``: the lines that it shows, and those that it omits."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def test_streams_within_a_node_are_its_own_and_those_below(path: Path) -> None:
 
 
 def test_one_generation(path: Path) -> None:
-    """`--generation` shows only what that generation learned or inherited, and refuses an unknown one."""
+    """`--generation` shows only the structure that this generation learned or inherited, and refuses an unknown one."""
     found = document(path, "--generation", 2)
     streams = [stream for node in found["nodes"] for stream in node["streams"]]
     assert [2] == found["generations"]

@@ -84,7 +84,7 @@ def outputs(path: Path) -> str:
 
 
 def test_outputs(tmp_path: Path) -> None:
-    """Each command prints what ``outputs.txt`` contains."""
+    """Each command prints the text in ``outputs.txt``."""
     assert FROZEN.read_text(encoding="utf-8").splitlines() == outputs(tmp_path).splitlines()
 
 

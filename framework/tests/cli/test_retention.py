@@ -1,4 +1,4 @@
-"""``topicstore retention``: the notation of limits, and what a run removes."""
+"""``topicstore retention``: the notation of limits, and the removals of a run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_limits_that_are_none(path: Path, arguments: list[str]) -> None:
 
 
 def test_a_run_says_what_went(tmp_path: Path) -> None:
-    """`retention run` prints what it dropped, or that there was nothing to do."""
+    """`retention run` prints the generations that it dropped, or that there was nothing to do."""
     path = tmp_path / "db"
     with ts.open(path, clock=Clock(START)) as db:
         db.store([ts.Message("a", b"x")] * 3)
@@ -99,7 +99,7 @@ def test_filters_that_are_none(path: Path, text: str) -> None:
 
 
 def test_show_says_what_goes_when_and_a_run_why_nothing_does(tmp_path: Path) -> None:
-    """`show` prints when messages will be removed; `run` prints what it removed, or why it removed nothing."""
+    """`show` prints when messages will be removed; `run` prints its removals, or why it removed nothing."""
     path, clock = tmp_path / "db", Clock(START)
     with ts.open(path, clock=clock) as db:
         db.retention.set(max_age=10**9 - 1, filters={"debug/#": 10, "alarms/#": None})
@@ -120,7 +120,7 @@ def test_show_says_what_goes_when_and_a_run_why_nothing_does(tmp_path: Path) -> 
 
 
 def test_what_filters_remove_is_counted_before_it_goes(tmp_path: Path) -> None:
-    """`set` and `run --dry-run` count what a filter removes, by the age of positions, which may be the messages' own.
+    """`set` and `run --dry-run` count a filter's removals, by the age of positions, which may be the messages' own.
 
     Messages that another filter keeps longer, and younger ones, are not among them, and the run removes as many.
     """

@@ -1,4 +1,4 @@
-"""Wrong usage: what the errors suggest, and which combinations are refused; JSON documents of commands that answer."""
+"""Wrong usage: suggestions of errors, and which combinations are refused; JSON documents of commands that answer."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_as_json(db: Path, tmp_path: Path) -> None:
 
 
 def test_users_and_tokens_as_json(db: Path, tmp_path: Path) -> None:
-    """`users` and `tokens` print documents that name the file and what was done to it."""
+    """`users` and `tokens` print documents that name the file and its change."""
     users = tmp_path / "users"
     added = document("users", "add", "ann", "--file", users, stdin="a password\n")
     assert {"file": str(users), "name": "ann", "new": True} == added
@@ -95,7 +95,7 @@ def test_users_and_tokens_as_json(db: Path, tmp_path: Path) -> None:
 
 
 def test_a_check_of_settings_as_json(tmp_path: Path) -> None:
-    """`config check --json` lists what starting the server would change, certificates, and who may connect."""
+    """`config check --json` lists the changes of a start of the server, certificates, and who may connect."""
     found = document("config", "check", tmp_path / "data")
     assert "Nobody else can connect." in found.pop("access")
     changes = [f"a start creates the database {tmp_path / 'data'}"]

@@ -1,4 +1,4 @@
-"""Retention that archives what it would drop."""
+"""Retention that archives generations instead of dropping them."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_a_shard_that_no_site_can_write_is_written_by_the_first_that_can_again(
 def test_a_site_that_closes_passes_its_shards_on_to_copies_that_take_writes(
     sites: Sites, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It names no site the owner whose copy has failed, as the last heartbeat of that site says."""
+    """A closing site names no other site the owner whose copy has failed by its last heartbeat."""
     a, *others = (closing.enter_context(sites.open(name)) for name in "abc")
     wait_until(lambda: [{*"abc"}] == replicas(a), "three replicas")
     (heir,) = choose_owners([""], [["b", "c"]])  # without the failure

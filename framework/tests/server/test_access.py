@@ -16,7 +16,7 @@ import topicstore as ts
 from topicstore.contract.access import AuthenticationRequest, AuthorizationRequest, Credentials
 from topicstore.server.access import Access, Identity, Login, PasswordFile, PasswordFileError, Refusal
 from topicstore.server.access.access import AccessHooks
-from topicstore.server.access.batches import Batches, TooManyWaitingError
+from topicstore.server.access.threads import Batches, TooManyWaitingError
 from topicstore.server.config.model import AuthenticationSettings, AuthorizationSettings, Rule, SettingsError
 from topicstore.server.listeners import Peer, Via
 

@@ -74,7 +74,7 @@ def test_nothing_is_allowed_without_a_rule_but_from_this_machine() -> None:
 
 
 def test_what_is_unlisted_can_be_settled() -> None:
-    """The setting ``unlisted`` decides what no rule mentions, for clients on any machine."""
+    """The setting ``unlisted`` decides about actions that no rule mentions, for clients on any machine."""
     for unlisted in ("allow", "deny"):
         settled = AccessList(AuthorizationSettings(unlisted=unlisted))  # type: ignore[arg-type]
         for loopback in (True, False):

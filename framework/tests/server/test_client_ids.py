@@ -12,7 +12,7 @@ import argon2
 import pytest
 import topicstore as ts
 from topicstore.server.access import Access, PasswordFile
-from topicstore.server.access.name_patterns import ClientIdPatterns, NamePattern
+from topicstore.server.access.permissions import ClientIdPatterns, NamePattern
 from topicstore.server.config.model import (
     AuthenticationSettings,
     AuthorizationSettings,

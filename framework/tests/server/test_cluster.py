@@ -26,7 +26,7 @@ from topicstore.cli import cli
 from topicstore.replication.documents import Documents
 from topicstore.replication.log_stores import open_log_store
 from topicstore.server.listeners.peer import Peer, Via
-from topicstore.server.listeners.site_header import site_header
+from topicstore.server.listeners.proxy_header import site_header
 from topicstore.storage.shard_map import ShardMap
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import PATIENCE, wait_until

@@ -76,7 +76,7 @@ def test_the_default_file_explains_every_setting() -> None:
 
 
 def test_check_says_what_a_start_does(run: Run, tmp_path: Path) -> None:
-    """`check` lists what a start would do: create the database, begin a generation, add rules, set limits.
+    """`check` lists the changes of a start: create the database, begin a generation, add rules, set limits.
 
     Its last line says who may connect.
     """
@@ -192,7 +192,7 @@ def test_show_has_each_setting_with_its_origin(run: Run, tmp_path: Path) -> None
 def test_the_schema_knows_every_setting(run: Run) -> None:
     """The JSON schema has every setting with its meaning, type and default.
 
-    It accepts the default file, and refuses what reading refuses.
+    It accepts the default file, and refuses the files that reading refuses.
     """
     schema = json.loads(run("schema").stdout)
     assert schema == json.loads(json.dumps(json_schema()))

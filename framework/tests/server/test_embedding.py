@@ -10,8 +10,7 @@ import topicstore as ts
 from topicstore.server import Address, ListenError, ListenerSettings, Server, ServerSettings
 from topicstore.server.config.model import Limits
 from topicstore.server.config.units import Duration
-from topicstore.server.mqtt.requests import RequestBatch, Responses
-from topicstore.server.mqtt.store_thread import StoreThread
+from topicstore.server.mqtt.store_thread import RequestBatch, Responses, StoreThread
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt.embedded import Embedded
 from topicstore_conformance.mqtt.paho_client import PahoClient

@@ -1,4 +1,4 @@
-"""Certificates that expire soon: what a running server logs and exports about them."""
+"""Certificates that expire soon: the logs and metrics of a running server about them."""
 
 from __future__ import annotations
 

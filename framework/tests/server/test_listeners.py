@@ -35,7 +35,7 @@ MQTT = [Subprotocol("mqtt")]
 
 
 class Echo(asyncio.Protocol):
-    """A connection that sends back what it receives, and records its events."""
+    """A connection that sends back the bytes that it receives, and records its events."""
 
     def __init__(self, via: Via, made: asyncio.Queue[Echo]) -> None:
         self.via, self.made = via, made
@@ -124,7 +124,7 @@ async def stream(
 
 
 async def echoed(port: int, context: ssl.SSLContext | None = None, data: bytes = b"hello") -> bytes:
-    """Send data over a new connection, and return what comes back."""
+    """Send data over a new connection, and return the bytes that come back."""
     async with stream(port, context) as (reader, writer):
         writer.write(data)
         return await reader.readexactly(len(data))

@@ -14,8 +14,8 @@ import pytest
 import topicstore as ts
 from topicstore.server.access import PasswordFile
 from topicstore.server.access import passwords as password_check
-from topicstore.server.access.failed_logins import FailedLogins
-from topicstore.server.access.fair_threads import BusyError, FairThreads
+from topicstore.server.access.passwords import FailedLogins
+from topicstore.server.access.threads import BusyError, FairThreads
 from topicstore.server.config.model import AuthenticationSettings, AuthorizationSettings, ServerSettings
 from topicstore.server.config.units import site_of
 from topicstore_conformance.faults.threads import PATIENCE, wait_until

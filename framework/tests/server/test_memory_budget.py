@@ -13,7 +13,7 @@ import topicstore as ts
 from topicstore.server import Server
 from topicstore.server.config.model import Limits, ListenerSettings, ServerSettings
 from topicstore.server.config.units import Duration, Size
-from topicstore.server.memory_budget import MemoryBudget
+from topicstore.server.resource_limits import MemoryBudget
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.embedded import ANY_PORT, Embedded

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import argon2
 import pytest
-from topicstore.server.access.failed_logins import FailedLogins
-from topicstore.server.access.passwords import PasswordCheck, PasswordFile, PasswordFileError
+from topicstore.server.access.passwords import FailedLogins, PasswordCheck, PasswordFile, PasswordFileError
 
 QUICK = argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 """A fast hasher, because the cost of hashing isn't tested here."""

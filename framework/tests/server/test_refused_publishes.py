@@ -10,7 +10,7 @@ import topicstore as ts
 from topicstore.server.codec.reason import ReasonCode
 from topicstore.server.mqtt.acknowledgements import answer_publishes
 from topicstore.server.mqtt.publish import Pending
-from topicstore.server.mqtt.requests import PublishedPart
+from topicstore.server.mqtt.store_thread import PublishedPart
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults import namespaces
 from topicstore_conformance.mqtt import wire

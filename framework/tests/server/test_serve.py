@@ -363,7 +363,7 @@ def test_sighup_opens_the_log_anew(tmp_path: Path) -> None:
 
 
 def test_sighup_reads_the_settings_again(tmp_path: Path) -> None:
-    """SIGHUP reloads the settings and logs what changed; a bad or empty file changes nothing and is logged."""
+    """SIGHUP reloads the settings and logs the changes; a bad or empty file changes nothing and is logged."""
     config, log = tmp_path / "server.toml", tmp_path / "log"
     config.write_text('[log]\nfile = "log"\n')
     with serving(tmp_path / "data", "--config", str(config)) as server:

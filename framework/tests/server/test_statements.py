@@ -24,7 +24,7 @@ TEST = re.compile(r"`(test_\w+)`")
 
 
 class TestServer(BrokerSuite):
-    """The suite for the server, and tests of what the standard leaves open."""
+    """The suite for the server, and tests of choices that the standard leaves open."""
 
     @pytest.fixture
     def broker(self, mqtt: Serving) -> Broker:

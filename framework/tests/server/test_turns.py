@@ -9,8 +9,7 @@ from contextlib import ExitStack, contextmanager
 import attrs
 import pytest
 import topicstore as ts
-from topicstore.server.mqtt.requests import RequestBatch, Responses
-from topicstore.server.mqtt.store_thread import ENDED, SESSION, StoreThread
+from topicstore.server.mqtt.store_thread import ENDED, SESSION, RequestBatch, Responses, StoreThread
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.embedded import Embedded

@@ -1,4 +1,4 @@
-"""Bounds on what waits for a session: its oldest unread messages are skipped, and stay stored for others."""
+"""Bounds on messages that wait for a session: its oldest unread messages are skipped, and stay stored for others."""
 
 from __future__ import annotations
 

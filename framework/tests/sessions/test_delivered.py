@@ -276,7 +276,7 @@ def test_messages_that_change_hands_while_needs_are_read_stay(tmp_path: Path, cl
         scan, steps = engine.scan, [(IN_FLIGHT, list), (REVOKED, second.deliver), (IN_FLIGHT, second.disconnect)]
 
         def scanned(keyspace: Any, start: Any = None, *more: Any, **named: Any) -> Any:
-            """Move the message to the second member after the first scan of what is in flight, and back after it."""
+            """Move the message to the second member after the first scan of messages in flight, and back after it."""
             if steps and start == steps[0][0]:
                 step = steps.pop(0)[1]
                 step()

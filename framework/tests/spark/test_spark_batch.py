@@ -60,7 +60,7 @@ def save(frame: DataFrame, path: Path, **options: Any) -> None:
 
 
 def plan(frame: DataFrame) -> None:
-    """Make Spark plan what a later action on the same data frame reads."""
+    """Make Spark plan the reads of a later action on the same data frame."""
     frame._jdf.queryExecution().toRdd().getNumPartitions()
 
 

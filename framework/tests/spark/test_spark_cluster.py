@@ -58,7 +58,7 @@ def test_a_query_reads_what_sites_have_acknowledged(spark: SparkSession, sites: 
 
 
 def test_a_query_reads_bases_and_the_log_after_them(spark: SparkSession, sites: Sites) -> None:
-    """A query reads a base and the entries after it, without what was deleted or dropped, whoever owned the shards."""
+    """A query reads a base and the entries after it, without deleted or dropped messages, whoever owned the shards."""
     with sites.open("a", timestamps="message") as a:
         a.store(numbered(0, 100))
         a.add_generation()
@@ -137,7 +137,7 @@ def test_options_of_the_log_store_have_a_prefix() -> None:
     ],
 )
 def test_bad_options_are_refused(spark: SparkSession, options: dict[str, str], error: str) -> None:
-    """Options that name no cluster raise an error that says what is wrong, and nothing is created."""
+    """Options that name no cluster raise an error that names the fault, and nothing is created."""
     with pytest.raises(Exception, match=f"(?s){error}"):
         spark.read.format("topicstore").options(**options).load().collect()
     assert not Path("/nowhere").exists()

@@ -1,4 +1,4 @@
-"""Streaming from a cluster's log store alone: what was acknowledged comes once, whoever owned the shards."""
+"""Streaming from a cluster's log store alone: acknowledged messages come once, whoever owned the shards."""
 
 from __future__ import annotations
 
@@ -399,7 +399,7 @@ def test_a_stream_of_a_copy_continues_in_the_log(sites: Sites, tmp_path: Path) -
 
 
 def test_a_shard_without_a_log_has_no_rows(sites: Sites) -> None:
-    """A stream of a cluster in which nothing was written is empty, and has what is written later."""
+    """A stream of a cluster in which nothing was written is empty, and has the messages written later."""
     with closing(open_log_store(sites.url)) as store:
         site = Site(ts.Cluster(sites.url), "a", CountedLogStore(store))
         fields = shared_fields(new_manifest({}, (), {}))

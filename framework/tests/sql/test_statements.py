@@ -1,4 +1,4 @@
-"""`Database.sql` on any backend: its tables, the conditions that narrow what is read, and errors."""
+"""`Database.sql` on any backend: its tables, the conditions that narrow reads, and errors."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_own_times_are_read_by_zones(tmp_path: Path) -> None:
 
 
 def test_counts_are_tables(db: ts.Database) -> None:
-    """The tables `topics`, `clients` and `latest` have what the methods of these names return."""
+    """The tables `topics`, `clients` and `latest` have the rows that the methods of these names return."""
     for table, found in (("topics", db.topics()), ("clients", db.clients())):
         rows = db.sql(f"SELECT * REPLACE (epoch_us(first) AS first, epoch_us(last) AS last) FROM {table}").to_pylist()
         assert list(map(attrs.asdict, found)) == rows
@@ -235,7 +235,7 @@ def test_damage_is_reported(tmp_path: Path) -> None:
 
 
 def test_without_duckdb(monkeypatch: pytest.MonkeyPatch, db: ts.Database) -> None:
-    """Without DuckDB, the error names what to install."""
+    """Without DuckDB, the error names the package to install."""
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(ts.BackendUnavailableError, match=r"pip install \"topicstore\[duckdb\]\""):
         db.sql("SELECT 1")

@@ -1,4 +1,4 @@
-"""Background compaction: what it merges, when it pauses and ends, and how failures are reported."""
+"""Background compaction: the parts that it merges, when it pauses and ends, and how failures are reported."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from topicstore.lifecycle.archives import Archive
-from topicstore.storage.archive_locations import location_of
+from topicstore.storage.generations import location_of
 
 from .connection import Connection
 from .jobs import run_job

@@ -157,7 +157,7 @@ class RemoteDatabase:
         order: Order = "time",
         limit: int | None = None,
     ) -> Explanation:
-        """Run a replay, or only its first ``limit`` messages, in the server, and return what it read and skipped."""
+        """Run a replay, or only its first ``limit`` messages, in the server, and return a report of its reads."""
         asked = _range(topic_filter, start, until) | ({} if limit is None else {"limit": str(limit)})
         return self._connection.get("/messages/explain", Explanation, **asked, by=by, order=order)
 

@@ -22,7 +22,7 @@ __all__ = ["ALL_FIELDS", "FIELDS", "ArrowStream", "MessageBatch", "Messages", "u
 FIELDS = ("topics", "payloads", "client_ids", "qos", "retain", "timestamps", "properties")
 """The columns of a batch, in the order of the arguments of `Message`."""
 ALL_FIELDS = frozenset(FIELDS)
-"""The columns of a batch as a set: what a read returns unless its caller names fewer."""
+"""The columns of a batch as a set: those that a read returns unless its caller names fewer."""
 _UNREAD: dict[str, Any] = {
     "payloads": b"",
     "client_ids": "",

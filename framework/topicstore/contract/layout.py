@@ -15,7 +15,7 @@ The logical layer guarantees to a slab:
   delete or of another compaction. Such steps may run between two of its steps, so each step must read the stored state
   again.
 * No read requests positions above ``bound``. All positions up to it are committed, and in the current generation
-  ``bound`` is never above what `Slab.visible` allows. It is -1 if nothing is committed.
+  ``bound`` is never above the position that `Slab.visible` returns. It is -1 if nothing is committed.
 
 A slab guarantees to the logical layer:
 
@@ -217,7 +217,7 @@ class Slab(ABC):
     reads_heads: bool = False
     """Whether the slab implements `heads`, and each step of `compact` has `CompactStep.heads`.
 
-    The framework then counts what is compacted in the write of the step, and all other messages when a count is
+    The framework then counts compacted messages in the write of the step, and all other messages when a count is
     requested. Otherwise it reads all messages in the background to count them."""
 
     @abstractmethod

@@ -7,16 +7,14 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
 
-import numpy as np
-
-from .columns import Column, Constant, to_iterable
-from .errors import InvalidArgumentError, InvalidMessageError
+from .errors import InvalidArgumentError
 from .positions import MAX_TIME, to_microseconds
 
 __all__ = [
+    "MOST_SUSPECTED",
     "Time",
-    "check_recent",
     "format_time",
+    "hardly_microseconds",
     "instant",
     "is_finer",
     "parse_timestamp",
@@ -94,13 +92,10 @@ def parse_when(text: str, now: int) -> int:
 
 _LEAST_SECONDS, _MOST_SECONDS = 10**9, 5 * 10**9
 """The years 2001 to 2128."""
-_HARDLY = (
-    "is hardly in microseconds, as which it would be {time}: it seems to be {unit}. "
-    "If it is meant, allow it with allow_ancient"
-)
 _DATES = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 """The formats of dates written as a number, by their number of digits."""
-_MOST_SUSPECTED = 22 * 10**12
+MOST_SUSPECTED = 22 * 10**12
+"""From this number on, `suspected_unit` returns None."""
 
 
 def suspected_unit(timestamp: int) -> str | None:
@@ -117,6 +112,14 @@ def suspected_unit(timestamp: int) -> str | None:
             datetime.strptime(digits, _DATES[len(digits)]).replace(tzinfo=UTC)
             return "a date written as a number"
     return None
+
+
+def hardly_microseconds(timestamp: int, unit: str) -> str:
+    """Return the end of an error text about a number whose unit is suspected (`suspected_unit`)."""
+    return (
+        f"is hardly in microseconds, as which it would be {format_time(timestamp)}: it seems to be {unit}. "
+        "If it is meant, allow it with allow_ancient"
+    )
 
 
 def instant(when: Time, now: Callable[[], int], *, allow_ancient: bool = False) -> int:
@@ -142,25 +145,8 @@ def instant(when: Time, now: Callable[[], int], *, allow_ancient: bool = False) 
     if isinstance(when, int) and when > MAX_TIME:
         raise InvalidArgumentError(f"{when} is no time in microseconds, which end in 2255: it seems to be nanoseconds")
     if isinstance(when, int) and not allow_ancient and (unit := suspected_unit(when)) is not None:
-        raise InvalidArgumentError(f"{when} {_HARDLY.format(unit=unit, time=format_time(when))}")
+        raise InvalidArgumentError(f"{when} {hardly_microseconds(when, unit)}")
     return microseconds
-
-
-def check_recent(timestamps: Column) -> None:
-    """Raise `InvalidMessageError` for the first message whose timestamp is probably not in microseconds."""
-    if isinstance(timestamps, Constant):
-        if timestamps.value is None:
-            return
-        timestamps = [timestamps.value]
-    if isinstance(timestamps, np.ndarray):
-        if timestamps.min() >= _MOST_SUSPECTED:
-            return
-    elif None not in (held := list(to_iterable(timestamps))) and min(held) >= _MOST_SUSPECTED:
-        return
-    for index, timestamp in enumerate(to_iterable(timestamps)):
-        if timestamp is not None and (unit := suspected_unit(int(timestamp))) is not None:
-            told = _HARDLY.format(unit=unit, time=format_time(int(timestamp)))
-            raise InvalidMessageError(f"its time {timestamp} {told}", index)
 
 
 def format_time(timestamp: int) -> str:

@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from .columns import Coded, Column, Constant, Texts, fold
+from .columns import Coded, Column, Constant, Texts, fold, to_iterable
 from .errors import InvalidMessageError, InvalidTopicError, MessageTooLargeError
 from .model import MAX_PAYLOAD, Message, Properties
 from .positions import MAX_TIME
+from .times import MOST_SUSPECTED, hardly_microseconds, suspected_unit
 from .topics import check_topic, check_utf8
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "check_payloads",
     "check_properties",
     "check_qos",
+    "check_recent",
     "check_timestamps",
     "check_topics",
     "is_plain",
@@ -301,6 +303,22 @@ def check_timestamps(values: list[Any]) -> Column:
                     index,
                 )
     return column
+
+
+def check_recent(timestamps: Column) -> None:
+    """Raise `InvalidMessageError` for the first message whose timestamp is probably not in microseconds."""
+    if isinstance(timestamps, Constant):
+        if timestamps.value is None:
+            return
+        timestamps = [timestamps.value]
+    if isinstance(timestamps, np.ndarray):
+        if timestamps.min() >= MOST_SUSPECTED:
+            return
+    elif None not in (held := list(to_iterable(timestamps))) and min(held) >= MOST_SUSPECTED:
+        return
+    for index, timestamp in enumerate(to_iterable(timestamps)):
+        if timestamp is not None and (unit := suspected_unit(int(timestamp))) is not None:
+            raise InvalidMessageError(f"its time {timestamp} {hardly_microseconds(int(timestamp), unit)}", index)
 
 
 def check_properties(values: list[Any]) -> Column:

@@ -10,8 +10,8 @@ import attrs
 
 from topicstore.contract.arguments import check_path
 from topicstore.contract.errors import GenerationError
-from topicstore.storage.archive_locations import archive_directory, location_of
 from topicstore.storage.directory.manifest import Manifest
+from topicstore.storage.generations import archive_directory, location_of
 from topicstore.storage.storage import Storage
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@
     <target>/_topicstore_export.json                            Head
     <target>/shard=0000/generation=0001/part-00000.parquet      rows in order of their positions
     <target>/shard=0000/generation=0001/_topicstore_slab.json   Contents
-    <target>/.unfinished-<32 hexadecimal digits>/               temporary (`topicstore.storage.directory.staging`)
+    <target>/.unfinished-<32 hexadecimal digits>/               temporary (`topicstore.storage.directory.files`)
 
 ``shard`` and ``generation`` are partition columns, named by the directories. A file has the columns of
 `topicstore.contract.arrow.SCHEMA_WITH_IDS` except ``shard``. Readers of partitioned data (Spark, DuckDB, pyarrow) take

@@ -45,10 +45,9 @@ from topicstore.shard.records import GenerationRecord
 from topicstore.shard.rewriter import filters_of_all
 from topicstore.shard.shard import Shard
 from topicstore.storage import replays
-from topicstore.storage.archive_locations import archive_directory, check_apart
 from topicstore.storage.directory.files import convert_os_errors, sync_directory
 from topicstore.storage.directory.staging import staging_directory, staging_name, sweep_staging
-from topicstore.storage.generations import live_records
+from topicstore.storage.generations import archive_directory, check_apart, live_records
 from topicstore.storage.reading.direct_reads import plan_generation, run_as_stored
 from topicstore.storage.storage import Storage
 

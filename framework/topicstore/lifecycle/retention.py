@@ -24,7 +24,7 @@ they are dropped with their generation.
 
 A process trusts the wall clock when it opens the database. Afterwards no message is removed before the time has
 actually elapsed, even if the clock jumps forward, or is set back for a while during which messages are stored
-(`topicstore.lifecycle.clock_guard`). A clock that stays changed is trusted again ``max_age`` later, after the next
+(`topicstore.runtime.clocks.ClockGuard`). A clock that stays changed is trusted again ``max_age`` later, after the next
 opening, or in a `Retention.run` with an explicit time.
 
 On a site of a cluster, only the owner of shard 0 begins and drops generations and changes the settings, and each owner
@@ -73,14 +73,16 @@ from topicstore.contract.forking import ProcessLock
 from topicstore.contract.positions import time_of
 from topicstore.contract.times import Time, instant
 from topicstore.runtime.background import BackgroundTask
+from topicstore.runtime.clocks import ClockGuard
 from topicstore.runtime.locks import owned
 from topicstore.runtime.warning import warn_caller
 from topicstore.shard.record_codec import RecordCodec
 from topicstore.shard.rewriter import Decoders
 from topicstore.shard.state import Applied, FrameworkWrite
-from topicstore.storage.archive_locations import archive_directory, check_apart
 from topicstore.storage.generations import (
     add_generation,
+    archive_directory,
+    check_apart,
     drop_generation,
     live_records,
     reclaim_removed,
@@ -89,7 +91,6 @@ from topicstore.storage.generations import (
 from topicstore.storage.quota import removing_bytes, written_bytes
 from topicstore.storage.storage import Storage
 
-from .clock_guard import ClockGuard
 from .expiry import count_expired, expire
 from .retention_outlook import Departure, outlook, reasons
 from .retention_policy import (
@@ -117,7 +118,7 @@ _EXCESS = 2
 _PAUSE = 0.005
 """Seconds between two checks of a waiting writer."""
 _LOOK_EVERY = 1.0
-"""Seconds between two looks, on a site of a cluster, at what other sites have stored and set."""
+"""Seconds between two looks, on a site of a cluster, at messages and limits of other sites."""
 _AGAIN = 60_000_000
 """Microseconds after which a failed run is repeated."""
 
@@ -324,7 +325,7 @@ class Retention:
             self._task.wake()
 
     def _look_at_site(self) -> None:
-        """Wake the background task if a run may be due by what other sites have stored or set.
+        """Wake the background task if a run may be due by messages or limits of other sites.
 
         Also if shard 0, whose owner begins and drops generations, has come to this site.
         """
@@ -336,7 +337,7 @@ class Retention:
     # --- running ---
 
     def run(self, now: Time | None = None) -> RetentionReport:
-        """Begin, drop, archive and delete what is due, and remove expired retained messages; return a report.
+        """Begin, drop, archive and delete by the limits, and remove expired retained messages; return a report.
 
         ``now``: the time to use; by default the time of the database's clock, minus the time by which the clock has
         jumped ahead. Raises `InvalidArgumentError` for an invalid time.

@@ -115,7 +115,7 @@ class SiteTls:
             self._context = self.read()
 
     def read(self) -> ssl.SSLContext:
-        """Read the files again; `use` applies what this returns. Raises `ListenError`."""
+        """Read the files again; `use` applies the result. Raises `ListenError`."""
         files = self._settings
         try:
             context = ssl.create_default_context(cafile=None if files is None else files.ca_file)

@@ -190,9 +190,9 @@ def check_database(db: ts.Database, settings: ServerSettings) -> None:
 def change_database(db: ts.Database, settings: ServerSettings) -> str | None:
     """Apply settings to a database: its layout, its persistence rules, its retention limits.
 
-    Settings that are not set don't change the database, except that a server removes what only sessions needed if
-    retention was never set. Only differences are written. On a site of a cluster, the owner of shard 0 writes rules and
-    limits. Return the reason if they can't be written here now; else None.
+    Settings that are not set don't change the database, except that a server removes messages that only sessions needed
+    if retention was never set. Only differences are written. On a site of a cluster, the owner of shard 0 writes rules
+    and limits. Return the reason if they can't be written here now; else None.
     """
     begin_generation(MESSAGES, db, settings.messages)
     db.retention.start(_RETENTION_INTERVAL)

@@ -1,4 +1,4 @@
-"""`QueueBounds` keeps what waits for sessions within `Limits.max_queued` and `Limits.max_queued_bytes`.
+"""`QueueBounds` keeps the messages that wait for sessions within `Limits.max_queued` and `Limits.max_queued_bytes`.
 
 A thread checks the sessions in turn, within a small share of the time. Dropped messages are logged by client, and
 counted by the sessions themselves (`topicstore.sessions.SessionCounts`).
@@ -31,7 +31,7 @@ _log = logging.getLogger("topicstore.server")
 
 
 class QueueBounds:
-    """The bounds of what waits for the sessions of one database, checked in a background thread."""
+    """The bounds of the messages that wait for the sessions of one database, checked in a background thread."""
 
     def __init__(self, db: ts.Database) -> None:
         self._db = db

@@ -11,6 +11,7 @@ import contextlib
 import gc
 import logging
 import os
+import shlex
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,16 +28,8 @@ from .listeners import Reserved
 from .logs import reopen
 from .server import Server
 from .signals import Signals
-from .trial import trial
 
-__all__ = [
-    "access",
-    "banner",
-    "notify",
-    "notify_reloading",
-    "ready_line",
-    "serve",
-]
+__all__ = ["access", "banner", "notify", "notify_reloading", "ready_line", "serve", "trial"]
 
 
 def banner(
@@ -56,7 +49,7 @@ def banner(
     durability: the database's durability, ``commit`` or ``sync``.
     cluster:    the name of the server among the sites of its cluster, and the URL of their log store, if there is one.
     stored_by:  names of its backend and layout.
-    kept:       `DatabaseInfo.kept`: what is stored, by which rules, and how long it stays.
+    kept:       `DatabaseInfo.kept`: the rules by which messages are stored, and how long they stay.
     stores:     whether it has persistence rules.
     urls:       URLs of all listeners.
     mqtt:       addresses of the listeners for which ``mosquitto_pub`` needs no certificates.
@@ -90,7 +83,7 @@ def banner(
 
 
 def access(settings: ServerSettings) -> str:
-    """Return which clients may connect, and what they may do, as sentences."""
+    """Return which clients may connect, and their permissions, as sentences."""
     usual = settings.authentication.anonymous
     [anonymous, *others] = dict.fromkeys(one.anonymous or usual for one in settings.listeners.values())
     found = {
@@ -250,3 +243,29 @@ async def _reload(hung_up: asyncio.Event, server: Server) -> None:
         except Exception as fault:  # noqa: BLE001 - it is logged, and the next SIGHUP may go well
             _log.error("settings and certificates could not be read again", exc_info=fault)
         notify("READY=1")  # also after a reload that failed: the server goes on with what it had
+
+
+def trial(host: str, port: int, *, login: tuple[str, str] | None = None, authority: Path | None = None) -> list[str]:
+    """Return lines with example commands of mosquitto and an example program with paho-mqtt.
+
+    login:     the user and the password; None for an anonymous client.
+    authority: the certificate of the authority that clients trust; None for a listener without TLS.
+    """
+    at = ["-h", host, "-p", str(port)]
+    options: dict[str, Any] = {"hostname": host, "port": port}
+    if authority is not None:
+        at += ["--cafile", str(authority)]
+    if login is not None:
+        at += ["-u", login[0], "-P", login[1]]
+        options["auth"] = {"username": login[0], "password": login[1]}
+    if authority is not None:
+        options["tls"] = {"ca_certs": str(authority)}
+    written = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    return [
+        "Try it: the first of these keeps a session for the client 'display', also while that is away.",
+        f"    mosquitto_sub {shlex.join(at)} -i display -c -q 1 -t 'home/#' -v",
+        f"    mosquitto_pub {shlex.join(at)} -q 1 -t home/hall -m '21 degrees'",
+        "Or from Python, with paho-mqtt:",
+        "    from paho.mqtt import publish",
+        f"    publish.single('home/hall', '22 degrees', qos=1, {written})",
+    ]

@@ -22,16 +22,15 @@ from .access.access import Access
 from .access.bans import FILE, BanFile, Bans
 from .config.model import MESSAGES, Limits, Rule, ServerSettings
 from .databases import change_database, check_database
-from .descriptors import Descriptors
 from .http.discovery import Announcement, FoundServer
 from .listeners import Listener, Replacement, Reserved, listen
 from .listeners.tls import Expiry, read_ends
 from .logs import set_level
-from .memory_budget import MemoryBudget
 from .mqtt.broker import Broker
 from .mqtt.sys_topics import Traffic
 from .recovering import Recovery
 from .reload import Reloaded, in_force, new_access, summary, with_access_of
+from .resource_limits import Descriptors, MemoryBudget
 
 if TYPE_CHECKING:
     from topicstore.sessions import Session
@@ -97,7 +96,7 @@ class Server:
         """TLS of connections to other sites; None without a cluster."""
         self._recovery = Recovery(self._storages)
         self._queue_bounds: QueueBounds | None = None
-        """The bounds of what waits for sessions; None until the settings have some."""
+        """The bounds of messages that wait for sessions; None until the settings have some."""
         self._expiry = Expiry()
         self._bans = Bans(BanFile(Path(db.path) / FILE))
         self._announcement: Announcement | None = None
@@ -250,7 +249,7 @@ class Server:
     # --- other settings ---
 
     async def reload(self, settings: ServerSettings) -> Reloaded:
-        """Apply new settings, as far as a running server can; return what changed, and what needs a restart.
+        """Apply new settings, as far as a running server can; return the changes, and the settings that need a restart.
 
         Files that the settings name are read again: certificates, plugins, users and tokens. Connected clients keep
         their negotiated limits until they connect again. The new access rules apply to their actions and deliveries
@@ -449,7 +448,7 @@ class Server:
             _log.info("the server has stopped")
 
     def _bound_queues(self, limits: Limits) -> None:
-        """Apply the bounds of what waits for sessions. No thread is started before there are some."""
+        """Apply the bounds of messages that wait for sessions. No thread is started before there are some."""
         if self._queue_bounds is None and (limits.max_queued, limits.max_queued_bytes) != (None, None):
             from .queue_bounds import QueueBounds
 

@@ -37,8 +37,8 @@ class Commits:
     session for another reason.
 
     If a cluster shares the database, a session also ends when a write finds that its shard has moved, or when the log
-    store doesn't answer. The change may then be stored later, so the object may differ from what is stored; the next
-    opening reads that.
+    store doesn't answer. The change may then be stored later, so the object may differ from the stored session; the
+    next opening reads that one.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Commits:
         """
         by_shard: dict[int, list[Session]] = {}
         for session in changes:
-            if session.stored and changes[session]:
+            if session.in_flight.stored and changes[session]:
                 by_shard.setdefault(self._states.shard_of(session.client_id), []).append(session)
         errors: _Errors = {}
         while by_shard:

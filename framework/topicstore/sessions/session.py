@@ -573,7 +573,7 @@ class Session:
             if cursors:  # places moved, with nothing to hand out
                 self.touched()
             return None
-        if not (self.stored or in_flight.received):
+        if not (in_flight.stored or in_flight.received):
             self._hand_over(selections, cursors)
             return None
         counts = [selected.acknowledged() for selected in selections]
@@ -585,7 +585,7 @@ class Session:
                 start += count
         staged = in_flight.stage(batches, whole=False)
         moved = dict.fromkeys(cursors)  # some were read several times
-        writes = [write for cursor in moved for write in cursor.writes()] + staged.writes if self.stored else []
+        writes = [write for cursor in moved for write in cursor.writes()] + staged.writes if in_flight.stored else []
         return PendingDelivery(self, selections, ids, cursors, staged, [self.guard, *writes] if writes else [])
 
     def _hand_over(self, selections: list[SelectedMessages], cursors: list[SessionCursor]) -> None:
@@ -883,7 +883,7 @@ class Session:
         self.overlapping = OverlappingCursors(self.dispatcher, self.wake)
 
     def waits_for(self) -> str:
-        """Return what the session waits for, as in `SessionStatus.waits_for`. Needs no lock."""
+        """Return the value of `SessionStatus.waits_for`: the awaited event, or an error. Needs no lock."""
         if self.failure is not None:
             return str(self.failure)
         if self.held_since is not None:

@@ -86,7 +86,7 @@ class Revocable(NamedTuple):
     shard: int
     positions: Positions
     removal: StateWrite
-    """The write that removes them from what the session has in flight."""
+    """The write that removes them from the messages that the session has in flight."""
 
 
 def encode_session(client_id: str, record: SessionRecord) -> StoredSession:

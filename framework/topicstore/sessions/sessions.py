@@ -558,7 +558,7 @@ class Sessions:
         max_messages: int | None = None,
         max_bytes: int | None = None,
     ) -> dict[str, Skipped]:
-        """Skip the oldest messages that wait for sessions above a limit; return what was skipped, by client id.
+        """Skip the oldest messages that wait for sessions above a limit; return their numbers, by client id.
 
         client_ids:   the sessions; those that don't exist are left out.
         max_messages: the most messages that wait for a session; None: no limit.
@@ -630,10 +630,10 @@ class Sessions:
     def remove_delivered(self) -> int:
         """Remove messages that are stored only because sessions wait for them, and that no session needs any more.
 
-        Removes only what is older than `RetentionSettings.delivered`, and nothing without that setting; returns the
-        number of messages. `tick` begins the same in the background, four times in that age. Messages go in their
-        order: one that a session has still to deliver holds the younger ones of its shard back. Raises the errors of
-        `Database.delete`.
+        Removes only messages that are older than `RetentionSettings.delivered`, and nothing without that setting;
+        returns the number of messages. `tick` begins the same in the background, four times in that age. Messages go in
+        their order: one that a session has still to deliver holds the younger ones of its shard back. Raises the errors
+        of `Database.delete`.
         """
         self._check_open()
         return self._delivered.remove()

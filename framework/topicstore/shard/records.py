@@ -134,7 +134,7 @@ class GenerationRecord(msgspec.Struct, frozen=True, gc=False, array_like=True, k
     live_bytes: int = 0
     """Bytes of the values that hold the messages; 0 for the current and for archived generations."""
     archive: str | None = None
-    """The location of the export that holds the messages (`topicstore.storage.archive_locations`); None unless the
+    """The location of the export that holds the messages (`topicstore.storage.generations`); None unless the
     generation is archived."""
 
 

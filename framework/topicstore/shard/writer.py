@@ -831,7 +831,7 @@ class ShardWriter:
 
         ``open_generations`` reloads the generations. `lock` must be held, so that nothing is written in the meantime.
         Unless the contents were ``replaced``, the last position never falls below positions that readers have seen,
-        even if those writes were lost. With a log it may, because the log has what is lacking.
+        even if those writes were lost. With a log it may, because the log has the lacking writes.
         """
         with self._fsync_lock:
             stored = load_tail(self.engine)

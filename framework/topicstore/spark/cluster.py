@@ -50,7 +50,7 @@ class _ShardPartition(InputPartition):
 
 
 class ClusterReader(DataSourceReader):
-    """A reader of what a cluster had acknowledged when the query began, and of later messages until its tasks begin."""
+    """A reader of the messages acknowledged when the query began, and of later messages until its tasks begin."""
 
     def __init__(self, settings: ReadSettings, cluster: Cluster, schema: StructType) -> None:
         Shape(schema)  # raises for a column that doesn't exist

@@ -192,7 +192,7 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def _of_shards(self, shards: Iterable[int], read: Callable[[LogStore, int], T]) -> dict[int, T]:
-        """Return what a function returns for each shard. Several are read at the same time."""
+        """Return a function's results, one for each shard. Several are read at the same time."""
         with (
             closing(open_for_reading(self._cluster.url, self._cluster.options)) as store,
             ThreadPoolExecutor(_AT_ONCE, "topicstore-shards") as threads,

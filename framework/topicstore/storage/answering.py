@@ -37,8 +37,8 @@ from topicstore.shard.elsewhere import (
 from topicstore.shard.shard import Shard
 
 from .counting.contents import TopicCounts, clients_of_shard
-from .read_path import read_batch
 from .reading.history import History
+from .replays import read_batch
 from .storage import Storage
 
 __all__ = ["answer"]

@@ -1,13 +1,15 @@
-"""Adding, dropping and listing generations across all shards of a database, which all have the same generations."""
+"""Adding, dropping and listing the generations of a database, which are the same in all shards; where archives lie."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from topicstore.contract.errors import UnsupportedError
+from topicstore.contract.errors import ManifestMismatchError, UnsupportedError
 from topicstore.contract.options import options_dict
 from topicstore.plugins import registry
 from topicstore.shard.records import GenerationRecord
@@ -23,11 +25,14 @@ if TYPE_CHECKING:
 __all__ = [
     "GenerationInfo",
     "add_generation",
+    "archive_directory",
+    "check_apart",
     "check_shared",
     "complete_generations",
     "drop_generation",
     "generation_infos",
     "live_records",
+    "location_of",
     "reclaim_removed",
     "remove_dropped",
 ]
@@ -46,7 +51,7 @@ class GenerationInfo:
     messages: int
     """The number of live messages."""
     live_bytes: int
-    """The size of the live messages' values, in bytes. Deletes and compactions lower it by what they free."""
+    """The size of the live messages' values, in bytes. Deletes and compactions lower it by the bytes that they free."""
 
 
 def live_records(shards: Sequence[Shard]) -> dict[int, list[GenerationRecord]]:
@@ -217,3 +222,22 @@ def reclaim_removed(storage: Storage) -> None:
             shard.generations.reclaim_removed()
 
     storage.ballast.given_up(storage.shards, reclaim)
+
+
+def location_of(database: Path, target: Path) -> str:
+    """Return the location of an export in the form in which a database stores it.
+
+    An absolute path is unchanged; a relative path becomes relative to the database's directory.
+    """
+    return str(target) if target.is_absolute() else os.path.relpath(target.resolve(), database.resolve())
+
+
+def archive_directory(database: Path, location: str) -> Path:
+    """Return the directory of a stored location (see `location_of`)."""
+    return (database / location).resolve()
+
+
+def check_apart(database: Path, target: Path) -> None:
+    """Raise `ManifestMismatchError` if an export would lie inside the database's directory, and be removed with it."""
+    if target.resolve().is_relative_to(database.resolve()):
+        raise ManifestMismatchError(f"{target} lies inside the database; an export needs a place of its own")

@@ -8,7 +8,7 @@ from topicstore.contract.hookspecs import hookimpl
 from topicstore.contract.replay_plan import ReplayPlan
 from topicstore.contract.requests import ReadRequest, ReadResult, ReplayRequest, StoreRequest, StoreResult
 
-from .read_path import plan_replay, read_batch
+from .replays import plan_replay, read_batch
 from .storage import Storage
 from .store_path import store_batch
 

@@ -30,7 +30,6 @@ from topicstore.shard.generations import check_local
 from topicstore.shard.records import Tail
 from topicstore.shard.shard import Shard
 
-from .archive_locations import archive_directory
 from .background_jobs import BackgroundJobs
 from .counting.counting import count
 from .directory.closed_files import ClosedFiles
@@ -38,7 +37,7 @@ from .directory.files import convert_os_errors, permissions_of, sync_directory
 from .directory.manifest import write_manifest
 from .directory.recovery_points import RecoveryPoints
 from .directory.staging import staging_directory, sweep_staging
-from .generations import live_records
+from .generations import archive_directory, live_records
 from .reading.message_times import position_ranges
 from .storage import Storage
 

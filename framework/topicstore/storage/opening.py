@@ -492,7 +492,7 @@ def _open_to_write(
 def _take_directory(path: Path, manifest: Manifest, written: WrittenShards, room: int, permissions: int) -> None:
     """Create the directory if it is missing, and lock it; free its ballast if fewer than ``room`` bytes are free.
 
-    If the database is not complete, write its manifest and remove what an interrupted creation has left.
+    If the database is not complete, write its manifest, and remove the files that an interrupted creation has left.
     """
     make_directory(path, permissions)
     written.lock(path)

@@ -1,4 +1,4 @@
-"""Execution of replay plans: reading streams and yielding batches in the order of the plan.
+"""Replays: planning over all shards, fetching the next batch of a cursor, and yielding batches in the plan's order.
 
 Shards are independent of each other. Within a shard, a generation is read only after the end of the previous one.
 Within a generation, streams are independent, and take turns batch by batch, so that none waits for another to finish.
@@ -14,7 +14,8 @@ fetched batch, only messages of these times are kept.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 
@@ -23,15 +24,22 @@ import numpy as np
 
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.cursors import Cursor
+from topicstore.contract.positions import first_position
 from topicstore.contract.replay_plan import ReplayPlan, ShardPlan, TimeRange
-from topicstore.contract.requests import ReadResult
+from topicstore.contract.requests import ReadRequest, ReadResult, ReplayRequest
+from topicstore.shard.shard import Shard
 
-__all__ = ["Fetch", "in_order", "limited", "merge", "run", "slices"]
+from .keyed_message_records import GENERATION as KEYED
+from .keyed_message_records import read_keyed
+
+__all__ = ["BATCH_BYTES", "Fetch", "in_order", "limited", "merge", "plan_replay", "read_batch", "run", "slices"]
 
 Fetch = Callable[[Cursor, int, int], ReadResult]
 """A function that fetches the next batch of a cursor, up to a bound, of at most the given number of messages."""
 _LEAST = 64
 """The minimum number of messages of a stream to fetch at once, however many streams are merged."""
+BATCH_BYTES = 8 << 20
+"""The maximum size of a batch's payloads in bytes, approximately, which bounds the memory of reads."""
 
 
 def run(plan: ReplayPlan, fetch: Fetch) -> Iterator[MessageBatch]:
@@ -164,3 +172,44 @@ def slices(batches: Iterable[MessageBatch], rows: int) -> Iterator[MessageBatch]
     for batch in batches:
         for start in range(0, len(batch), rows):
             yield batch[start : start + rows]
+
+
+def plan_replay(request: ReplayRequest, shards: Sequence[Shard], database: bytes) -> ReplayPlan:
+    """Return a plan of each shard's generations in order, each with the streams that its layout chose as cheapest.
+
+    ``database`` is the database's id, which becomes part of the plan's cursors.
+    """
+    began = time.monotonic()
+    last = None if request.until is None else first_position(request.until) - 1
+    bounds = [
+        shard.writer.watermark if shard.elsewhere is None else shard.elsewhere.current_watermark() for shard in shards
+    ]  # before planning, which may wait
+    if last is not None:
+        bounds = [min(bound, last) for bound in bounds]
+    first, timestamps = first_position(request.start), request.timestamps
+    plans = [
+        shard.reader.plan(database, request.topic_filter, first, bound, since=began, timestamps=timestamps)
+        for shard, bound in zip(shards, bounds, strict=True)
+    ]
+    plans = [plan for plan in plans if plan.generations]
+    return ReplayPlan(shards=plans, order=request.order, batch_size=request.batch_size, timestamps=timestamps)
+
+
+def read_batch(request: ReadRequest, shards: Sequence[Shard]) -> ReadResult:
+    """Return the next batch of a cursor."""
+    cursor, bound = request.cursor, request.bound
+    shard = shards[cursor.shard]
+    if cursor.generation == KEYED and shard.elsewhere is None:
+        return read_keyed(request, shard)
+    if request.until is not None:
+        before = first_position(request.until) - 1
+        bound = before if bound is None else min(bound, before)
+    return shard.reader.next(
+        cursor,
+        rows=request.limit,
+        size=BATCH_BYTES,
+        bound=bound,
+        deadline=None if request.timeout is None else time.monotonic() + request.timeout,
+        final=request.bound is not None,
+        columns=request.columns,
+    )

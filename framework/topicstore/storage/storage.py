@@ -41,8 +41,8 @@ from topicstore.contract.requests import (
     Stream,
 )
 from topicstore.contract.state import StateWrite
-from topicstore.contract.times import check_recent
 from topicstore.contract.topics import TopicFilter
+from topicstore.contract.validation import check_recent
 from topicstore.runtime.clocks import Clocks, SteadyClock
 from topicstore.runtime.closing import close_all, do_all
 from topicstore.runtime.locks import holding, owned
@@ -58,7 +58,7 @@ from .directory.recovery_points import RecoveryPoints
 from .interest import InterestSpans
 from .quota import Quota
 from .read_only import Mode, ReadOnlyShards
-from .read_path import plan_replay, read_batch
+from .replays import plan_replay, read_batch
 from .shard_map import ShardMap
 from .store_path import store_batch
 

@@ -250,7 +250,7 @@ def test_names_used_once_take_an_eighth_of_the_memory(engine: MemoryEngine, monk
 
 
 def test_the_counted_bytes_are_those_that_names_take(engine: MemoryEngine) -> None:
-    """The memory that a dictionary counts is what its names take, whether they were added or loaded."""
+    """The memory that a dictionary counts is that of its names, whether they were added or loaded."""
     filled(engine, [])
     learn = [f"fleet/region-{number % 7}/bus-{number}/speed" for number in range(90_000)]
     filled(engine, learn)

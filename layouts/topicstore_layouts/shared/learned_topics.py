@@ -274,7 +274,7 @@ class LearnedTopics:
         return self._streams(topics, self._learn)
 
     def learn_uncached(self, topics: Iterable[str]) -> list[int]:
-        """Return what `learn_all` returns, without caching it, for a caller that keeps the streams itself."""
+        """Return the streams as `learn_all` does, without caching them, for a caller that keeps the streams itself."""
         with self._lock:
             return list(map(self._learn, topics))
 

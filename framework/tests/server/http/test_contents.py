@@ -257,7 +257,7 @@ def test_the_last_messages_of_named_topics_are_looked_up(http: httpx.Client) -> 
 
 
 def test_named_topics_come_as_one_by_one(db: ts.Database) -> None:
-    """Looking topics up together finds what looking up each alone finds, also for topics that begin with a dollar."""
+    """Looking topics up together finds the messages of looking up each alone, also for topics that begin with ``$``."""
     named = ["fleet/t1", "$fleet/a", "nowhere", *(f"fleet/t{n}/{n % 2}/speed" for n in range(30))]
     assert [message for name in sorted(named) for message in db.latest(name)] == latest_of(db.storage, named)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 import httpx
-from topicstore.server.http.formats.media_types import ARROW
-from topicstore.server.http.formats.read import READ
-from topicstore.server.http.formats.written import WRITTEN
+from topicstore.server.http.formats.request_bodies import READ
+from topicstore.server.http.formats.response_bodies import ARROW, WRITTEN
 
 
 def test_the_document_names_tokens_and_problems(site: httpx.Client) -> None:

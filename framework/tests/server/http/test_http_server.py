@@ -18,10 +18,10 @@ import topicstore.server.server as server_module
 from topicstore.server import Address, Server, ServerSettings
 from topicstore.server.config.model import HttpSettings, HttpTlsSettings, ListenerSettings
 from topicstore.server.databases import check_database
-from topicstore.server.descriptors import Descriptors
 from topicstore.server.http.discovery import find_server
 from topicstore.server.http.http_server import HttpServer
 from topicstore.server.listeners import ListenError
+from topicstore.server.resource_limits import Descriptors
 from topicstore.storage.directory.staging import staging_name
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 from topicstore_conformance.mqtt.certificates import Authority
@@ -343,7 +343,7 @@ def test_a_certificate_that_cannot_be_used_is_reported_and_nothing_is_left(
 
 
 def test_a_start_removes_what_killed_checkpoints_have_left(db: ts.Database, tmp_path: Path) -> None:
-    """A start removes what killed checkpoints left in the export directory and below it."""
+    """A start removes directories that killed checkpoints left in the export directory and below it."""
     left = tmp_path / "exports" / "daily" / staging_name()
     left.mkdir(parents=True)
     server = http_server(db, HttpSettings(listen=LOOPBACK, export_dir=tmp_path / "exports"))

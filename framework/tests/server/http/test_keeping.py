@@ -55,7 +55,7 @@ def test_generations_are_added_and_dropped(own: tuple[ts.Database, httpx.Client]
 
 
 def test_retention_is_shown_changed_and_run(own: tuple[ts.Database, httpx.Client]) -> None:
-    """Changing some retention limits keeps the others; a retention run drops what exceeds a limit."""
+    """Changing some retention limits keeps the others; a retention run drops generations that exceed a limit."""
     db, http = own
     db.store([ts.Message("a", b"1")])
     db.add_generation()

@@ -26,7 +26,7 @@ _VIEWS = {
     "storage": "#all-generations tbody tr",
     "publish": "#publish-form button:enabled",
 }
-"""The views, each with a selector of what shows that its data has come."""
+"""The views, each with a selector of an element that shows that its data has come."""
 _WINDOWS = [
     (width, scheme, zone)
     for width, (scheme, zone) in product((1440, 768, 390), (("light", "America/Los_Angeles"), ("dark", "Asia/Tokyo")))

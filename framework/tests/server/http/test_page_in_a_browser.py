@@ -433,7 +433,7 @@ def test_now_says_what_clients_have_sent_and_received(tmp_path: Path, context: B
 
 
 def test_an_empty_server_says_the_next_step(tmp_path: Path, context: BrowserContext) -> None:
-    """Each view of an empty server says what to do; the rule and the message that it asks for can be made there."""
+    """Each view of an empty server names the next step; the rule and the message that it asks for can be made there."""
     with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db) as server:
         opened = Opened.of(context, server.urls_of_http[0])
         page = opened.page

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import topicstore as ts
-from topicstore.server.http.formats.arrow_bodies import arrow_batches
-from topicstore.server.http.formats.parquet_bodies import parquet_batches
-from topicstore.server.http.formats.read import read
+from topicstore.server.http.formats.columnar_bodies import arrow_batches, parquet_batches
+from topicstore.server.http.formats.request_bodies import read
 
 ARROW, PARQUET, LINES = "application/vnd.apache.arrow.stream", "application/vnd.apache.parquet", "application/x-ndjson"
 
@@ -298,7 +297,7 @@ def test_a_column_with_fewer_rows_than_others_is_damage_and_not_no_rows() -> Non
 _DAMAGING = """
 import sys
 import topicstore as ts
-from topicstore.server.http.formats.read import read
+from topicstore.server.http.formats.request_bodies import read
 body, kind = sys.stdin.buffer.read(), sys.argv[1]
 for place in range(max(0, len(body) - 2_500), len(body)):
     for byte in {255, body[place] ^ 1} - {body[place]}:

@@ -18,9 +18,9 @@ import topicstore as ts
 from topicstore.contract.batch import MessageBatch
 from topicstore.server import Server
 from topicstore.server.config.units import Size
-from topicstore.server.http.formats.written import WRITTEN, written
+from topicstore.server.http.formats.response_bodies import WRITTEN, written
 from topicstore.server.http.streaming import Measured, ThreadedPieces
-from topicstore.server.http.threads import FairThreads
+from topicstore.server.http.threads import RequestThreads
 from topicstore.storage.reading.pages import ReplayPlace
 from topicstore_conformance.faults.threads import MOMENT, PATIENCE, wait_until
 from topicstore_conformance.mqtt.embedded import serving_http
@@ -196,7 +196,7 @@ def test_a_piece_that_was_sent_is_not_kept() -> None:
         made.append(weakref.ref(found))
         return found
 
-    async def send(threads: FairThreads) -> None:
+    async def send(threads: RequestThreads) -> None:
         pieces = ThreadedPieces(threads, (piece() for _ in range(3)), Measured(batch for batch in ()))
         for _ in range(3):
             assert len(await anext(pieces)) == 2 << 20
@@ -205,5 +205,5 @@ def test_a_piece_that_was_sent_is_not_kept() -> None:
                     await asyncio.sleep(MOMENT)
         await pieces.aclose()
 
-    with FairThreads(1) as threads:
+    with RequestThreads(1) as threads:
         asyncio.run(send(threads))

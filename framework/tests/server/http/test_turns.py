@@ -14,7 +14,7 @@ import topicstore as ts
 from litestar.exceptions import ServiceUnavailableException
 from topicstore.runtime.cancelling import UnwantedError, check_wanted, while_wanted
 from topicstore.server import Server
-from topicstore.server.http.threads import Asking, FairThreads, Way, asking
+from topicstore.server.http.threads import Asking, RequestThreads, Way, asking
 from topicstore.storage.storage import Storage
 from topicstore_conformance.faults.threads import PATIENCE, wait_until
 from topicstore_conformance.mqtt.embedded import serving_http
@@ -88,7 +88,7 @@ def test_what_clients_have_asked_for_ends_when_they_go(
     assert sum(shard.writer.counters.reads for shard in db.storage.shards) <= before + 1, "that of the last request"
 
 
-def submitted(threads: FairThreads, of: Asking, call: Any) -> Future[Any]:
+def submitted(threads: RequestThreads, of: Asking, call: Any) -> Future[Any]:
     """Submit a call to the request threads as work for a request."""
     token = asking.set(of)
     try:
@@ -103,7 +103,7 @@ def request(host: str = "a", way: Way = "heavy", *, reads: bool = True, gone: bo
 
 def test_another_address_gets_its_turn_before_what_one_has_asked_for_at_once() -> None:
     release, order = threading.Event(), list[str]()
-    with FairThreads(2) as threads:
+    with RequestThreads(2) as threads:
         held = submitted(threads, request("x"), lambda: release.wait(PATIENCE))
         first = [submitted(threads, request("many"), lambda: order.append("many")) for _ in range(10)]
         other = submitted(threads, request("other"), lambda: order.append("other"))
@@ -115,7 +115,7 @@ def test_another_address_gets_its_turn_before_what_one_has_asked_for_at_once() -
 
 def test_too_many_requests_of_an_address_are_refused_with_a_time_to_ask_again() -> None:
     release = threading.Event()
-    with FairThreads(4) as threads:
+    with RequestThreads(4) as threads:
         waiting = [submitted(threads, request(), lambda: release.wait(PATIENCE)) for _ in range(2 + 32)]
         with pytest.raises(ServiceUnavailableException) as refused:
             submitted(threads, request(), release.is_set)
@@ -129,7 +129,7 @@ def test_too_many_requests_of_an_address_are_refused_with_a_time_to_ask_again() 
 
 def test_a_write_whose_client_has_gone_is_done() -> None:
     """A write whose client has disconnected is still done; only reads are dropped."""
-    with FairThreads(2) as threads:
+    with RequestThreads(2) as threads:
         assert submitted(threads, request(reads=False, gone=True), lambda: 1).result(PATIENCE) == 1
         with pytest.raises(UnwantedError):
             submitted(threads, request(gone=True), lambda: 1).result(PATIENCE)

@@ -1,4 +1,4 @@
-"""The command ``topicstore learned-topics``, which prints what the layouts learned of the topics, as one tree."""
+"""The command ``topicstore learned-topics``, which prints the learned structure of topics as one tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command ``topicstore retention``, which shows and changes the limits, and drops what exceeds them."""
+"""The command ``topicstore retention``, which shows and changes the limits, and drops messages that exceed them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from topicstore.contract.positions import span_text
 from topicstore.contract.quantities import INFINITY, parse_size
 from topicstore.lifecycle.retention_outlook import Departure
 from topicstore.lifecycle.retention_policy import RetentionSettings
-from topicstore.storage.archive_locations import location_of
+from topicstore.storage.generations import location_of
 
 __all__ = ["limits", "retention"]
 

@@ -35,7 +35,7 @@ def sql(path: Path, statement: str, *, as_json: bool, as_csv: bool) -> None:
     these names print; `latest` has the last message of each topic. Times are in UTC; decode(payload) is the
     payload as text.
 
-    Comparisons of topics, client ids and times with constants narrow what is read; LIKE doesn't.
+    Comparisons of topics, client ids and times with constants narrow the range that is read; LIKE doesn't.
 
     \b
     Examples:

@@ -33,7 +33,7 @@ def missing() -> str | None:
 
 
 def play(step: Step, directory: Path, messages: int) -> bool:
-    """Publish, kill the server, restart it, and count; return whether every subscriber received what its QoS promises.
+    """Publish, kill the server, restart it, and count; return whether subscribers received all that QoS promises.
 
     messages: the number to publish, rounded down to a multiple that the publishers can share; at least one each.
     """
@@ -75,7 +75,7 @@ def _kill_in_the_middle(step: Step, server: Serving, writers: list[Publisher], p
 
 
 def _compare(step: Step, readers: list[Subscriber], expected: int) -> bool:
-    """Print what each subscriber received; return whether no message of QoS 2 was received twice."""
+    """Print the messages that each subscriber received; return whether no message of QoS 2 was received twice."""
     at_least_once, exactly_once = readers
     again = f"{at_least_once.twice:,} came again, as QoS 1 allows" if at_least_once.twice else "none came twice"
     step("QoS 1", f"{expected:,} messages published, {len(at_least_once.found):,} arrived: nothing lost; {again}")

@@ -16,11 +16,9 @@ from topicstore.plugins import GROUP, registry
 from topicstore.server.config.model import AuthenticationSettings, AuthorizationSettings, SettingsError
 from topicstore.server.listeners.peer import Peer
 
-from .batches import Batches, TooManyWaitingError
-from .fair_threads import BusyError
-from .name_patterns import ClientIdPatterns
 from .passwords import PasswordCheck, PasswordFile, PasswordFileError
-from .permissions import AccessList, Permissions
+from .permissions import AccessList, ClientIdPatterns, Permissions
+from .threads import Batches, BusyError, TooManyWaitingError
 
 __all__ = [
     "Access",

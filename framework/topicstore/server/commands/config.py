@@ -46,7 +46,7 @@ def config() -> None:
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @json_option
 def check(file: Path | None, path: Path | None, *, as_json: bool) -> None:
-    """Read the settings, and print "ok", what a start would change in the database PATH, and who may connect.
+    """Read the settings, and print "ok", the changes of a start to the database PATH, and who may connect.
 
     It also prints for which names and until when certificates are valid. Files that the settings name, of users and of
     TLS, and plugins are looked for too; addresses are not tried. Exits with 2 if they can't be used, and says where and
@@ -175,9 +175,9 @@ def init(
 ) -> None:
     """Print a file of all settings with their defaults, or write the FILE of a new server.
 
-    The options choose what FILE has; without any it has all settings with their defaults. Users, a token for the page
-    and certificates stand in files beside it. Each user may publish and read everything, all others nothing. Passwords
-    and the token are printed this one time. Existing files are never overwritten.
+    The options choose the settings in FILE; without any it has all settings with their defaults. Users, a token for the
+    page and certificates stand in files beside it. Each user may publish and read everything, all others nothing.
+    Passwords and the token are printed this one time. Existing files are never overwritten.
 
     \b
     Examples:
@@ -221,7 +221,7 @@ def init(
 def _made(file: Path, made: NewServer, names: Sequence[str]) -> Iterator[str]:
     """Yield the lines for people about a new server."""
     from topicstore.server.config.model import HttpSettings
-    from topicstore.server.trial import trial
+    from topicstore.server.running import trial
 
     named = shlex.quote(str(file))
     yield f"Made {', '.join(str(path) for path in made.files)}."

@@ -193,10 +193,10 @@ def _run(
         from topicstore.server import running as readiness
         from topicstore.server.config.model import MESSAGES
         from topicstore.server.databases import opened, places
-        from topicstore.server.descriptors import raise_limit
         from topicstore.server.listeners import Reserved
         from topicstore.server.logs import logging_to
         from topicstore.server.reload import check_files
+        from topicstore.server.resource_limits import raise_limit
         from topicstore.server.running import banner
         from topicstore.storage.directory.manifest import read_manifest
 

@@ -323,7 +323,7 @@ MESSAGES = "messages"
 
 
 class SettingsError(InvalidArgumentError):
-    """A server's settings can't be used; the text names the file, the key and what is expected."""
+    """A server's settings can't be used; the text names the file, the key and the expected value."""
 
 
 class TlsSettings(Section, frozen=True):

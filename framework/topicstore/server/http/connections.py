@@ -12,7 +12,7 @@ from litestar.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from topicstore.server.memory_budget import MemoryBudget
+from topicstore.server.resource_limits import MemoryBudget
 
 __all__ = ["Connection", "connection_of", "connections"]
 

@@ -16,15 +16,15 @@ from topicstore.contract.errors import ShardElsewhereError
 from topicstore.server.access.bans import Bans
 from topicstore.server.config.model import HttpSettings, Rule, ServerSettings
 from topicstore.server.listeners.listener import Listener
-from topicstore.server.memory_budget import MemoryBudget
 from topicstore.server.metrics.metrics import Metrics
 from topicstore.server.mqtt.sys_topics import Traffic
 from topicstore.server.reload import Reloaded
+from topicstore.server.resource_limits import MemoryBudget
 from topicstore.server.sites import Sites
 from topicstore.sessions import Session
 
 from .jobs import Jobs
-from .threads import FairThreads
+from .threads import RequestThreads
 from .tokens import Tokens
 
 __all__ = ["Context", "Mqtt", "TheContext"]
@@ -112,7 +112,7 @@ class Context:
     forwarder: Forwards | None
     """The connections to other sites of the cluster; None without a cluster."""
     metrics: Metrics
-    threads: FairThreads
+    threads: RequestThreads
     """The threads in which handlers call the database."""
     memory: MemoryBudget
     """The memory of bodies and responses. Used in the event loop of HTTP only."""

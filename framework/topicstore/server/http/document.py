@@ -36,7 +36,7 @@ from litestar.routes import HTTPRoute
 
 import topicstore as ts
 
-from .formats.media_types import JSON
+from .formats.response_bodies import JSON
 from .problems import PROBLEM
 
 __all__ = [

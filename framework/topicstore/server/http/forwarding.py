@@ -31,8 +31,7 @@ from topicstore.replication.site import ShardOwner, Site
 from topicstore.server.cluster import SiteTls
 from topicstore.server.listeners import ListenError
 
-from .formats.media_types import ARROW
-from .formats.written import written
+from .formats.response_bodies import ARROW, written
 from .guards import GRANTED, granted
 from .problems import problem
 

@@ -69,7 +69,7 @@ def is_site(connection: Connection) -> bool:
 def granted(connection: Connection) -> Scope | None:
     """Return the scope of a request, by its token or its origin; None if it has none.
 
-    The scope of a client's request that another site of the cluster forwards is what that site has granted.
+    The scope of a client's request that another site of the cluster forwards is the one granted by the forwarding site.
 
     Raises `ServiceUnavailableException` if the tokens can't be read.
     """

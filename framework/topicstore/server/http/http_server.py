@@ -21,22 +21,20 @@ import topicstore as ts
 from topicstore.runtime.closing import Closer, close_all
 from topicstore.server.config.model import HttpSettings
 from topicstore.server.config.units import written_address
-from topicstore.server.descriptors import Descriptors
 from topicstore.server.listeners import ListenError, bind, places_of
 from topicstore.server.listeners.accepting import Acceptor
 from topicstore.server.listeners.tls import Certificate
-from topicstore.server.memory_budget import MemoryBudget
 from topicstore.server.metrics.metrics import Metrics
+from topicstore.server.resource_limits import Descriptors, MemoryBudget
 from topicstore.server.sites import Sites
 from topicstore.storage.directory.staging import sweep_staging_below
 
-from .application import application
+from .application import application, by_sent_path
 from .connections import connections
 from .context import Context, Mqtt
 from .discovery import Announcement, FoundServer
 from .jobs import Jobs
-from .middleware import by_sent_path
-from .threads import FairThreads
+from .threads import RequestThreads
 from .tokens import Tokens, token_file
 
 if TYPE_CHECKING:
@@ -63,7 +61,7 @@ class _Uvicorn(uvicorn.Server):
         config: uvicorn.Config,
         bound: Sequence[socket.socket],
         certificate: Certificate | None,
-        threads: FairThreads,
+        threads: RequestThreads,
         below: int,
     ) -> None:
         super().__init__(config)
@@ -144,7 +142,7 @@ class HttpServer:
             sites=sites,
             jobs=Jobs(),
             metrics=Metrics(db, mqtt, site=sites.this),
-            threads=FairThreads(_THREADS),
+            threads=RequestThreads(_THREADS),
             memory=memory,
             stopping=threading.Event(),
         )

@@ -17,7 +17,7 @@ from litestar.types import HTTPResponseBodyEvent, Receive, Scope, Send
 from topicstore.contract.batch import MessageBatch
 
 from .connections import connection_of
-from .threads import FairThreads, asking
+from .threads import RequestThreads, asking
 
 __all__ = ["Measured", "Pieces", "Streamed", "ThreadedPieces"]
 
@@ -49,7 +49,7 @@ class ThreadedPieces:
     Data generated before an error is sent, unless the error occurs within the first piece.
     """
 
-    def __init__(self, threads: FairThreads, pieces: Iterator[_Piece], measured: Measured) -> None:
+    def __init__(self, threads: RequestThreads, pieces: Iterator[_Piece], measured: Measured) -> None:
         """Generate the first piece at once, in the caller's thread. Raises what the iterator raises.
 
         ``measured``: the batches from which the pieces are generated.

@@ -20,7 +20,7 @@ from litestar.exceptions import ServiceUnavailableException
 
 from topicstore.runtime.cancelling import UnwantedError, while_wanted
 
-__all__ = ["Asking", "FairThreads", "Way", "asking"]
+__all__ = ["Asking", "RequestThreads", "Way", "asking"]
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class _Work:
         return self.of is None or not self.of.unwanted()
 
 
-class FairThreads(ThreadPoolExecutor):
+class RequestThreads(ThreadPoolExecutor):
     """An executor for requests. A submitted call belongs to the request that the current task serves (`asking`)."""
 
     def __init__(self, threads: int) -> None:

@@ -6,9 +6,8 @@ transport, independent of the layers between the transport and the socket.
 
 from __future__ import annotations
 
-from .listener import Listener, listen, read_tls
+from .listener import Listener, Replacement, listen, read_tls
 from .peer import ConnectionFactory, Peer, Via, peer_of
-from .replacing import Replacement
 from .reserving import ListenError, Reserved, bind, places_of
 
 __all__ = [

@@ -1,8 +1,8 @@
 """Accepts connections, and immediately closes those that exceed the limit of file descriptors.
 
 An event loop's own server would accept until the last descriptor is used. Here a connection whose descriptor number is
-too high (`topicstore.server.descriptors`) is closed before any object is created for it. Failed TLS handshakes, which
-asyncio doesn't log, are logged.
+too high (`topicstore.server.resource_limits`) is closed before any object is created for it. Failed TLS handshakes,
+which asyncio doesn't log, are logged.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Acceptor:
 
     def _edge(self, key: bytes, peer: Any) -> Callable[[object], asyncio.Protocol]:
         """Return a factory of protocols for connections whose first bytes, within TLS, may be a site's header."""
-        from .site_header import SiteEdge  # only for a site of a cluster
+        from .proxy_header import SiteEdge  # only for a site of a cluster
 
         refused = partial(self._note, self._without_header, peer)
         return lambda _: SiteEdge(self._make, key, self._patience, refused)
@@ -160,7 +160,7 @@ class Acceptor:
         from .proxy_header import ProxyHeaderError, is_proxy, read_header
 
         if not self._proxies and self._key is not None:
-            from .site_header import begins_with_header, read_site_header
+            from .proxy_header import begins_with_header, read_site_header
 
             async with asyncio.timeout(self._patience):
                 return await read_site_header(accepted, self._key) if await begins_with_header(accepted) else None

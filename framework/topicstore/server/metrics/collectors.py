@@ -1,4 +1,4 @@
-"""The metrics of shards, sessions, queues, MQTT clients and the process, as Prometheus metric families.
+"""The metrics of shards, sessions, queues, clients, process and site of a cluster, as Prometheus metric families.
 
 Averages of latencies of stores, commits and reads are over the last seconds and minutes, by shard. Sessions have no
 time series of their own: their numbers and their total lag are exported.
@@ -16,9 +16,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import accumulate
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from prometheus_client import ProcessCollector as Standard
 from prometheus_client.core import (
@@ -34,11 +35,11 @@ from prometheus_client.registry import Collector
 
 import topicstore as ts
 from topicstore.contract.engine import EngineInfo
-from topicstore.contract.errors import EngineError
+from topicstore.contract.errors import EngineError, RecoverableError
 from topicstore.contract.positions import time_of
 from topicstore.queues.queue import QueueInfo
-from topicstore.server.memory_budget import MemoryBudget
 from topicstore.server.mqtt.sys_topics import PacketCounts, Traffic
+from topicstore.server.resource_limits import MemoryBudget
 from topicstore.sessions import SessionCounts
 from topicstore.shard.records import GenerationRecord
 from topicstore.shard.shard import Shard
@@ -46,9 +47,13 @@ from topicstore.shard.writer import BOUNDS, Latencies
 
 from .paced import Paced, SessionLag
 
+if TYPE_CHECKING:  # only a site of a cluster needs the module
+    from topicstore.replication.site import ReplicaLag, Site
+
 __all__ = [
     "INTERVALS",
     "Averages",
+    "ClusterCollector",
     "FieldNamesCollector",
     "HasTraffic",
     "Kind",
@@ -71,6 +76,8 @@ Kind = Literal["store", "commit", "read"]
 _KINDS: tuple[Kind, ...] = ("store", "commit", "read")
 _Totals = tuple[tuple[tuple[int, float], ...], ...]
 """By kind and shard, the number of operations, and their total duration in seconds."""
+_SHARD = ("shard",)
+_KIND = ("kind",)
 
 
 class Averages:
@@ -380,7 +387,6 @@ class SessionsCollector(Collector):
         yield counter("topicstore_queue_dropped_messages", text, _QUEUE, (((one.name,), one.dropped) for one in queues))
 
 
-_SHARD = ("shard",)
 _GENERATION = ("shard", "generation", "layout")
 
 _COUNTERS = {
@@ -515,3 +521,52 @@ def _counts(shard: Shard, record: GenerationRecord) -> tuple[int, int]:
     """Return the messages and bytes of a generation; the tail has those of the current generation."""
     counted = record if record.sealed is not None else shard.writer.tail
     return counted.messages, counted.live_bytes
+
+
+class ClusterCollector(Collector):
+    """Collects the metrics of one site."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._lags = Paced(self._find_lags)
+        """The entries that replicas are behind, for which the log store is asked."""
+        self._known: list[ReplicaLag] = []
+
+    def _find_lags(self) -> list[ReplicaLag]:
+        with suppress(RecoverableError):  # the log reports it, and the last values stay
+            self._known = self._site.lag()
+        return self._known
+
+    def renew(self) -> None:
+        """Ask for the replicas' lag again if that is due."""
+        self._lags.renew()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric families."""
+        replicas, now = [one for one in self._site.replicas if one.kept], time.monotonic()
+        text = "Seconds since a replica last had all entries of its log; 0 for the owner."
+        seconds = [0.0 if one.owned else now - one.caught_up for one in replicas]
+        labels = [(str(one.shard.number),) for one in replicas]
+        yield gauge("topicstore_replica_lag_seconds", text, _SHARD, zip(labels, seconds, strict=True))
+        text = "Entries of the log that the owner has applied, and this replica has not."
+        lags = [((str(one.shard),), one.entries) for one in self._lags.value()]
+        yield gauge("topicstore_replica_lag_entries", text, _SHARD, lags)
+        text = "Whether this site owns the shard: 1 or 0."
+        yield gauge("topicstore_shard_owned", text, _SHARD, zip(labels, [one.owned for one in replicas], strict=True))
+        text = "Whether this site's replica takes no writes, because one has failed: 1 or 0."
+        yield gauge(
+            "topicstore_replica_failed", text, _SHARD, zip(labels, [one.failed for one in replicas], strict=True)
+        )
+        text = "Times that this site has become the owner of the shard."
+        taken = [one.log.takeovers for one in replicas]
+        yield counter("topicstore_takeovers", text, _SHARD, zip(labels, taken, strict=True))
+        text = "Entries that this site could not write, because another site had become the owner."
+        fenced = [one.log.fenced for one in replicas]
+        yield counter("topicstore_fenced_writes", text, _SHARD, zip(labels, fenced, strict=True))
+        store = self._site.store
+        text = "Of requests to the log store, by kind: put, get, list, delete."
+        rows = [((kind,), latencies) for kind, latencies in store.latencies.items()]
+        yield histogram("topicstore_log_store_seconds", text, _KIND, rows)
+        text = "Requests to the log store that had no conclusive answer."
+        failed = [((kind,), number) for kind, number in store.failed.items()]
+        yield counter("topicstore_log_store_failures", text, _KIND, failed)

@@ -12,6 +12,7 @@ import topicstore as ts
 
 from .collectors import (
     Averages,
+    ClusterCollector,
     FieldNamesCollector,
     HasTraffic,
     MqttCollector,
@@ -49,8 +50,6 @@ class Metrics:
             self.registry.register(collector)
         paced: list[_Renewed] = [store.engines, sessions, process]
         if db.cluster is not None:
-            from .cluster import ClusterCollector  # only for a site of a cluster
-
             cluster = ClusterCollector(db.cluster)
             self.registry.register(cluster)
             paced.append(cluster)

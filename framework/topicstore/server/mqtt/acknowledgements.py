@@ -13,14 +13,13 @@ import attrs
 
 from topicstore.contract.errors import SessionEndedError
 from topicstore.server.codec.encode import pubacks
-from topicstore.server.codec.error_codes import is_passing, reason_of, reason_of_message
 from topicstore.server.codec.packets import PUBACK, PUBCOMP, PUBREC, PUBREL, AckPacket
-from topicstore.server.codec.reason import ReasonCode
+from topicstore.server.codec.reason import ReasonCode, is_passing, reason_of, reason_of_message
 from topicstore.sessions import Publish, Session
 
 from .channel import Channel, Counted
 from .publish import Pending
-from .requests import Client, PublishedPart, RequestBatch
+from .store_thread import Client, PublishedPart, RequestBatch
 
 __all__ = [
     "PublishAnswer",

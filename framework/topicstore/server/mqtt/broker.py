@@ -25,8 +25,7 @@ from topicstore.sessions import Ended, Session
 from .connection import MqttConnection
 from .connections import Serving
 from .deliver import Shared
-from .requests import Client, RequestBatch, Responses
-from .store_thread import StoreThread
+from .store_thread import Client, RequestBatch, Responses, StoreThread
 
 if TYPE_CHECKING:
     from topicstore.server.cluster import SiteTls

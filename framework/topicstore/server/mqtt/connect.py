@@ -18,9 +18,8 @@ from topicstore.server.access.access import Access, Identity, Login, Refusal
 from topicstore.server.access.bans import Ban
 from topicstore.server.access.permissions import Permissions
 from topicstore.server.codec import encode as encoding
-from topicstore.server.codec.error_codes import sendable
 from topicstore.server.codec.packets import NEVER, ConnectPacket
-from topicstore.server.codec.reason import PacketError, ReasonCode
+from topicstore.server.codec.reason import PacketError, ReasonCode, sendable
 from topicstore.server.config.model import Limits, ProtocolSettings, ServerSettings
 from topicstore.server.listeners.peer import Peer
 from topicstore.sessions import Connect, Will

@@ -1,7 +1,7 @@
 """One client's connection: the state machine of MQTT between a socket and a session.
 
 A connection runs in the event loop and never blocks. Requests for the store are added to the next batch
-(`topicstore.server.mqtt.requests`). PUBLISHes and acknowledgements are added as they arrive. CONNECT, SUBSCRIBE,
+(`topicstore.server.mqtt.store_thread`). PUBLISHes and acknowledgements are added as they arrive. CONNECT, SUBSCRIBE,
 UNSUBSCRIBE and DISCONNECT are barriers: the same client's later packets wait until the barrier was answered, so that
 its requests are served in order. For back-pressure, reading pauses while many of the client's bytes wait to be served,
 or while the client doesn't read.
@@ -24,7 +24,6 @@ from topicstore.contract.errors import SessionEndedError, TopicstoreError
 from topicstore.server.access.bans import BanIndex
 from topicstore.server.codec import encode as encoding
 from topicstore.server.codec.decode import decode
-from topicstore.server.codec.error_codes import reason_of, reason_of_end, sendable, text_of
 from topicstore.server.codec.frames import Frame, FrameReader, FramingError, joined
 from topicstore.server.codec.packets import (
     CONNACK,
@@ -41,21 +40,20 @@ from topicstore.server.codec.packets import (
     SubscribePacket,
     UnsubscribePacket,
 )
-from topicstore.server.codec.reason import PacketError, ReasonCode
+from topicstore.server.codec.reason import PacketError, ReasonCode, reason_of, reason_of_end, sendable, text_of
 from topicstore.server.listeners.peer import Via
 from topicstore.server.logs import log_connected
 from topicstore.sessions import OVER, DeliveryBatch, Ended, Publish, PubRel, Session, SubscribeResult
 
 from .acknowledgements import ReceivedAcks, answer_publishes, answer_pubrels, complete
-from .channel import Channel
+from .channel import Channel, UnfinishedPacket
 from .connect import Refused, Terms, admit
 from .connections import Serving
 from .deliver import Outbound, Shared
 from .publish import Inbound, Rate, UndecidedError
-from .requests import Departure, PublishedPart
 from .rights import Rights
+from .store_thread import Departure, PublishedPart
 from .subscribe import Subscriptions
-from .unfinished_packet import UnfinishedPacket
 
 if TYPE_CHECKING:
     from topicstore.replication.site import ShardOwner

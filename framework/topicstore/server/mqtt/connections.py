@@ -16,12 +16,11 @@ from topicstore.server.codec.frames import LARGEST_CONNECT
 from topicstore.server.codec.reason import ReasonCode
 from topicstore.server.config.model import ServerSettings
 from topicstore.server.logs import RateLimitedLog
-from topicstore.server.memory_budget import MemoryBudget
+from topicstore.server.resource_limits import MemoryBudget
 from topicstore.sessions import Publish, Session, SessionCounts
 
 from .publish import Inbound
-from .requests import Client, RequestBatch, Row, Wanted
-from .store_thread import LAST_ROWS, ROWS, keep_turn, put_first
+from .store_thread import LAST_ROWS, ROWS, Client, RequestBatch, Row, Wanted, keep_turn, put_first
 from .sys_topics import Figures, Traffic
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from topicstore.server.codec.decode import decode_publish
 from topicstore.server.codec.reason import PacketError, ReasonCode
 from topicstore.sessions import Session
 
-from .requests import Row
 from .reserved_topics import may_be_published
+from .store_thread import Row
 
 __all__ = [
     "Inbound",

@@ -1,7 +1,7 @@
 """Clients of a cluster whose session lies in a shard of another site: their connection is passed on to that site.
 
 The site that has accepted a client decodes its CONNECT, connects to the owner of the client id's shard, and sends a
-header with the client's address (`topicstore.server.listeners.site_header`), the CONNECT, and all that follows. The
+header with the client's address (`topicstore.server.listeners.proxy_header`), the CONNECT, and all that follows. The
 owner authenticates the client by the rules of the listener that has accepted it, and serves it. Each direction has
 back-pressure: reading from one socket pauses while the other one's buffer is full.
 """
@@ -25,8 +25,8 @@ __all__ = ["Relay"]
 class Relay(asyncio.Protocol):
     """The client's side of a connection that is passed on to another site. Used in the event loop only.
 
-    It replaces the `MqttConnection`, and among all connections it does what applies to a client of another site: it is
-    ended when the server stops, when the client is banned, and when another site has become the owner.
+    It replaces the `MqttConnection`, and among all connections it has the methods that apply to a client of another
+    site: it is ended when the server stops, when the client is banned, and when another site has become the owner.
     """
 
     def __init__(self, serving: Serving, channel: Channel, upstream: Upstream, owner: ShardOwner) -> None:
@@ -34,7 +34,7 @@ class Relay(asyncio.Protocol):
         channel.ends(f"it was passed on to site {owner.site}", ReasonCode.SUCCESS)
 
     def begin(self, received: bytes) -> None:
-        """Pass on what the client has sent, and then all that it sends."""
+        """Pass on the bytes that the client has sent, and then all that it sends."""
         self._upstream.transport.write(received)
         self._upstream.attach(self)
 

@@ -11,15 +11,14 @@ from topicstore.contract.errors import InvalidFilterError, TopicstoreError
 from topicstore.contract.topics import TopicFilter
 from topicstore.server.access.permissions import Permissions
 from topicstore.server.codec import encode as encoding
-from topicstore.server.codec.error_codes import reason_of, text_of
 from topicstore.server.codec.packets import SUBACK, UNSUBACK, SubscribePacket, UnsubscribePacket
-from topicstore.server.codec.reason import PacketError, ReasonCode
+from topicstore.server.codec.reason import PacketError, ReasonCode, reason_of, text_of
 from topicstore.sessions import START_PROPERTY, Session, SubscribeOptions, SubscribeResult
 
 from .connect import Terms
 from .connections import Serving
-from .requests import Wanted
 from .reserved_topics import REPLAY, SHARE, split_replay
+from .store_thread import Wanted
 from .sys_topics import is_sys_filter
 
 __all__ = [

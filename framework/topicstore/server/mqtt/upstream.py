@@ -12,7 +12,7 @@ from topicstore.replication.site import ShardOwner, Site
 from topicstore.server.cluster import SiteTls, mqtt_key
 from topicstore.server.config.units import Address
 from topicstore.server.listeners.peer import Peer
-from topicstore.server.listeners.site_header import site_header
+from topicstore.server.listeners.proxy_header import site_header
 
 __all__ = ["Downstream", "Relays", "Upstream"]
 
@@ -88,11 +88,11 @@ class Upstream(asyncio.Protocol):
     _ended = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to pass on what is sent."""
+        """Begin to pass on bytes."""
         self.transport = cast("asyncio.Transport", transport)
 
     def attach(self, relay: Downstream) -> None:
-        """Pass on to a client what the owner sends."""
+        """Pass on the owner's bytes to a client."""
         self.relay = relay
         if self._ended:
             relay.finish()

@@ -1,9 +1,9 @@
 """The contents of a database: message counts by topic and by client id, and the last message of each topic.
 
 Counts are summed from the tally tables (`topicstore.shard.tally_tables`), and messages that no table counts are read,
-without their payloads where the layout can do that. Only what may match the filter is counted. All counts concern the
-stored form of messages, without plugins. Topics that begin with ``$`` are in no table. Only filters with the same first
-level match them (MQTT 5, section 4.7.2).
+without their payloads where the layout can do that. Only messages that may match the filter are counted. All counts
+concern the stored form of messages, without plugins. Topics that begin with ``$`` are in no table. Only filters with
+the same first level match them (MQTT 5, section 4.7.2).
 
 Counts by topic are cached in memory (`TopicCounts`), those of ``#`` and of the filters that were requested last. They
 are initialized from the tally tables. Afterwards each table that is added is added to them. Other messages are each

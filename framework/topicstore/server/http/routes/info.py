@@ -1,18 +1,20 @@
-"""``/info``, ``/listeners`` and ``/scope``: the database, the addresses for MQTT clients, and a request's scope."""
+"""``/info``, ``/config``, ``/listeners`` and ``/scope``: the database, the server's settings, and a request's scope."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import msgspec
-from litestar import Request, get
+from litestar import Request, get, post
 
 from topicstore.database import DatabaseInfo
+from topicstore.server.config.show import shown
 from topicstore.server.http.context import TheContext
 from topicstore.server.http.guards import granted, needs
 from topicstore.server.http.parameters import Page
 from topicstore.server.http.tokens import Scope
 from topicstore.server.listeners.peer import Scheme
+from topicstore.server.reload import Reloaded
 
 __all__ = ["ROUTES"]
 
@@ -58,4 +60,21 @@ def scope(request: Request[Any, Any, Any]) -> GrantedScope:
     return GrantedScope(found)
 
 
-ROUTES = [info, listeners, scope]
+@get("/config", guards=[needs("admin")], tags=["configuration"], sync_to_thread=True)
+def config(context: TheContext) -> dict[str, Any]:
+    """Return the settings in force, with all defaults, structured as the settings file; secrets are `***`."""
+    return shown(context.mqtt.settings)
+
+
+@post("/config/reload", status_code=200, guards=[needs("admin")], tags=["configuration"], sync_to_thread=True)
+def reload(context: TheContext) -> Reloaded:
+    """Read the settings file, the environment and the certificates again, as SIGHUP does.
+
+    The response lists the settings that have changed, those that were removed but are kept in the database, and those
+    that need a restart. If a setting is invalid, the response is 400 with the place and the reason, and nothing
+    changes.
+    """
+    return context.mqtt.reread_soon().result()
+
+
+ROUTES = [info, listeners, scope, config, reload]

@@ -25,9 +25,8 @@ from topicstore.contract.errors import InvalidArgumentError, NotADatabaseError
 from topicstore.contract.state import StateWrite
 from topicstore.pubsub.publish import store_retaining
 from topicstore.server.http.context import Context, TheContext
-from topicstore.server.http.formats.media_types import ARROW
-from topicstore.server.http.formats.read import UNPACKED, read
-from topicstore.server.http.formats.written import written
+from topicstore.server.http.formats.request_bodies import UNPACKED, read
+from topicstore.server.http.formats.response_bodies import ARROW, written
 from topicstore.server.http.guards import is_owner, is_site, needs
 from topicstore.server.http.jobs import Job, JobCancelledError, Kind, Progress, Work, place_below, place_of_owner
 from topicstore.server.http.parameters import Page
@@ -75,7 +74,7 @@ class Stored(msgspec.Struct):
 def imports(context: TheContext) -> list[Marker]:
     """Return the progress of each import in each shard; keys and values are base64.
 
-    On a site of a cluster, the response has what any site had stored before the request.
+    On a site of a cluster, the response includes the progress that any site had stored before the request.
     """
     if context.db.cluster is not None:
         context.db.cluster.refresh()

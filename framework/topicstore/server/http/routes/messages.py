@@ -26,9 +26,8 @@ from topicstore.contract.errors import InvalidCursorError, ShardElsewhereError
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.publish import PublishResult
 from topicstore.server.http.context import Context, TheContext
-from topicstore.server.http.formats.media_types import ARROW, chosen
-from topicstore.server.http.formats.read import READ, UNPACKED, read
-from topicstore.server.http.formats.written import WRITTEN, written
+from topicstore.server.http.formats.request_bodies import READ, UNPACKED, read
+from topicstore.server.http.formats.response_bodies import ARROW, WRITTEN, chosen, written
 from topicstore.server.http.guards import needs
 from topicstore.server.http.parameters import (
     MOST,

@@ -16,7 +16,7 @@ from topicstore.files.formats import JsonMessage, json_message
 from topicstore.queues.queue import Queue, QueueInfo
 from topicstore.queues.record import Overflow
 from topicstore.server.http.context import TheContext
-from topicstore.server.http.formats.read import GivenMessage, message_of
+from topicstore.server.http.formats.request_bodies import GivenMessage, message_of
 from topicstore.server.http.guards import needs
 from topicstore.server.http.parameters import Limit, Page
 

@@ -12,7 +12,7 @@ from litestar.params import JSONBody, QueryParameter
 import topicstore as ts
 from topicstore.files.formats import JsonMessage, json_message
 from topicstore.server.http.context import TheContext
-from topicstore.server.http.formats.read import GivenMessage, message_of
+from topicstore.server.http.formats.request_bodies import GivenMessage, message_of
 from topicstore.server.http.guards import needs
 from topicstore.server.http.parameters import After, Limit, Page, fitting
 from topicstore.server.mqtt.reserved_topics import check_published

@@ -12,7 +12,7 @@ from litestar.exceptions import PermissionDeniedException
 from litestar.params import JSONBody
 
 from topicstore.server.http.context import TheContext
-from topicstore.server.http.formats.media_types import ARROW, JSON, chosen
+from topicstore.server.http.formats.response_bodies import ARROW, JSON, chosen
 from topicstore.server.http.guards import is_owner, needs
 from topicstore.server.http.parameters import Limit
 

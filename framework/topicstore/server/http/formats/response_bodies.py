@@ -1,16 +1,21 @@
-"""The media types of messages, and content negotiation."""
+"""Messages in response bodies: the media type that the client accepts, and encoding."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 from litestar import Request
 from litestar.exceptions import HTTPException
 
-__all__ = ["ARROW", "CSV", "JSON", "JSON_LINES", "PARQUET", "NotAcceptableException", "chosen"]
+from topicstore.contract.batch import MessageBatch
+from topicstore.files.encoding import arrow_problem, arrow_stream, csv_text, json_lines, parquet
+from topicstore.server.http.problems import document_of
+from topicstore.storage.replays import slices
+
+__all__ = ["ARROW", "CSV", "JSON", "JSON_LINES", "PARQUET", "WRITTEN", "NotAcceptableException", "chosen", "written"]
 
 JSON = "application/json"
 JSON_LINES = "application/x-ndjson"
@@ -19,6 +24,12 @@ ARROW = "application/vnd.apache.arrow.stream"
 PARQUET = "application/vnd.apache.parquet"
 
 _WEIGHT = re.compile(r"q=([01](?:\.[0-9]{0,3})?)")
+WRITTEN = (JSON_LINES, CSV, ARROW, PARQUET)
+"""The media types of encoded messages; the first is the default."""
+_ROWS, _BYTES = 16_384, 1 << 20
+"""Most messages that are encoded at once, and about the most bytes of their payloads, unless one has more."""
+_GROUP_ROWS, _GROUP_BYTES = 65_536, 16 << 20
+"""Most rows and bytes of a Parquet row group, which is held in memory for each client."""
 
 
 class NotAcceptableException(HTTPException):
@@ -70,3 +81,32 @@ def _liking(kind: str, accepted: Mapping[str, tuple[int, float]]) -> tuple[float
             number, weight = accepted[name]
             return weight, closeness, -number
     return 0.0, -1, 0
+
+
+def written(batches: Iterable[MessageBatch], media_type: str) -> Iterator[bytes | memoryview]:
+    """Yield encoded messages in pieces.
+
+    If reading fails before the end, a stream in Arrow's IPC format includes the error before the error is raised.
+    """
+    parts = _parts(batches)
+    if media_type == ARROW:
+        return _telling(arrow_stream(part.to_arrow() for part in parts))
+    if media_type == PARQUET:
+        return parquet((part.to_arrow() for part in parts), rows=_GROUP_ROWS, size=_GROUP_BYTES)
+    encode = csv_text if media_type == CSV else json_lines
+    return encode(part.to_messages() for part in parts)
+
+
+def _parts(batches: Iterable[MessageBatch]) -> Iterator[MessageBatch]:
+    """Split batches, so that a slow client occupies little memory; JSON may be six times as large as its data."""
+    for batch in batches:
+        rows = len(batch) * _BYTES // max(batch.payload_bytes(), 1)
+        yield from slices([batch], min(max(rows, 1), _ROWS))
+
+
+def _telling(pieces: Iterator[memoryview]) -> Iterator[memoryview]:
+    try:
+        yield from pieces
+    except Exception as bad:
+        yield arrow_problem(document_of(bad))
+        raise

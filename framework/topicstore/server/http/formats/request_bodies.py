@@ -16,7 +16,7 @@ from topicstore.contract.errors import InvalidMessageError
 from topicstore.files.column_values import JsonProperties
 from topicstore.files.formats import decode_line, decode_lines, decode_list
 
-from .media_types import ARROW, JSON, JSON_LINES, PARQUET
+from .response_bodies import ARROW, JSON, JSON_LINES, PARQUET
 
 __all__ = ["READ", "UNPACKED", "GivenMessage", "UnsupportedMediaTypeException", "message_of", "read"]
 
@@ -97,13 +97,13 @@ def _decoded(rows: Iterable[bytes]) -> list[Message]:
 
 
 def _of_arrow(body: bytes, most: int) -> MessageBatch:
-    from .arrow_bodies import arrow_batches
+    from .columnar_bodies import arrow_batches
 
     return _of_batches(arrow_batches(body, most))
 
 
 def _of_parquet(body: bytes, most: int) -> MessageBatch:
-    from .parquet_bodies import parquet_batches
+    from .columnar_bodies import parquet_batches
 
     return _of_batches(parquet_batches(body, most))
 
