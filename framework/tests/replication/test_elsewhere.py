@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from topicstore.storage.answering import answer
 from topicstore_conformance.faults.threads import wait_until
 
 from .test_moving import agreed, keeps
-from .test_sites import NOW, Sites
+from .test_site_groups import GROUP_TEXT, Walk, joined, received, settled
+from .test_sites import NOW, Sites, owns
 
 SHARDS = 4
 
@@ -144,7 +146,7 @@ def test_a_subscription_follows_all_shards(dbs: dict[str, ts.Database]) -> None:
             assert [] == late.fetch(timeout=0).messages
 
 
-def received(db: ts.Database, session: Session, got: list[int]) -> int:
+def taken(db: ts.Database, session: Session, got: list[int]) -> int:
     """Deliver and acknowledge a session's messages, and append them to a list; return the list's length."""
     db.storage.look_elsewhere()
     db.sessions.wait(0)
@@ -173,14 +175,14 @@ def test_a_session_reads_all_shards(dbs: dict[str, ts.Database]) -> None:
         session.subscribe(f"{name}/#", 1)
         topic = f"{name}/{{}}"
         stored(dbs, range(40), topic)
-        wait_until(partial(lambda *of: received(*of) >= 40, db, session, got), "the first messages")
+        wait_until(partial(lambda *of: taken(*of) >= 40, db, session, got), "the first messages")
         session.disconnect()
         stored(dbs, range(40, 60), topic)
         session = db.sessions.open(client, expiry_interval=None)
         assert session.present
-        wait_until(partial(lambda *of: received(*of) >= 60, db, session, got), "those of the meantime")
+        wait_until(partial(lambda *of: taken(*of) >= 60, db, session, got), "those of the meantime")
         stored(dbs, range(60, 80), topic)
-        wait_until(partial(lambda *of: received(*of) >= 80, db, session, got), "those of now")
+        wait_until(partial(lambda *of: taken(*of) >= 80, db, session, got), "those of now")
         assert [*range(80)] == sorted(got)
 
 
@@ -243,3 +245,38 @@ def got_all(db: ts.Database, follower: ts.Subscription, got: list[int], count: i
     db.storage.look_elsewhere()
     got += numbers(follower.fetch(timeout=0).messages)
     return len(got) >= count
+
+
+def test_a_shared_subscription_has_members_at_all_sites(dbs: dict[str, ts.Database]) -> None:
+    """Sites divide and deliver the messages of a group though none keeps all shards, also after a member has left."""
+    Keepers(dbs)
+    settled(*dbs.values())
+    clients = {client_of(shard, db): db for db in dbs.values() for shard in range(SHARDS) if owns(db)[shard]}
+    members = {client: joined(db, client) for client, db in clients.items()}
+    assert len(members) == SHARDS
+    assert any(len(keeps(db)) < SHARDS for db in clients.values())
+    settled(*dbs.values())
+    stored(dbs, range(100, 300))
+    settled(*dbs.values())
+    found = {client: received(session) for client, session in members.items()}
+    assert [b"%d" % number for number in range(100, 300)] == sorted(chain(*found.values()))
+    assert len([some for some in found.values() if some]) > 1
+    _, session = members.popitem()
+    session.unsubscribe(GROUP_TEXT)
+    settled(*dbs.values())
+    stored(dbs, range(300, 400))
+    settled(*dbs.values())
+    again = [payload for session in members.values() for payload in received(session)]
+    assert [b"%d" % number for number in range(300, 400)] == sorted(again)
+    for db in dbs.values():
+        (group,) = db.sessions.groups
+        assert sorted(members) == [member.client_id for member in group.members]
+
+
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 40))])
+def test_members_at_sites_that_keep_some_shards_get_each_message(
+    dbs: dict[str, ts.Database], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """However late sites read each other's changes, members get every message, and none after it was acknowledged."""
+    Keepers(dbs)
+    Walk.run([db for db in dbs.values() if any(owns(db))], monkeypatch, seed)

@@ -28,6 +28,7 @@ from topicstore.contract.topics import TopicFilter
 
 from .generations import Generations
 from .reader import ShardReader
+from .state import Applied
 from .tally_records import Tally
 from .writer import ShardWriter
 from .zones import Span
@@ -41,6 +42,7 @@ __all__ = [
     "AskPlan",
     "AskRanks",
     "AskSite",
+    "AskState",
     "Counts",
     "ElsewhereReader",
     "End",
@@ -49,6 +51,8 @@ __all__ = [
     "Plan",
     "Question",
     "Ranks",
+    "Selection",
+    "Values",
     "counts_of",
     "stream_of",
 ]
@@ -119,7 +123,37 @@ class AskCounts(msgspec.Struct, tag="counts", frozen=True):
     by_topic: bool
 
 
-Question = AskEnd | AskPlan | AskNext | AskBegin | AskNewest | AskRanks | AskCounts
+class Selection(msgspec.Struct, frozen=True):
+    """Selects values of a shard's state by their keys, and values of the owners that some of these keys name."""
+
+    heads: tuple[bytes, ...]
+    """Beginnings of keys, of `topicstore.shard.state.HEAD` bytes."""
+    owners: bytes
+    """A beginning of keys that consist of it, a name without NUL, NUL, and an owner. These keys are selected, too."""
+    owned: tuple[bytes, ...]
+    """Beginnings of keys that consist of one of them and an owner."""
+    parts: tuple[bytes, ...]
+    """Beginnings of keys that consist of one of them, an owner, NUL, and anything."""
+
+    @property
+    def watched(self) -> tuple[bytes, ...]:
+        """The beginnings of keys by whose changes the values count as changed: all but those of ``parts``."""
+        return *self.heads, self.owners, *self.owned
+
+
+class AskState(msgspec.Struct, tag="state", frozen=True):
+    """Asks for `Values` of the shard's state."""
+
+    selection: Selection
+    certain: bool
+    """As `AskEnd.certain`."""
+    applied: int
+    """The number of entries of the shard's log that the site is to have applied."""
+    known: list[Applied]
+    """The `Values.changes` of an earlier answer; empty without one."""
+
+
+Question = AskEnd | AskPlan | AskNext | AskBegin | AskNewest | AskRanks | AskCounts | AskState
 
 
 class End(msgspec.Struct, frozen=True):
@@ -161,6 +195,17 @@ class Counts(msgspec.Struct, frozen=True):
     topics: list[str]
     client_ids: list[str]
     columns: list[bytes]
+
+
+class Values(msgspec.Struct, frozen=True):
+    """Selected values of a shard's state at one time, on the site that answers."""
+
+    applied: int
+    """The number of entries of the shard's log that the values include; they may include more."""
+    changes: list[Applied]
+    """The last changes of the keys of `Selection.watched`, in its order."""
+    pairs: list[tuple[bytes, bytes]] | None
+    """The selected keys, ascending, and their values; None if nothing has changed since ``AskState.known``."""
 
 
 class Error(msgspec.Struct, frozen=True):
@@ -301,6 +346,10 @@ class ElsewhereReader(ShardReader):
         found = self._ask(AskCounts(topic_filter.text, by_topic), Counts)
         columns = [np.frombuffer(column, "<u8") for column in found.columns]
         return Tally(found.topics, found.client_ids, *columns)
+
+    def values(self, question: AskState) -> Values:
+        """Return selected values of the shard's state."""
+        return self._ask(question, Values, waits=question.certain)
 
     def _ask(self, question: Question, kind: type[T], *, waits: bool = True) -> T:
         data = self._ask_site(self._writer.number, msgspec.msgpack.encode(question), waits)

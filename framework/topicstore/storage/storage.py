@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from topicstore.replication.site import Site
     from topicstore.shard.elsewhere import AskSite
 
+    from .followed_state import FollowedState
+
 __all__ = ["Storage", "StorageListener"]
 
 
@@ -153,6 +155,8 @@ class Storage:
         self.jobs = BackgroundJobs(shards, clocks.monotonic)
         """The background jobs that become due as messages are stored."""
         self.listener: StorageListener | None = None
+        self._followed: Sequence[FollowedState] = ()
+        """The states that `look_elsewhere` reads anew; replaced as a whole."""
         """The listener that `listen` has set, or None."""
         self._close_shards = close_shards
         self._unlock = unlock
@@ -436,8 +440,14 @@ class Storage:
         for shard in self.shards:
             shard.read_elsewhere(ask)
 
+    def follow_states(self, followed: Sequence[FollowedState]) -> None:
+        """Let `look_elsewhere` read these states anew where only other sites keep their shards."""
+        self._followed = followed
+
     def look_elsewhere(self) -> None:
-        """Ask for the ends of the shards that only other sites keep; wake the listener of those with new messages.
+        """Ask for the ends and the followed states of the shards that only other sites keep.
+
+        Wakes the listener of shards with new messages.
 
         Raises `ShardElsewhereError`, several as an `ExceptionGroup`.
         """
@@ -453,12 +463,14 @@ class Storage:
             if moved and self.listener is not None:
                 self.listener.extended(shard.number)
 
-        do_all([partial(look, shard) for shard in self.shards], "could not be reached")
+        looks = [partial(look, shard) for shard in self.shards]
+        do_all([*looks, *(one.look for one in self._followed)], "could not be reached")
 
-    def catch_up(self, shards: Collection[int] | None = None) -> None:
+    def catch_up(self, shards: Collection[int] | None = None, *, states: bool = False) -> None:
         """Wait until reads of some shards, or of all, see everything that any site acknowledged before the call.
 
-        Does nothing without a cluster. Raises the errors of `Site.refresh`, and `ShardElsewhereError`.
+        With ``states``, reads of the states of `follow_states` do, too. Does nothing without a cluster. Raises the
+        errors of `Site.refresh`, and `ShardElsewhereError`.
         """
         if self.site is None:
             return
@@ -467,6 +479,8 @@ class Storage:
             elsewhere = shard.elsewhere
             if elsewhere is not None and (shards is None or number in shards):
                 elsewhere.look(certain=True)
+        for one in self._followed if states else ():
+            one.look(certain=True)
 
     # --- read-only ---
 
