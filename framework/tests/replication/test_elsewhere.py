@@ -12,6 +12,7 @@ import pytest
 import topicstore as ts
 from topicstore.sessions import Publish, Session
 from topicstore.storage.answering import answer
+from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until
 
 from .test_moving import agreed, keeps
@@ -280,3 +281,30 @@ def test_members_at_sites_that_keep_some_shards_get_each_message(
     """However late sites read each other's changes, members get every message, and none after it was acknowledged."""
     Keepers(dbs)
     Walk.run([db for db in dbs.values() if any(owns(db))], monkeypatch, seed)
+
+
+def test_sql_and_arrow_read_all_shards(dbs: dict[str, ts.Database], tmp_path: Path) -> None:
+    """SQL, `replay_arrow` and a file written from it have the messages of all shards at every site.
+
+    An export copies generations as they are stored here, so a site without one of the shards refuses it.
+    """
+    need("duckdb")
+    Keepers(dbs)
+    client = client_of(1, dbs["a"])
+    for db in dbs.values():
+        found = db.sql("SELECT count(*) AS n, sum(payload::VARCHAR::INT) AS total FROM messages").to_pylist()
+        assert [{"n": 100, "total": sum(range(100))}] == found
+        (one,) = db.sql("SELECT count(*) AS n FROM messages WHERE client_id = ?", [client]).to_pylist()
+        assert {"n": 25} == one
+        (one,) = db.sql(
+            "SELECT (SELECT sum(messages) FROM topics) AS n, (SELECT count(*) FROM latest) AS m"
+        ).to_pylist()
+        assert {"n": 100, "m": 7} == one
+        rows = db.replay_arrow("#", columns=["payload", "shard"]).read_all()
+        assert [*range(100)] == [int(payload) for payload in rows["payload"].to_pylist()]
+        assert {*range(SHARDS)} == {*rows["shard"].to_pylist()}
+    dbs["a"].add_generation()
+    db = min(dbs.values(), key=lambda one: len(keeps(one)))
+    wait_until(lambda: len(db.generations()) == 2, "the second generation")
+    with pytest.raises(ts.ShardElsewhereError, match=r"is not kept on this site.* site \w writes it"):
+        db.archives.export(tmp_path / "export")
