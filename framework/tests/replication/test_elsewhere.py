@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import topicstore as ts
+from topicstore.contract.topics import TopicFilter
 from topicstore.sessions import Publish, Session
 from topicstore.storage.answering import answer
+from topicstore.storage.counting.histogram import histogram
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until
 
@@ -308,3 +310,23 @@ def test_sql_and_arrow_read_all_shards(dbs: dict[str, ts.Database], tmp_path: Pa
     wait_until(lambda: len(db.generations()) == 2, "the second generation")
     with pytest.raises(ts.ShardElsewhereError, match=r"is not kept on this site.* site \w writes it"):
         db.archives.export(tmp_path / "export")
+
+
+def test_histograms_and_streams_cover_all_shards(dbs: dict[str, ts.Database]) -> None:
+    """Histograms of all filters are the same at every site, and so is the list of streams of all shards."""
+    Keepers(dbs)
+    dbs["a"].add_generation()
+    for db in dbs.values():
+        wait_until(lambda db=db: len(db.generations()) == 2, "the second generation")  # type: ignore[misc]
+    stored(dbs, range(100, 120))
+    for db in dbs.values():
+        db.storage.catch_up()
+    for text in ("#", "t/3", "t/+"):
+        first, *others = (histogram(db.storage, TopicFilter(text), None, None, 7) for db in dbs.values())
+        assert [first] * len(others) == others
+        assert (first.messages, first.exact) == (17 if text == "t/3" else 120, True)
+    streams, *others = ({*db.streams("t/#")} for db in dbs.values())
+    assert [streams] * len(others) == others
+    assert {(shard, generation) for shard in range(SHARDS) for generation in (1, 2)} == {
+        (one.shard, one.generation) for one in streams
+    }

@@ -43,6 +43,8 @@ __all__ = [
     "AskRanks",
     "AskSite",
     "AskState",
+    "AskStreams",
+    "AskTimes",
     "Counts",
     "ElsewhereReader",
     "End",
@@ -51,7 +53,9 @@ __all__ = [
     "Plan",
     "Question",
     "Ranks",
+    "Rows",
     "Selection",
+    "StreamRow",
     "Values",
     "counts_of",
     "stream_of",
@@ -123,6 +127,19 @@ class AskCounts(msgspec.Struct, tag="counts", frozen=True):
     by_topic: bool
 
 
+class AskTimes(msgspec.Struct, tag="times", frozen=True):
+    """Asks for the matching messages by time: the `Rows` of each generation, for a histogram."""
+
+    topic_filter: str
+
+
+class AskStreams(msgspec.Struct, tag="streams", frozen=True):
+    """Asks for the `StreamRow` of each stream that may hold matching messages at or after a position."""
+
+    topic_filter: str
+    first: int
+
+
 class Selection(msgspec.Struct, frozen=True):
     """Selects values of a shard's state by their keys, and values of the owners that some of these keys name."""
 
@@ -153,7 +170,7 @@ class AskState(msgspec.Struct, tag="state", frozen=True):
     """The `Values.changes` of an earlier answer; empty without one."""
 
 
-Question = AskEnd | AskPlan | AskNext | AskBegin | AskNewest | AskRanks | AskCounts | AskState
+Question = AskEnd | AskPlan | AskNext | AskBegin | AskNewest | AskRanks | AskCounts | AskTimes | AskStreams | AskState
 
 
 class End(msgspec.Struct, frozen=True):
@@ -215,6 +232,10 @@ class Error(msgspec.Struct, frozen=True):
     text: str
 
 
+Rows: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes]
+"""The columns of a part of a histogram; each number is a little-endian float of 8 bytes."""
+StreamRow: TypeAlias = tuple[int, int, str, bool]
+"""The generation, the number and the pattern of a stream, and whether the generation is sealed."""
 _NUMBERS = ("topic", "client_id", "first", "last", "messages", "size")
 
 
@@ -346,6 +367,14 @@ class ElsewhereReader(ShardReader):
         found = self._ask(AskCounts(topic_filter.text, by_topic), Counts)
         columns = [np.frombuffer(column, "<u8") for column in found.columns]
         return Tally(found.topics, found.client_ids, *columns)
+
+    def times(self, topic_filter: TopicFilter) -> list[Rows]:
+        """Return the matching messages by time, of each generation that has some."""
+        return self._ask(AskTimes(topic_filter.text), list[Rows])
+
+    def streams(self, topic_filter: TopicFilter, first: int) -> list[StreamRow]:
+        """Return the streams that may hold matching messages at or after a position."""
+        return self._ask(AskStreams(topic_filter.text, first), list[StreamRow])
 
     def values(self, question: AskState) -> Values:
         """Return selected values of the shard's state."""

@@ -154,6 +154,25 @@ class ShardReader:
         zones = self._generations.zones([generation])  # including the current zone, which has no end yet
         return sorted({zone.last for zone in zones if zone.last <= self._writer.watermark})
 
+    def streams(self, topic_filter: TopicFilter, first: int) -> list[tuple[int, int, str, bool]]:
+        """Return the streams that may hold matching messages at or after a position.
+
+        Of each: the generation, the stream's number and pattern, and whether the generation is sealed.
+        """
+
+        def found() -> list[tuple[int, int, str, bool]]:
+            live = self._generations.with_slabs()
+            if self._writer.elsewhere:  # after reading the list, which is emptied later
+                raise self._writer.elsewhere_error()
+            return [
+                (record.number, info.stream, info.pattern, record.sealed is not None)
+                for record, slab in live
+                if record.last_position is None or record.last_position >= first
+                for info in slab.streams(topic_filter)
+            ]
+
+        return self._generations.undisturbed(found)
+
     def begin(self, cursors: Sequence[Cursor], position: int) -> list[Cursor]:
         """Return cursors of a generation, moved to a position; those without later messages may be left out."""
         slab = self._generations.slab(cursors[0].generation)

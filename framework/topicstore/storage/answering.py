@@ -27,6 +27,8 @@ from topicstore.shard.elsewhere import (
     AskPlan,
     AskRanks,
     AskState,
+    AskStreams,
+    AskTimes,
     Counts,
     End,
     Error,
@@ -43,6 +45,7 @@ from topicstore.shard.shard import Shard
 from topicstore.shard.state import ShardState
 
 from .counting.contents import TopicCounts, clients_of_shard
+from .counting.histogram import parts_of
 from .read_path import read_batch
 from .reading.history import History
 from .storage import Storage
@@ -86,11 +89,21 @@ def _answer(storage: Storage, shard: Shard, asked: Question) -> object:
             return reader.begin(cursors, position)
         case AskNewest(cursor=cursor, first=first, last=last, rows=rows):
             return reader.newest(cursor, first, last, rows)
+        case _:
+            return _contents(storage, shard, asked)
+
+
+def _contents(storage: Storage, shard: Shard, asked: AskRanks | AskCounts | AskTimes | AskStreams | AskState) -> object:
+    match asked:
         case AskRanks(mark=mark):
             history = History.of(shard, mark)
             return Ranks(history.positions.tolist(), history.ranks.tolist())
         case AskCounts():
             return _counts(storage, shard, asked)
+        case AskTimes(topic_filter=text):
+            return [part.rows() for part in parts_of(storage, shard, TopicFilter(text))]
+        case AskStreams(topic_filter=text, first=first):
+            return shard.reader.streams(TopicFilter(text), first)
         case AskState():
             return _state(storage, shard, asked)
 

@@ -276,25 +276,14 @@ class Storage:
     # --- reading ---
 
     def streams(self, topic_filter: TopicFilter, start: int) -> list[Stream]:
-        """Return the streams that may hold matching messages at or after a time."""
-        self.check_whole()
+        """Return the streams that may hold matching messages at or after a time. May ask other sites of a cluster."""
+        self.check_open()
         first = first_position(start)
-
-        def found(shard: Shard) -> list[Stream]:
-            return [
-                Stream(
-                    shard=shard.number,
-                    generation=record.number,
-                    number=info.stream,
-                    pattern=info.pattern,
-                    sealed=record.sealed is not None,
-                )
-                for record, slab in shard.generations.with_slabs()
-                if record.last_position is None or record.last_position >= first
-                for info in slab.streams(topic_filter)
-            ]
-
-        return [one for shard in self.shards for one in shard.generations.undisturbed(partial(found, shard))]
+        return [
+            Stream(shard=shard.number, generation=generation, number=number, pattern=pattern, sealed=sealed)
+            for shard in self.shards
+            for generation, number, pattern, sealed in shard.reader.streams(topic_filter, first)
+        ]
 
     def begin(self, shard: int, generation: int, stream: int, topic_filter: TopicFilter, position: int) -> Cursor:
         """Return a cursor over a stream, from a position on. Raises the errors of `Database.cursor`.
