@@ -294,6 +294,7 @@ def test_sql_and_arrow_read_all_shards(dbs: dict[str, ts.Database], tmp_path: Pa
     Keepers(dbs)
     client = client_of(1, dbs["a"])
     for db in dbs.values():
+        db.storage.catch_up()
         found = db.sql("SELECT count(*) AS n, sum(payload::VARCHAR::INT) AS total FROM messages").to_pylist()
         assert [{"n": 100, "total": sum(range(100))}] == found
         (one,) = db.sql("SELECT count(*) AS n FROM messages WHERE client_id = ?", [client]).to_pylist()
@@ -330,3 +331,18 @@ def test_histograms_and_streams_cover_all_shards(dbs: dict[str, ts.Database]) ->
     assert {(shard, generation) for shard in range(SHARDS) for generation in (1, 2)} == {
         (one.shard, one.generation) for one in streams
     }
+
+
+def test_a_replay_of_all_shards_is_explained(dbs: dict[str, ts.Database]) -> None:
+    """The cost of a replay is the same at every site; slabs of other sites are counted where they are read."""
+    Keepers(dbs)
+    for db in dbs.values():
+        db.storage.catch_up()
+        found = db.explain("t/3")
+        assert 14 == found.messages
+        assert [*range(SHARDS)] == [one.shard for one in found.slabs]
+        assert [14, 0] == [sum(one.reads.rows for one in found.slabs), len(found.unread)]
+        assert all(one.streams >= one.matching > 0 and one.reads.visited for one in found.slabs)
+        by_time = db.explain("t/3", 1, 2, by="timestamp")
+        assert (0, 0, SHARDS) == (by_time.messages, by_time.zones, by_time.all_zones)
+        assert [*range(SHARDS)] == [one.shard for one in by_time.unread]

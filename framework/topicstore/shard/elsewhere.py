@@ -27,7 +27,7 @@ from topicstore.contract.requests import ReadResult
 from topicstore.contract.topics import TopicFilter
 
 from .generations import Generations
-from .reader import ShardReader
+from .reader import ShardReader, Slabs
 from .state import Applied
 from .tally_records import Tally
 from .writer import ShardWriter
@@ -42,9 +42,11 @@ __all__ = [
     "AskPlan",
     "AskRanks",
     "AskSite",
+    "AskSlabs",
     "AskState",
     "AskStreams",
     "AskTimes",
+    "Contents",
     "Counts",
     "ElsewhereReader",
     "End",
@@ -140,6 +142,12 @@ class AskStreams(msgspec.Struct, tag="streams", frozen=True):
     first: int
 
 
+class AskSlabs(msgspec.Struct, tag="slabs", frozen=True):
+    """Asks for the `Slabs` of the shard, with the zones of a range of timestamps."""
+
+    timestamps: tuple[int, int | None] | None
+
+
 class Selection(msgspec.Struct, frozen=True):
     """Selects values of a shard's state by their keys, and values of the owners that some of these keys name."""
 
@@ -170,7 +178,8 @@ class AskState(msgspec.Struct, tag="state", frozen=True):
     """The `Values.changes` of an earlier answer; empty without one."""
 
 
-Question = AskEnd | AskPlan | AskNext | AskBegin | AskNewest | AskRanks | AskCounts | AskTimes | AskStreams | AskState
+Contents = AskRanks | AskCounts | AskTimes | AskStreams | AskSlabs | AskState
+Question = AskEnd | AskPlan | AskNext | AskBegin | AskNewest | Contents
 
 
 class End(msgspec.Struct, frozen=True):
@@ -375,6 +384,10 @@ class ElsewhereReader(ShardReader):
     def streams(self, topic_filter: TopicFilter, first: int) -> list[StreamRow]:
         """Return the streams that may hold matching messages at or after a position."""
         return self._ask(AskStreams(topic_filter.text, first), list[StreamRow])
+
+    def slabs(self, timestamps: TimeRange | None) -> Slabs:
+        """Return descriptions of the live slabs, and the numbers of zones; see `ShardReader.slabs`."""
+        return self._ask(AskSlabs(None if timestamps is None else (timestamps.start, timestamps.until)), Slabs)
 
     def values(self, question: AskState) -> Values:
         """Return selected values of the shard's state."""

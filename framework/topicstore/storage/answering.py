@@ -26,9 +26,11 @@ from topicstore.shard.elsewhere import (
     AskNext,
     AskPlan,
     AskRanks,
+    AskSlabs,
     AskState,
     AskStreams,
     AskTimes,
+    Contents,
     Counts,
     End,
     Error,
@@ -93,7 +95,7 @@ def _answer(storage: Storage, shard: Shard, asked: Question) -> object:
             return _contents(storage, shard, asked)
 
 
-def _contents(storage: Storage, shard: Shard, asked: AskRanks | AskCounts | AskTimes | AskStreams | AskState) -> object:
+def _contents(storage: Storage, shard: Shard, asked: Contents) -> object:
     match asked:
         case AskRanks(mark=mark):
             history = History.of(shard, mark)
@@ -104,6 +106,8 @@ def _contents(storage: Storage, shard: Shard, asked: AskRanks | AskCounts | AskT
             return [part.rows() for part in parts_of(storage, shard, TopicFilter(text))]
         case AskStreams(topic_filter=text, first=first):
             return shard.reader.streams(TopicFilter(text), first)
+        case AskSlabs(timestamps=times):
+            return shard.reader.slabs(None if times is None else TimeRange(*times))
         case AskState():
             return _state(storage, shard, asked)
 

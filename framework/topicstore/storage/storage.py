@@ -556,10 +556,10 @@ class Storage:
         for shard in self.shards:
             shard.writer.check_writable()
 
-    def check_whole(self, shards: Sequence[Shard] | None = None) -> None:
-        """Raise `ShardElsewhereError` if this site of a cluster keeps no copy of one of the shards; None for all."""
+    def check_whole(self, shards: Sequence[Shard]) -> None:
+        """Raise `ShardElsewhereError` if this site of a cluster keeps no copy of one of the shards."""
         self.check_open()
-        for shard in self.shards if self.manifest.cluster is not None and shards is None else shards or ():
+        for shard in shards:
             if shard.writer.elsewhere:
                 raise shard.writer.elsewhere_error()
 
