@@ -77,6 +77,14 @@ T = TypeVar("T")
 class StorageListener(CommitListener, Protocol):
     """A listener that ends with the database."""
 
+    watchers: list[Callable[[int], object]]
+    """Functions that are called with a shard's number when new messages of it are visible, by the thread that stores.
+    They must return at once and not raise. Appending to the list, and removing from it, needs no lock."""
+
+    @property
+    def followed(self) -> bool:
+        """Whether anybody follows a filter."""
+
     def stop(self) -> None:
         """End all waits, and stop notifying; called before the database is closed."""
 
@@ -433,8 +441,8 @@ class Storage:
         """Let `look_elsewhere` read these states anew where only other sites keep their shards."""
         self._followed = followed
 
-    def look_elsewhere(self) -> None:
-        """Ask for the ends and the followed states of the shards that only other sites keep.
+    def look_elsewhere(self, shards: Collection[int] | None = None) -> None:
+        """Ask for the ends of some shards that only other sites keep; None: of all, and for the followed states.
 
         Wakes the listener of shards with new messages.
 
@@ -452,8 +460,9 @@ class Storage:
             if moved and self.listener is not None:
                 self.listener.extended(shard.number)
 
-        looks = [partial(look, shard) for shard in self.shards]
-        do_all([*looks, *(one.look for one in self._followed)], "could not be reached")
+        looks = [partial(look, shard) for shard in self.shards if shards is None or shard.number in shards]
+        states = [one.look for one in self._followed] if shards is None else []
+        do_all([*looks, *states], "could not be reached")
 
     def catch_up(self, shards: Collection[int] | None = None, *, states: bool = False) -> None:
         """Wait until reads of some shards, or of all, see everything that any site acknowledged before the call.
