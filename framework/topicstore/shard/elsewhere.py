@@ -34,8 +34,6 @@ from .writer import ShardWriter
 from .zones import Span
 
 __all__ = [
-    "NOTHING",
-    "SIGN_OF_LIFE",
     "AskBegin",
     "AskCounts",
     "AskEnd",
@@ -73,12 +71,6 @@ AskSite: TypeAlias = Callable[[int, bytes, bool], bytes]
 The last argument is true if the answer may take long, because the site waits for its log store or the end of an epoch.
 The function raises `ShardElsewhereError` if no site answers.
 """
-
-
-SIGN_OF_LIFE = 5.0
-"""Seconds after which a site that reports new messages reports `NOTHING`, if nothing else."""
-NOTHING = b"\xff" * 4
-"""A report that no shard has new messages; other reports are the number of a shard, big-endian."""
 
 
 class AskEnd(msgspec.Struct, tag="end", frozen=True):

@@ -29,10 +29,11 @@ from topicstore.replication.site import ShardOwner, Site
 from topicstore.runtime.background import BackgroundTask
 from topicstore.server.cluster import SiteTls
 from topicstore.server.listeners import ListenError
-from topicstore.shard.elsewhere import NOTHING, SIGN_OF_LIFE, AskEnd
+from topicstore.shard.elsewhere import AskEnd
 
 from .forwarding import FORWARDED, ONCE, SiteClients
 from .guards import GRANTED
+from .routes.ds import NOTHING, SIGN_OF_LIFE
 
 __all__ = ["Keepers", "Reach"]
 

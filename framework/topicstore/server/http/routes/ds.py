@@ -21,9 +21,13 @@ from topicstore.server.http.context import Context, TheContext
 from topicstore.server.http.guards import is_site, needs
 from topicstore.server.http.streaming import Streamed
 from topicstore.server.sites import SiteInfo, StorageReplicas
-from topicstore.shard.elsewhere import NOTHING, SIGN_OF_LIFE
 
-__all__ = ["ROUTES"]
+__all__ = ["NOTHING", "ROUTES", "SIGN_OF_LIFE"]
+
+SIGN_OF_LIFE = 5.0
+"""Seconds after which a site that reports new messages reports `NOTHING`, if nothing else."""
+NOTHING = b"\xff" * 4
+"""A report that no shard has new messages; other reports are the number of a shard, big-endian."""
 
 _Site = Annotated[str, PathParameter(description="The id of a site.")]
 _Storage = Annotated[str, PathParameter(description="The name of a storage, such as `messages`.")]
