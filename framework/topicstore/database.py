@@ -720,7 +720,6 @@ class Database:
         """
         from .sql.statements import run
 
-        self.storage.check_whole()
         return run(self.storage, statement, parameters)
 
     def checkpoint(self, path: str | Path) -> None:

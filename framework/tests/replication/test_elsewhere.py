@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import topicstore as ts
+from topicstore.contract.topics import TopicFilter
 from topicstore.sessions import Publish, Session
 from topicstore.storage.answering import answer
+from topicstore.storage.counting.histogram import histogram
+from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until
 
 from .test_moving import agreed, keeps
-from .test_sites import NOW, Sites
+from .test_site_groups import GROUP_TEXT, Walk, joined, received, settled
+from .test_sites import NOW, Sites, owns
 
 SHARDS = 4
 
@@ -144,7 +149,7 @@ def test_a_subscription_follows_all_shards(dbs: dict[str, ts.Database]) -> None:
             assert [] == late.fetch(timeout=0).messages
 
 
-def received(db: ts.Database, session: Session, got: list[int]) -> int:
+def taken(db: ts.Database, session: Session, got: list[int]) -> int:
     """Deliver and acknowledge a session's messages, and append them to a list; return the list's length."""
     db.storage.look_elsewhere()
     db.sessions.wait(0)
@@ -173,14 +178,14 @@ def test_a_session_reads_all_shards(dbs: dict[str, ts.Database]) -> None:
         session.subscribe(f"{name}/#", 1)
         topic = f"{name}/{{}}"
         stored(dbs, range(40), topic)
-        wait_until(partial(lambda *of: received(*of) >= 40, db, session, got), "the first messages")
+        wait_until(partial(lambda *of: taken(*of) >= 40, db, session, got), "the first messages")
         session.disconnect()
         stored(dbs, range(40, 60), topic)
         session = db.sessions.open(client, expiry_interval=None)
         assert session.present
-        wait_until(partial(lambda *of: received(*of) >= 60, db, session, got), "those of the meantime")
+        wait_until(partial(lambda *of: taken(*of) >= 60, db, session, got), "those of the meantime")
         stored(dbs, range(60, 80), topic)
-        wait_until(partial(lambda *of: received(*of) >= 80, db, session, got), "those of now")
+        wait_until(partial(lambda *of: taken(*of) >= 80, db, session, got), "those of now")
         assert [*range(80)] == sorted(got)
 
 
@@ -243,3 +248,101 @@ def got_all(db: ts.Database, follower: ts.Subscription, got: list[int], count: i
     db.storage.look_elsewhere()
     got += numbers(follower.fetch(timeout=0).messages)
     return len(got) >= count
+
+
+def test_a_shared_subscription_has_members_at_all_sites(dbs: dict[str, ts.Database]) -> None:
+    """Sites divide and deliver the messages of a group though none keeps all shards, also after a member has left."""
+    Keepers(dbs)
+    settled(*dbs.values())
+    clients = {client_of(shard, db): db for db in dbs.values() for shard in range(SHARDS) if owns(db)[shard]}
+    members = {client: joined(db, client) for client, db in clients.items()}
+    assert len(members) == SHARDS
+    assert any(len(keeps(db)) < SHARDS for db in clients.values())
+    settled(*dbs.values())
+    stored(dbs, range(100, 300))
+    settled(*dbs.values())
+    found = {client: received(session) for client, session in members.items()}
+    assert [b"%d" % number for number in range(100, 300)] == sorted(chain(*found.values()))
+    assert len([some for some in found.values() if some]) > 1
+    _, session = members.popitem()
+    session.unsubscribe(GROUP_TEXT)
+    settled(*dbs.values())
+    stored(dbs, range(300, 400))
+    settled(*dbs.values())
+    again = [payload for session in members.values() for payload in received(session)]
+    assert [b"%d" % number for number in range(300, 400)] == sorted(again)
+    for db in dbs.values():
+        (group,) = db.sessions.groups
+        assert sorted(members) == [member.client_id for member in group.members]
+
+
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 40))])
+def test_members_at_sites_that_keep_some_shards_get_each_message(
+    dbs: dict[str, ts.Database], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """However late sites read each other's changes, members get every message, and none after it was acknowledged."""
+    Keepers(dbs)
+    Walk.run([db for db in dbs.values() if any(owns(db))], monkeypatch, seed)
+
+
+def test_sql_and_arrow_read_all_shards(dbs: dict[str, ts.Database], tmp_path: Path) -> None:
+    """SQL, `replay_arrow` and a file written from it have the messages of all shards at every site.
+
+    An export copies generations as they are stored here, so a site without one of the shards refuses it.
+    """
+    need("duckdb")
+    Keepers(dbs)
+    client = client_of(1, dbs["a"])
+    for db in dbs.values():
+        db.storage.catch_up()
+        found = db.sql("SELECT count(*) AS n, sum(payload::VARCHAR::INT) AS total FROM messages").to_pylist()
+        assert [{"n": 100, "total": sum(range(100))}] == found
+        (one,) = db.sql("SELECT count(*) AS n FROM messages WHERE client_id = ?", [client]).to_pylist()
+        assert {"n": 25} == one
+        (one,) = db.sql(
+            "SELECT (SELECT sum(messages) FROM topics) AS n, (SELECT count(*) FROM latest) AS m"
+        ).to_pylist()
+        assert {"n": 100, "m": 7} == one
+        rows = db.replay_arrow("#", columns=["payload", "shard"]).read_all()
+        assert [*range(100)] == [int(payload) for payload in rows["payload"].to_pylist()]
+        assert {*range(SHARDS)} == {*rows["shard"].to_pylist()}
+    dbs["a"].add_generation()
+    db = min(dbs.values(), key=lambda one: len(keeps(one)))
+    wait_until(lambda: len(db.generations()) == 2, "the second generation")
+    with pytest.raises(ts.ShardElsewhereError, match=r"is not kept on this site.* site \w writes it"):
+        db.archives.export(tmp_path / "export")
+
+
+def test_histograms_and_streams_cover_all_shards(dbs: dict[str, ts.Database]) -> None:
+    """Histograms of all filters are the same at every site, and so is the list of streams of all shards."""
+    Keepers(dbs)
+    dbs["a"].add_generation()
+    for db in dbs.values():
+        wait_until(lambda db=db: len(db.generations()) == 2, "the second generation")  # type: ignore[misc]
+    stored(dbs, range(100, 120))
+    for db in dbs.values():
+        db.storage.catch_up()
+    for text in ("#", "t/3", "t/+"):
+        first, *others = (histogram(db.storage, TopicFilter(text), None, None, 7) for db in dbs.values())
+        assert [first] * len(others) == others
+        assert (first.messages, first.exact) == (17 if text == "t/3" else 120, True)
+    streams, *others = ({*db.streams("t/#")} for db in dbs.values())
+    assert [streams] * len(others) == others
+    assert {(shard, generation) for shard in range(SHARDS) for generation in (1, 2)} == {
+        (one.shard, one.generation) for one in streams
+    }
+
+
+def test_a_replay_of_all_shards_is_explained(dbs: dict[str, ts.Database]) -> None:
+    """The cost of a replay is the same at every site; slabs of other sites are counted where they are read."""
+    Keepers(dbs)
+    for db in dbs.values():
+        db.storage.catch_up()
+        found = db.explain("t/3")
+        assert 14 == found.messages
+        assert [*range(SHARDS)] == [one.shard for one in found.slabs]
+        assert [14, 0] == [sum(one.reads.rows for one in found.slabs), len(found.unread)]
+        assert all(one.streams >= one.matching > 0 and one.reads.visited for one in found.slabs)
+        by_time = db.explain("t/3", 1, 2, by="timestamp")
+        assert (0, 0, SHARDS) == (by_time.messages, by_time.zones, by_time.all_zones)
+        assert [*range(SHARDS)] == [one.shard for one in by_time.unread]

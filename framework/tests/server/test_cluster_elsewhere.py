@@ -6,10 +6,13 @@ import hashlib
 import hmac
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import cycle
+from subprocess import run
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 from topicstore.replication.documents import Documents
@@ -56,7 +59,7 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Five servers after all copies have been placed, so that some servers lack shards."""
     need("rocksdb")
     with ExitStack() as closing:
-        cluster = Cluster(tmp_path_factory.mktemp("five"))
+        cluster = Cluster(tmp_path_factory.mktemp("five"), HTTP__SQL="true")
         closing.callback(cluster.close)
         cluster.start(*NAMES)
 
@@ -131,6 +134,91 @@ def test_durable_sessions_receive_the_messages_of_all_shards(five: Cluster) -> N
             publish(five, name, range(40, 60))
             assert {str(number) for number in range(20, 60)} == set(again.payloads(40))
             again.close()
+
+
+def test_any_server_answers_every_route_and_command(five: Cluster) -> None:
+    """Routes that read, SQL, and commands beside a server's directory cover all shards, though it lacks some."""
+    site, count = min(NAMES, key=lambda one: len(keeps(five, one))), len(FIRST)
+    paths = five.ask(site, "GET", "/schema/openapi.json").json["paths"]
+    asked = 0
+    for path, ways in paths.items():
+        if "get" not in ways or "{" in path or path.endswith(("/tail", "/users", "/shards/moves")):
+            continue
+        names = {one["name"] for one in ways["get"].get("parameters", ())}
+        url = f"{five.url(site)}{path}" + "?filter=five/%23" * ("filter" in names)
+        with urlopen(Request(url, headers={"Authorization": f"Bearer {five.token}"})) as answer:
+            asked += answer.status == 200
+    assert asked > 20
+    explained = five.ask(site, "GET", "/api/v5/messages/explain?filter=five/%23").json
+    assert (count, SHARDS) == (explained["messages"], len(explained["slabs"]))
+    assert count == five.ask(site, "GET", "/api/v5/messages/histogram?filter=five/%23").json["messages"]
+    streams = five.ask(site, "GET", "/api/v5/streams?filter=five/%23").json["items"]
+    assert {*range(SHARDS)} == {one["shard"] for one in streams}
+    statement = "SELECT topic FROM messages WHERE topic LIKE 'five/%'"
+    table = five.ask(site, "POST", "/api/v5/sql", {"statement": statement})
+    assert (200, count) == (table.status, len(table.json["rows"]))
+    for command, *arguments, rows in (
+        ("latest", "five/#", 5),
+        ("replay", "five/#", count),
+        ("sql", statement, "--csv", count),
+        ("topics", "five/#", 5),
+    ):
+        words = [str(command), str(five.root / site), *map(str, arguments)]
+        done = run([sys.executable, "-m", "topicstore.cli", *words], capture_output=True, text=True, check=False)
+        assert (0, "", rows) == (done.returncode, done.stderr, done.stdout.count("five/")), done.stdout
+
+
+def test_a_shared_subscription_has_members_at_all_servers(five: Cluster) -> None:
+    """Members at all servers, which keep different shards, get each message once."""
+    with ExitStack() as closing:
+        members = []
+        for shard, site in zip(range(SHARDS), NAMES, strict=False):
+            client = closing.enter_context(PahoClient(five.sites[site].port, client_of({shard}, "member-")))
+            client.subscribe("$share/g/shared/#", 1)
+            members.append(client)
+
+        def divided() -> bool:
+            found = [five.ask(site, "GET", "/api/v5/groups").json["items"] for site in NAMES]
+            return all(
+                len(group["members"]) == SHARDS and all(sum(one["slices"]) for one in group["members"])
+                for groups in found
+                for group in groups
+            ) and all(found)
+
+        wait_until(divided, "a share of each member")
+        publish(five, "shared", range(100))
+        wait_until(lambda: sum(len(one.messages) for one in members) >= 100, "all messages")
+        got = [text for one in members for text in one.payloads(len(one.messages))]
+        assert sorted(map(str, range(100))) == sorted(got)
+
+
+def test_new_messages_are_reported_to_servers_that_lack_their_shard(five: Cluster) -> None:
+    """A session gets the messages of a foreign shard at once, though its server polls other sites once an hour only."""
+    lacking = next(site for site in NAMES if five.owned(site) and len(keeps(five, site)) < SHARDS)
+    shard = min(set(range(SHARDS)) - keeps(five, lacking))
+    owned = five.owned(lacking)
+    env = five.sites[lacking]._options["env"]
+    five.sites[lacking].kill()
+    env["TOPICSTORE__CLUSTER__POLL_INTERVAL"] = "1h"
+    five.start(lacking)
+    try:
+        wait_until(lambda: owned == five.owned(lacking), "the server is back")
+        with PahoClient(five.sites[lacking].port, client_of(owned, "hourly-")) as client:
+            client.subscribe("hourly/#", 1)
+            for number in range(5):
+                message = {
+                    "topic": f"hourly/{number}",
+                    "payload": str(number),
+                    "client_id": client_of({shard}),
+                    "qos": 1,
+                }
+                assert 200 == five.ask("a", "POST", "/api/v5/messages", message).status
+                assert [str(one) for one in range(number + 1)] == client.payloads(number + 1)
+    finally:
+        five.sites[lacking].kill()
+        env["TOPICSTORE__CLUSTER__POLL_INTERVAL"] = five.settings["CLUSTER__POLL_INTERVAL"]
+        five.start(lacking)
+        wait_until(lambda: owned == five.owned(lacking), "the server is back")
 
 
 def test_only_sites_ask_each_other(five: Cluster) -> None:

@@ -2,8 +2,9 @@
 
 The directory is tried first. Backends that allow reading beside a writer, such as RocksDB, are read directly: a long
 replay then doesn't burden the server, and file permissions apply. If the database's lock prevents opening it, the
-command asks the server that holds the lock; and if the database is a site's copy, which only a site may write, the
-server that is the site. The server writes its address into the directory (`topicstore.server.http.discovery`).
+command asks the server that holds the lock; and if the database is a site's copy, which only a site may write, or which
+lacks shards that the site reads at others, the server that is the site. The server writes its address into the
+directory (`topicstore.server.http.discovery`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import topicstore
+from topicstore.runtime.closing import Closer
 from topicstore.storage.directory.manifest import read_manifest
 
 if TYPE_CHECKING:
@@ -31,15 +33,29 @@ def opened(path: Path, mode: Literal["a", "r", "r+"], **arguments: Any) -> AnyDa
     of `topicstore.open`; `DatabaseLockedError` also if the server can't be reached.
     """
     try:
-        return topicstore.open(path, mode, **arguments)
+        found = topicstore.open(path, mode, **arguments)
     except (topicstore.DatabaseLockedError, topicstore.ManifestMismatchError) as refused:
         asked = isinstance(refused, topicstore.DatabaseLockedError) or _is_copy(path)
         connection = connected(path) if asked else None
         if connection is None:
             raise
+    else:
+        if mode != "r" or _is_whole(found):
+            return found
+        with Closer() as closer:
+            closer.add(found.close)
+            connection = connected(path)
+        if connection is None:
+            return found
+        found.close()
     from topicstore.client.remote_database import RemoteDatabase
 
     return RemoteDatabase(path, connection)
+
+
+def _is_whole(db: topicstore.Database) -> bool:
+    """Return whether a database has all its shards; a site's copy may lack some."""
+    return not any(shard.writer.elsewhere for shard in db.storage.shards)
 
 
 def _is_copy(path: Path) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from topicstore.contract.arguments import check_within
 from topicstore.contract.batch import MessageBatch
@@ -36,6 +36,8 @@ class Hub:
     def __init__(self, storage: Storage) -> None:
         self.reads = ReadCache(storage)
         """The read batches that were read recently, shared by all followers."""
+        self.watchers: list[Callable[[int], object]] = []
+        """See `StorageListener.watchers`."""
         self._shards = storage.shards
         self._database = storage.id
         self._storage = weakref.ref(storage)
@@ -109,6 +111,11 @@ class Hub:
             except IndexError:  # another thread took it
                 return
             self.leave(feed, listener)
+
+    @property
+    def followed(self) -> bool:
+        """Whether a feed has a listener."""
+        return len(self._routes) > 0
 
     def matching(self, topic: str) -> tuple[Feed, ...]:
         """Return the feeds with listeners whose filters match a topic."""
@@ -212,6 +219,9 @@ class Hub:
             self._leave_abandoned()
         for feed in announced:  # type: ignore[attr-defined]  # it is the result of `announce`
             feed.wake(shard)
+        if self.watchers:
+            for watch in list(self.watchers):
+                watch(shard)
 
     def route(self, messages: list[Message]) -> None:
         """Pass messages that are not stored to the current listeners.

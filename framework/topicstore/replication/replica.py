@@ -407,6 +407,11 @@ class Replica:
         return self.log.owned
 
     @property
+    def applied(self) -> int:
+        """The number of entries of the log that are applied to the copy."""
+        return self.progress.next
+
+    @property
     def failed(self) -> bool:
         """Whether a write of the copy has failed. The copy then takes no writes and no entries until it is reopened."""
         return self.shard.writer.failure is not None

@@ -119,11 +119,12 @@ class SessionRegistry:
         """The notes for other sites of a cluster; None if no cluster shares the database."""
 
     def _shared_subscriptions(self) -> Groups | SiteGroups:
-        if self.publisher.storage().manifest.cluster is None:
+        storage = self.publisher.storage()
+        if storage.manifest.cluster is None:
             return Groups(self.states, self.dispatcher, self.filters)
         from .shared.site_groups import SiteGroups  # few databases are shared
 
-        return SiteGroups(self.states, self.dispatcher, self.filters, self.catch_up, self._refresh)
+        return SiteGroups(storage, self.states, self.dispatcher, self.filters, self.catch_up, self._refresh)
 
     def _interest_notes(self) -> InterestNotes | None:
         if not self.shared:
@@ -175,11 +176,11 @@ class SessionRegistry:
             self._refresh(behind)
 
     def _refresh(self, shards: Collection[int] | None = None) -> None:
-        """Wait until reads see everything that any site has acknowledged, in some shards (None: in all).
+        """Wait until reads see everything that any site has acknowledged, in some shards, or in all and their states.
 
         Raises `StorageUnavailableError` and `ShardElsewhereError`.
         """
-        self.mutex.released(partial(self.publisher.storage().catch_up, shards))
+        self.mutex.released(partial(self.publisher.storage().catch_up, shards, states=shards is None))
 
     def clock_of(self, client_id: str) -> SessionClock:
         """Return the clock of a client's session."""

@@ -248,14 +248,16 @@ class SessionState:
         for key, _ in self.states[shard].scan(LIVE):
             yield self.client_of(owner_in(key, LIVE))
 
-    def client_of(self, owner: str) -> str:
+    def client_of(self, owner: str, states: Sequence[ShardState] | None = None) -> str:
         """Return the client id that ``owner`` stands for; see `topicstore.sessions.records.owner_of`.
+
+        states: the states in which a client id is looked up; None: those of all shards, as this process has them.
 
         Returns ``owner`` itself if that is a client id, or if the session has been removed.
         """
         if owner[:1] == "\0":
             key = NAME + owner.encode()
-            for state in self.states:
+            for state in self.states if states is None else states:
                 stored = state.get(key)
                 if stored is not None:
                     return decode(key, stored, tuple[int, str])[1]

@@ -27,7 +27,8 @@ from topicstore.contract.requests import ReadResult
 from topicstore.contract.topics import TopicFilter
 
 from .generations import Generations
-from .reader import ShardReader
+from .reader import ShardReader, Slabs
+from .state import Applied
 from .tally_records import Tally
 from .writer import ShardWriter
 from .zones import Span
@@ -41,6 +42,11 @@ __all__ = [
     "AskPlan",
     "AskRanks",
     "AskSite",
+    "AskSlabs",
+    "AskState",
+    "AskStreams",
+    "AskTimes",
+    "Contents",
     "Counts",
     "ElsewhereReader",
     "End",
@@ -49,6 +55,10 @@ __all__ = [
     "Plan",
     "Question",
     "Ranks",
+    "Rows",
+    "Selection",
+    "StreamRow",
+    "Values",
     "counts_of",
     "stream_of",
 ]
@@ -119,7 +129,57 @@ class AskCounts(msgspec.Struct, tag="counts", frozen=True):
     by_topic: bool
 
 
-Question = AskEnd | AskPlan | AskNext | AskBegin | AskNewest | AskRanks | AskCounts
+class AskTimes(msgspec.Struct, tag="times", frozen=True):
+    """Asks for the matching messages by time: the `Rows` of each generation, for a histogram."""
+
+    topic_filter: str
+
+
+class AskStreams(msgspec.Struct, tag="streams", frozen=True):
+    """Asks for the `StreamRow` of each stream that may hold matching messages at or after a position."""
+
+    topic_filter: str
+    first: int
+
+
+class AskSlabs(msgspec.Struct, tag="slabs", frozen=True):
+    """Asks for the `Slabs` of the shard, with the zones of a range of timestamps."""
+
+    timestamps: tuple[int, int | None] | None
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """Selects values of a shard's state by their keys, and values of the owners that some of these keys name."""
+
+    heads: tuple[bytes, ...]
+    """Beginnings of keys, of `topicstore.shard.state.HEAD` bytes."""
+    owners: bytes
+    """A beginning of keys that consist of it, a name without NUL, NUL, and an owner. These keys are selected, too."""
+    owned: tuple[bytes, ...]
+    """Beginnings of keys that consist of one of them and an owner."""
+    parts: tuple[bytes, ...]
+    """Beginnings of keys that consist of one of them, an owner, NUL, and anything."""
+
+    @property
+    def watched(self) -> tuple[bytes, ...]:
+        """The beginnings of keys by whose changes the values count as changed: all but those of ``parts``."""
+        return *self.heads, self.owners, *self.owned
+
+
+class AskState(msgspec.Struct, tag="state", frozen=True):
+    """Asks for `Values` of the shard's state."""
+
+    selection: Selection
+    certain: bool
+    """As `AskEnd.certain`."""
+    applied: int
+    """The number of entries of the shard's log that the site is to have applied."""
+    known: list[Applied]
+    """The `Values.changes` of an earlier answer; empty without one."""
+
+
+Contents = AskRanks | AskCounts | AskTimes | AskStreams | AskSlabs | AskState
+Question = AskEnd | AskPlan | AskNext | AskBegin | AskNewest | Contents
 
 
 class End(msgspec.Struct, frozen=True):
@@ -163,6 +223,17 @@ class Counts(msgspec.Struct, frozen=True):
     columns: list[bytes]
 
 
+class Values(msgspec.Struct, frozen=True):
+    """Selected values of a shard's state at one time, on the site that answers."""
+
+    applied: int
+    """The number of entries of the shard's log that the values include; they may include more."""
+    changes: list[Applied]
+    """The last changes of the keys of `Selection.watched`, in its order."""
+    pairs: list[tuple[bytes, bytes]] | None
+    """The selected keys, ascending, and their values; None if nothing has changed since ``AskState.known``."""
+
+
 class Error(msgspec.Struct, frozen=True):
     """An error that the reader is to raise: the name of its class, and its text."""
 
@@ -170,6 +241,10 @@ class Error(msgspec.Struct, frozen=True):
     text: str
 
 
+Rows: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes]
+"""The columns of a part of a histogram; each number is a little-endian float of 8 bytes."""
+StreamRow: TypeAlias = tuple[int, int, str, bool]
+"""The generation, the number and the pattern of a stream, and whether the generation is sealed."""
 _NUMBERS = ("topic", "client_id", "first", "last", "messages", "size")
 
 
@@ -301,6 +376,22 @@ class ElsewhereReader(ShardReader):
         found = self._ask(AskCounts(topic_filter.text, by_topic), Counts)
         columns = [np.frombuffer(column, "<u8") for column in found.columns]
         return Tally(found.topics, found.client_ids, *columns)
+
+    def times(self, topic_filter: TopicFilter) -> list[Rows]:
+        """Return the matching messages by time, of each generation that has some."""
+        return self._ask(AskTimes(topic_filter.text), list[Rows])
+
+    def streams(self, topic_filter: TopicFilter, first: int) -> list[StreamRow]:
+        """Return the streams that may hold matching messages at or after a position."""
+        return self._ask(AskStreams(topic_filter.text, first), list[StreamRow])
+
+    def slabs(self, timestamps: TimeRange | None) -> Slabs:
+        """Return descriptions of the live slabs, and the numbers of zones; see `ShardReader.slabs`."""
+        return self._ask(AskSlabs(None if timestamps is None else (timestamps.start, timestamps.until)), Slabs)
+
+    def values(self, question: AskState) -> Values:
+        """Return selected values of the shard's state."""
+        return self._ask(question, Values, waits=question.certain)
 
     def _ask(self, question: Question, kind: type[T], *, waits: bool = True) -> T:
         data = self._ask_site(self._writer.number, msgspec.msgpack.encode(question), waits)

@@ -10,6 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
+import attrs
+import msgspec
+
 from topicstore.contract.batch import ALL_FIELDS
 from topicstore.contract.cursors import Cursor
 from topicstore.contract.errors import (
@@ -34,6 +37,8 @@ from .zones import Span, may_hold
 
 __all__ = [
     "ShardReader",
+    "SlabInfo",
+    "Slabs",
 ]
 
 _LOOK = 1.0
@@ -44,6 +49,24 @@ failed fsync doesn't notify it."""
 def _reaches(record: GenerationRecord, first: int, last: int) -> bool:
     """Return whether a generation may have messages with positions from ``first`` to ``last``."""
     return record.first_position <= last and (record.last_position is None or record.last_position >= first)
+
+
+class SlabInfo(msgspec.Struct, frozen=True):
+    """A description of a slab, for `topicstore.storage.reading.explain`."""
+
+    record: GenerationRecord
+    """The record of its generation, with the counts of the current one."""
+    streams: int
+    epoch: int
+    counters: tuple[int, ...]
+    """The fields of its `ReadCounters`, in order."""
+
+
+class Slabs(msgspec.Struct, frozen=True):
+    """Descriptions of the live slabs of a shard, and the number of zones with messages of some times, and of all."""
+
+    slabs: list[SlabInfo]
+    zones: tuple[int, int]
 
 
 class ShardReader:
@@ -153,6 +176,41 @@ class ShardReader:
         """Return the last position of each full zone of a generation, in order."""
         zones = self._generations.zones([generation])  # including the current zone, which has no end yet
         return sorted({zone.last for zone in zones if zone.last <= self._writer.watermark})
+
+    def streams(self, topic_filter: TopicFilter, first: int) -> list[tuple[int, int, str, bool]]:
+        """Return the streams that may hold matching messages at or after a position.
+
+        Of each: the generation, the stream's number and pattern, and whether the generation is sealed.
+        """
+
+        def found() -> list[tuple[int, int, str, bool]]:
+            live = self._generations.with_slabs()
+            if self._writer.elsewhere:  # after reading the list, which is emptied later
+                raise self._writer.elsewhere_error()
+            return [
+                (record.number, info.stream, info.pattern, record.sealed is not None)
+                for record, slab in live
+                if record.last_position is None or record.last_position >= first
+                for info in slab.streams(topic_filter)
+            ]
+
+        return self._generations.undisturbed(found)
+
+    def slabs(self, timestamps: TimeRange | None) -> Slabs:
+        """Return descriptions of the live slabs, and the numbers of zones as `zones` does, without ``timestamps`` 0."""
+
+        def found() -> Slabs:
+            records = {record.number: record for record in self._generations.listed()}
+            live = self._generations.with_slabs()
+            if self._writer.elsewhere:  # after reading the list, which is emptied later
+                raise self._writer.elsewhere_error()
+            slabs = [
+                SlabInfo(records.get(one.number, one), slab.info().streams, slab.epoch, attrs.astuple(slab.counters))
+                for one, slab in live
+            ]
+            return Slabs(slabs, (0, 0) if timestamps is None else self.zones(timestamps))
+
+        return self._generations.undisturbed(found)
 
     def begin(self, cursors: Sequence[Cursor], position: int) -> list[Cursor]:
         """Return cursors of a generation, moved to a position; those without later messages may be left out."""

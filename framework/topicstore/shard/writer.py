@@ -316,6 +316,10 @@ class ChangeLog(Protocol):
     def epoch(self) -> int:
         """The number of the last period in which this site owns, or was to own, the shard; later ones are higher."""
 
+    @property
+    def applied(self) -> int:
+        """The number of entries of the log that this site has applied. What it reads next includes all of them."""
+
     def check_owned(self) -> None:
         """Raise the error that `encode_locked` raises while another site owns the shard."""
 

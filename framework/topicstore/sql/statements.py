@@ -99,8 +99,8 @@ def _reading(connection: duckdb.DuckDBPyConnection, statement: str) -> duckdb.St
 
 
 def _within_engine(storage: Storage) -> bool:
-    """Return whether the engine has all messages as rows, in the form in which a replay returns them."""
-    if "sql" not in storage.capabilities or storage.plugins:
+    """Return whether the engines have all messages as rows, in the form in which a replay returns them."""
+    if "sql" not in storage.capabilities or storage.plugins or any(shard.writer.elsewhere for shard in storage.shards):
         return False
     records = storage.shards[0].generations.listed()
     return all("sql" in registry().layout(one.layout).requires and one.archive is None for one in records)

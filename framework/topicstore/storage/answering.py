@@ -6,6 +6,7 @@ The asking site runs its own plugins on the answer, so messages are read in thei
 from __future__ import annotations
 
 import time
+from itertools import chain
 
 import msgspec
 
@@ -25,18 +26,28 @@ from topicstore.shard.elsewhere import (
     AskNext,
     AskPlan,
     AskRanks,
+    AskSlabs,
+    AskState,
+    AskStreams,
+    AskTimes,
+    Contents,
+    Counts,
     End,
     Error,
     Next,
     Plan,
     Question,
     Ranks,
+    Selection,
+    Values,
     counts_of,
     stream_of,
 )
 from topicstore.shard.shard import Shard
+from topicstore.shard.state import ShardState
 
 from .counting.contents import TopicCounts, clients_of_shard
+from .counting.histogram import parts_of
 from .reading.history import History
 from .replays import read_batch
 from .storage import Storage
@@ -80,13 +91,32 @@ def _answer(storage: Storage, shard: Shard, asked: Question) -> object:
             return reader.begin(cursors, position)
         case AskNewest(cursor=cursor, first=first, last=last, rows=rows):
             return reader.newest(cursor, first, last, rows)
+        case _:
+            return _contents(storage, shard, asked)
+
+
+def _contents(storage: Storage, shard: Shard, asked: Contents) -> object:
+    match asked:
         case AskRanks(mark=mark):
             history = History.of(shard, mark)
             return Ranks(history.positions.tolist(), history.ranks.tolist())
-        case AskCounts(topic_filter=text, by_topic=True):
-            return counts_of(storage.kept(TopicCounts).of_shard(storage, shard, TopicFilter(text)))
-        case AskCounts(topic_filter=text):
-            return counts_of(clients_of_shard(storage, shard, TopicFilter(text), time.monotonic()))
+        case AskCounts():
+            return _counts(storage, shard, asked)
+        case AskTimes(topic_filter=text):
+            return [part.rows() for part in parts_of(storage, shard, TopicFilter(text))]
+        case AskStreams(topic_filter=text, first=first):
+            return shard.reader.streams(TopicFilter(text), first)
+        case AskSlabs(timestamps=times):
+            return shard.reader.slabs(None if times is None else TimeRange(*times))
+        case AskState():
+            return _state(storage, shard, asked)
+
+
+def _counts(storage: Storage, shard: Shard, asked: AskCounts) -> Counts:
+    topic_filter = TopicFilter(asked.topic_filter)
+    if asked.by_topic:
+        return counts_of(storage.kept(TopicCounts).of_shard(storage, shard, topic_filter))
+    return counts_of(clients_of_shard(storage, shard, topic_filter, time.monotonic()))
 
 
 def _plan(storage: Storage, shard: Shard, asked: AskPlan) -> Plan:
@@ -111,6 +141,42 @@ def _next(storage: Storage, shard: Shard, asked: AskNext) -> Next:
     request = ReadRequest(db=storage, cursor=cursor, limit=asked.rows, bound=bound, timeout=asked.timeout)
     result = read_batch(request, storage.shards)
     return Next(stream_of(result.batch), result.cursor, result.end_of_stream, result.caught_up)
+
+
+def _state(storage: Storage, shard: Shard, asked: AskState) -> Values:
+    writer, log = shard.writer, shard.writer.log
+    if asked.certain or (log is not None and log.applied < asked.applied):
+        storage.catch_up([shard.number])
+
+    def read() -> Values:
+        # What is read last is at least as new as what is said about it.
+        applied = 0 if log is None else log.applied
+        changes = [writer.last_applied(head) for head in asked.selection.watched]
+        if changes == asked.known:
+            return Values(applied, changes, None)
+        with writer.open_engine().snapshot() as snapshot:
+            state = ShardState(shard.number, lambda: snapshot, writer.write_state)
+            return Values(applied, changes, _selected(state, asked.selection))
+
+    found: Values = shard.generations.undisturbed(read)
+    if writer.elsewhere:  # since the question began, so what was read may be a part
+        raise writer.elsewhere_error()
+    return found
+
+
+def _selected(state: ShardState, selection: Selection) -> list[tuple[bytes, bytes]]:
+    """Return the selected keys and values, ascending."""
+    owners = {key.partition(b"\0")[2] for key, _ in state.scan(selection.owners)}
+    heads = (
+        *selection.heads,
+        selection.owners,
+        *(part + owner + b"\0" for part in selection.parts for owner in owners),
+    )
+    found = dict(chain.from_iterable(map(state.scan, heads)))
+    keys = [head + owner for head in selection.owned for owner in owners]
+    values = state.get_many(keys) if keys else []
+    found |= {key: value for key, value in zip(keys, values, strict=True) if value is not None}
+    return sorted(found.items())
 
 
 def _reach(storage: Storage, shard: Shard, bound: int) -> None:

@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from topicstore.replication.site import Site
     from topicstore.shard.elsewhere import AskSite
 
+    from .followed_state import FollowedState
+
 __all__ = ["Storage", "StorageListener"]
 
 
@@ -74,6 +76,14 @@ T = TypeVar("T")
 
 class StorageListener(CommitListener, Protocol):
     """A listener that ends with the database."""
+
+    watchers: list[Callable[[int], object]]
+    """Functions that are called with a shard's number when new messages of it are visible, by the thread that stores.
+    They must return at once and not raise. Appending to the list, and removing from it, needs no lock."""
+
+    @property
+    def followed(self) -> bool:
+        """Whether anybody follows a filter."""
 
     def stop(self) -> None:
         """End all waits, and stop notifying; called before the database is closed."""
@@ -153,6 +163,8 @@ class Storage:
         self.jobs = BackgroundJobs(shards, clocks.monotonic)
         """The background jobs that become due as messages are stored."""
         self.listener: StorageListener | None = None
+        self._followed: Sequence[FollowedState] = ()
+        """The states that `look_elsewhere` reads anew; replaced as a whole."""
         """The listener that `listen` has set, or None."""
         self._close_shards = close_shards
         self._unlock = unlock
@@ -272,25 +284,14 @@ class Storage:
     # --- reading ---
 
     def streams(self, topic_filter: TopicFilter, start: int) -> list[Stream]:
-        """Return the streams that may hold matching messages at or after a time."""
-        self.check_whole()
+        """Return the streams that may hold matching messages at or after a time. May ask other sites of a cluster."""
+        self.check_open()
         first = first_position(start)
-
-        def found(shard: Shard) -> list[Stream]:
-            return [
-                Stream(
-                    shard=shard.number,
-                    generation=record.number,
-                    number=info.stream,
-                    pattern=info.pattern,
-                    sealed=record.sealed is not None,
-                )
-                for record, slab in shard.generations.with_slabs()
-                if record.last_position is None or record.last_position >= first
-                for info in slab.streams(topic_filter)
-            ]
-
-        return [one for shard in self.shards for one in shard.generations.undisturbed(partial(found, shard))]
+        return [
+            Stream(shard=shard.number, generation=generation, number=number, pattern=pattern, sealed=sealed)
+            for shard in self.shards
+            for generation, number, pattern, sealed in shard.reader.streams(topic_filter, first)
+        ]
 
     def begin(self, shard: int, generation: int, stream: int, topic_filter: TopicFilter, position: int) -> Cursor:
         """Return a cursor over a stream, from a position on. Raises the errors of `Database.cursor`.
@@ -436,8 +437,14 @@ class Storage:
         for shard in self.shards:
             shard.read_elsewhere(ask)
 
-    def look_elsewhere(self) -> None:
-        """Ask for the ends of the shards that only other sites keep; wake the listener of those with new messages.
+    def follow_states(self, followed: Sequence[FollowedState]) -> None:
+        """Let `look_elsewhere` read these states anew where only other sites keep their shards."""
+        self._followed = followed
+
+    def look_elsewhere(self, shards: Collection[int] | None = None) -> None:
+        """Ask for the ends of some shards that only other sites keep; None: of all, and for the followed states.
+
+        Wakes the listener of shards with new messages.
 
         Raises `ShardElsewhereError`, several as an `ExceptionGroup`.
         """
@@ -453,12 +460,15 @@ class Storage:
             if moved and self.listener is not None:
                 self.listener.extended(shard.number)
 
-        do_all([partial(look, shard) for shard in self.shards], "could not be reached")
+        looks = [partial(look, shard) for shard in self.shards if shards is None or shard.number in shards]
+        states = [one.look for one in self._followed] if shards is None else []
+        do_all([*looks, *states], "could not be reached")
 
-    def catch_up(self, shards: Collection[int] | None = None) -> None:
+    def catch_up(self, shards: Collection[int] | None = None, *, states: bool = False) -> None:
         """Wait until reads of some shards, or of all, see everything that any site acknowledged before the call.
 
-        Does nothing without a cluster. Raises the errors of `Site.refresh`, and `ShardElsewhereError`.
+        With ``states``, reads of the states of `follow_states` do, too. Does nothing without a cluster. Raises the
+        errors of `Site.refresh`, and `ShardElsewhereError`.
         """
         if self.site is None:
             return
@@ -467,6 +477,8 @@ class Storage:
             elsewhere = shard.elsewhere
             if elsewhere is not None and (shards is None or number in shards):
                 elsewhere.look(certain=True)
+        for one in self._followed if states else ():
+            one.look(certain=True)
 
     # --- read-only ---
 
@@ -553,10 +565,10 @@ class Storage:
         for shard in self.shards:
             shard.writer.check_writable()
 
-    def check_whole(self, shards: Sequence[Shard] | None = None) -> None:
-        """Raise `ShardElsewhereError` if this site of a cluster keeps no copy of one of the shards; None for all."""
+    def check_whole(self, shards: Sequence[Shard]) -> None:
+        """Raise `ShardElsewhereError` if this site of a cluster keeps no copy of one of the shards."""
         self.check_open()
-        for shard in self.shards if self.manifest.cluster is not None and shards is None else shards or ():
+        for shard in shards:
             if shard.writer.elsewhere:
                 raise shard.writer.elsewhere_error()
 

@@ -2,7 +2,9 @@
 
 A question (`topicstore.shard.elsewhere`) is sent to ``POST /shards/{shard}/ask`` of the shard's owner, with the
 cluster's token. If the owner doesn't answer, another site that keeps the shard is asked. Once a poll interval, a thread
-asks for the ends of these shards, and wakes the subscriptions and sessions of this site that wait for new messages.
+asks for the ends of these shards, and wakes the subscriptions and sessions of this site that wait for new messages. So
+that these don't wait for the poll, the owners report new messages: while anybody follows a filter here, one response of
+``GET /shards/moves`` is open from each site that owns such shards. Its failures delay messages until the next poll.
 
 A site that had no answer is silent. It is asked nothing until it has answered that thread, which asks it one question
 after a pause. So whatever else reads, such as the sessions of all clients of MQTT, waits for a silent site once.
@@ -10,9 +12,11 @@ after a pause. So whatever else reads, such as the sessions of all clients of MQ
 
 from __future__ import annotations
 
+import asyncio
 import http
 import threading
 import time
+from collections import defaultdict
 from contextlib import suppress
 
 import httpx
@@ -20,6 +24,7 @@ import msgspec
 
 import topicstore as ts
 from topicstore.contract.errors import ShardElsewhereError
+from topicstore.pubsub.notifier import Notifier, TaskWaiter
 from topicstore.replication.site import ShardOwner, Site
 from topicstore.runtime.background import BackgroundTask
 from topicstore.server.cluster import SiteTls
@@ -28,6 +33,7 @@ from topicstore.shard.elsewhere import AskEnd
 
 from .forwarding import FORWARDED, ONCE, SiteClients
 from .guards import GRANTED
+from .routes.ds import NOTHING, SIGN_OF_LIFE
 
 __all__ = ["Keepers", "Reach"]
 
@@ -41,6 +47,8 @@ _SLOWEST = 100_000
 """Bytes of an answer, after it has begun, for which a second more is allowed."""
 _PAUSE, _LONGEST_PAUSE = 2.0, 30.0
 """The first and the longest pause, in seconds, before a silent site is asked again."""
+_REVIEW = 1.0
+"""Seconds after which a new follower, or a shard that has moved, is noticed by which sites are to report messages."""
 _LARGEST_ANSWER = 1 << 30
 """Most bytes of an answer. One batch has few megabytes, or one message; counts have about 100 bytes a topic."""
 _SIGN_OF_LIFE = msgspec.msgpack.encode(AskEnd(False))
@@ -87,6 +95,7 @@ class Keepers:
         """Create a client that authenticates itself with ``token``, the secret that the cluster's sites share."""
         self._storage, self._site = db.storage, site
         self._headers = {"Authorization": f"Bearer {token}", FORWARDED: site.name, GRANTED: "read", **ONCE}
+        self._tls = tls
         self._clients = SiteClients(tls, httpx.Client)
         self._turns: dict[tuple[str, bool], threading.BoundedSemaphore] = {}
         """The turns of questions by the site that is asked, and whether it may wait. So a silent site holds up only its
@@ -95,18 +104,31 @@ class Keepers:
         self._reach: dict[str, Reach] = {}
         """By site, whether it answers."""
         self._looking = BackgroundTask("reading of shards elsewhere", lambda _: self.look())
+        self._hearing = BackgroundTask("following of shards elsewhere", lambda _: self._look_at_moved())
+        self._moved: dict[int, None] = {}
+        """The shards that are reported to have new messages. Adding, removing and copying keys needs no lock."""
+        self._following = threading.Thread(target=self._run, name="topicstore-following", daemon=True)
+        self._stopping, self._stopped = Notifier(), False
 
     def start(self) -> None:
         """Let the database read at other sites the shards that this site doesn't keep, and follow these shards."""
         self._storage.read_elsewhere(self.ask)
         self._looking.interval = self._site.cluster.poll_interval
         self._looking.wake()
+        self._following.start()
 
     def stop(self) -> None:
         """Stop following. Reads of shards that this site doesn't keep raise `ShardElsewhereError` again. Idempotent."""
-        self._looking.stop()
+        tasks = self._looking, self._hearing
+        for task in tasks:
+            task.stop()
+        self._stopped = True
+        self._stopping.notify()
         self._storage.read_elsewhere(None)
-        self._looking.join()
+        for task in tasks:
+            task.join()
+        if self._following.ident is not None:
+            self._following.join()
 
     def look(self) -> None:
         """Ask silent sites whose pause is over, and learn how far the shards reach that this site doesn't keep.
@@ -124,6 +146,64 @@ class Keepers:
                 with suppress(_RefusedError):
                     self._ask(reach, keeper, shard, _SIGN_OF_LIFE, False)
         self._storage.look_elsewhere()
+
+    def _look_at_moved(self) -> None:
+        moved = list(self._moved)
+        for shard in moved:
+            self._moved.pop(shard, None)
+        self._storage.look_elsewhere(moved)
+
+    def _run(self) -> None:
+        asyncio.run(self._follow())
+
+    async def _follow(self) -> None:
+        """Keep a response open from each site that is to report new messages, until `stop`.
+
+        Every `_REVIEW` seconds, it looks which sites these are, and opens again responses that have ended.
+        """
+        clients = SiteClients(self._tls, httpx.AsyncClient)
+        open_now: dict[tuple[str, tuple[int, ...]], asyncio.Task[None]] = {}
+        while not self._stopped:
+            wanted = self._followed()
+            for key in open_now.keys() - wanted:
+                open_now[key].cancel()
+            open_now = {key: task for key, task in open_now.items() if key in wanted and not task.done()}
+            for key in wanted - open_now.keys():
+                open_now[key] = asyncio.create_task(self._hear(clients, *key))
+            with TaskWaiter(self._stopping, _REVIEW) as waiter:
+                if not self._stopped:
+                    await waiter.wait()
+
+    def _followed(self) -> set[tuple[str, tuple[int, ...]]]:
+        """Return the addresses of the sites that are to report new messages, each with its shards."""
+        listener, found = self._storage.listener, defaultdict[str, list[int]](list)
+        if listener is not None and listener.followed:
+            for shard in self._storage.shards:
+                keepers = self._site.keepers(shard.number) if shard.elsewhere is not None else ()
+                if keepers and keepers[0].http_address:
+                    found[keepers[0].http_address].append(shard.number)
+        return {(address, tuple(shards)) for address, shards in found.items()}
+
+    async def _hear(self, clients: SiteClients[httpx.AsyncClient], address: str, shards: tuple[int, ...]) -> None:
+        """Wake `_hearing` for each report of a site, until the response ends or a sign of life is missing."""
+        with suppress(httpx.HTTPError, httpx.InvalidURL, ListenError):  # the next poll finds the messages
+            url = httpx.URL(f"{address}/api/v5/shards/moves", params={"shard": shards})
+            timeout = httpx.Timeout(_MARGIN, read=_MARGIN + SIGN_OF_LIFE)
+            async with clients.of(url.scheme).stream("GET", url, headers=self._headers, timeout=timeout) as response:
+                if response.status_code != http.HTTPStatus.OK:
+                    return
+                rest = b""
+                async for piece in response.aiter_raw():
+                    data = rest + piece
+                    rest = data[len(data) - len(data) % 4 :]
+                    for at in range(0, len(data) - 3, 4):
+                        self._note_moved(data[at : at + 4])
+
+    def _note_moved(self, word: bytes) -> None:
+        shard = int.from_bytes(word, "big")
+        if word != NOTHING:
+            self._moved[shard] = None
+            self._hearing.wake()
 
     def ask(self, shard: int, question: bytes, waits: bool) -> bytes:
         """Return the answer of the shard's owner, or else of another site that keeps the shard.

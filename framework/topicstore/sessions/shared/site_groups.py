@@ -1,7 +1,8 @@
 """`SiteGroups`: all shared subscriptions of a database that sites share; see `topicstore.sessions.shared.stored_group`.
 
 A site does three things at each tick: it assigns the groups whose shards it owns, lets its own members follow what was
-granted to them, and removes what its members have handed back and the groups have taken over.
+granted to them, and removes what its members have handed back and the groups have taken over. It reads the records of
+groups in shards that it doesn't keep as other sites have them (`topicstore.storage.followed_state`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from topicstore.sessions.cursors import SessionCursor
 from topicstore.sessions.dispatcher import FilterListeners
 from topicstore.sessions.model import GroupInfo, GroupMember, SubscribeOptions, is_shared, parse_shared
 from topicstore.sessions.records import (
+    LEASES,
+    NAME,
     SESSION,
     VERSION,
     Keys,
@@ -33,7 +36,10 @@ from topicstore.sessions.records import (
     put,
 )
 from topicstore.sessions.session_store import SessionState, StoredSession, encode_session
+from topicstore.shard.elsewhere import Selection
 from topicstore.shard.state import Applied, FrameworkWrite, ShardState
+from topicstore.storage.followed_state import FollowedState
+from topicstore.storage.storage import Storage
 
 from .branch import Branch, BranchCursor
 from .cursor import SharedCursor
@@ -43,9 +49,11 @@ from .records import (
     GROUP,
     HANDED_BACK,
     MEMBER,
+    RETURNED,
     REVOKED,
     STANDING,
     TAKEN,
+    WAITING,
     GroupKeys,
     HandBackRecord,
     LeaseRecord,
@@ -65,6 +73,13 @@ _DECISIONS = 100
 """The most groups that a tick assigns, each of which takes a few milliseconds; others wait for the next tick."""
 _BUSY = 3_000_000
 """Microseconds after a change for which sites may be waiting for each other's answers."""
+_SELECTION = Selection(
+    heads=(GROUP, MEMBER, RETURNED, REVOKED, GRANT, WAITING, TAKEN, HANDED_BACK),
+    owners=STANDING,
+    owned=(SESSION, NAME),
+    parts=(LEASES,),
+)
+"""The values of each shard's state that decisions about groups and their members go by."""
 _Seen = tuple[Applied | None, ...]
 
 
@@ -73,10 +88,13 @@ class SiteGroups:
 
     catch_up: returns when positions, with their shards, can be read here.
     refresh:  returns when this site has read all logs to their ends. Raises `StorageUnavailableError`.
+
+    Methods raise `ShardElsewhereError` while a record is needed that is kept on other sites, and none has answered yet.
     """
 
     def __init__(
         self,
+        storage: Storage,
         states: SessionState,
         listeners: FilterListeners,
         filters: DurableFilters,
@@ -90,6 +108,10 @@ class SiteGroups:
         self.taken_back = 0
         """The number of times that messages in flight were taken back from a session; counted before the commit."""
         self._states = states
+        self._followed_states = [FollowedState(shard, _SELECTION) for shard in storage.shards if storage.site]
+        self._records = [one.state for one in self._followed_states] or states.states
+        """By shard, the records of groups, their members, and these members' sessions, wherever the shard is kept."""
+        storage.follow_states(self._followed_states)
         self._listeners = listeners
         self._filters = filters
         self._catch_up = catch_up
@@ -123,25 +145,30 @@ class SiteGroups:
 
     def find(self, text: str) -> StoredGroup | None:
         """Return the group of ``$share/<name>/<filter>`` as this site has it; None if it has no members."""
-        found = StoredGroup(self._states.states, self._home(text), text)
+        found = StoredGroup(self._records, self._home(text), text)
         return None if found.over else found
 
     def _home(self, text: str) -> ShardState:
-        return self._states.states[self._states.shard_of(text)]
+        return self._records[self._states.shard_of(text)]
+
+    def _knows(self, text: str) -> bool:
+        """Return whether the records of the shard of a group can be read."""
+        return not self._followed_states or self._followed_states[self._states.shard_of(text)].known
 
     def _owned(self) -> list[ShardState]:
-        return [state for state in self._states.states if self._states.owned(state.shard)]
+        return [state for state in self._records if self._states.owned(state.shard)]
 
     def _seen(self, heads: Iterable[bytes]) -> _Seen:
-        states = self._states.states
         return tuple(
-            None if state.last_applied is None else state.last_applied(head) for head in heads for state in states
+            None if state.last_applied is None else state.last_applied(head)
+            for head in heads
+            for state in self._records
         )
 
     def _inputs(self) -> dict[str, tuple[bytes | None, ...]]:
         """Return, by subscription, the keys and values on which its assignment depends, in any shard."""
         found: defaultdict[str, list[bytes | None]] = defaultdict(list)
-        for state in self._states.states:
+        for state in self._records:
             for key, value, session in self._members(state):
                 found[group_of(key)] += (key, value, session)
             for head in (GROUP, MEMBER, HANDED_BACK, TAKEN):
@@ -176,7 +203,7 @@ class SiteGroups:
         """
         branch = self._branches.get(text)
         if branch is None:
-            branch = Branch(parse_shared(text), self._listeners, self._filters, self._states.states)
+            branch = Branch(parse_shared(text), self._listeners, self._filters, self._records)
         state = self._states.states[self._states.shard_of(keys.client_id)]
         key, lease = branch.keys.standing(owner_of(keys.client_id).decode()), keys.leases(number)
         stored, places = state.get_many([key, lease])
@@ -260,11 +287,10 @@ class SiteGroups:
     def _assign(self) -> None:
         """Assign the groups of the shards that this site owns, if something has changed on which that depends.
 
-        A group that can't be read doesn't hold up the others. A site that doesn't keep all shards doesn't see all
-        members, and assigns nothing.
+        A group that can't be read doesn't hold up the others. A site that doesn't know all members assigns nothing.
         """
         epochs = tuple(self._states.epoch(shard) for shard in range(len(self._states.states)))
-        if not self._states.whole:
+        if not all(one.known for one in self._followed_states):
             self._epochs = ()
             return
         if epochs != self._epochs:
@@ -279,6 +305,8 @@ class SiteGroups:
         first = bisect(stale, self._turn)
         turns = (stale[first:] + stale[:first])[:_DECISIONS]
         self._turn = turns[-1] if turns else ""
+        if any(self._home(text).get(GroupKeys(text).group) is None for text in turns):
+            self._refresh()  # an earlier member than those known here may have joined a group that is to begin
         writes: defaultdict[int, list[StateWrite]] = defaultdict(list)
 
         def decide(text: str) -> None:
@@ -297,10 +325,12 @@ class SiteGroups:
 
     def _decide(self, text: str) -> list[StateWrite]:
         home = self._home(text)
-        group = StoredGroup(self._states.states, home, text)
+        if not self._states.whole and any(True for _ in home.scan(GroupKeys(text).members)):
+            return []  # the sessions of members that joined before sites shared the database are not in `_SELECTION`
+        group = StoredGroup(self._records, home, text)
         if group.over and group.record is not None:
             self._refresh()  # a member may have joined elsewhere before the last one left
-            group = StoredGroup(self._states.states, home, text)
+            group = StoredGroup(self._records, home, text)
         return group.decided()
 
     def _write(self, writes: Mapping[int, Sequence[StateWrite]]) -> None:
@@ -319,7 +349,7 @@ class SiteGroups:
         for text in [text for text, branch in self._branches.items() if not branch.connected]:
             del self._branches[text]
         do_all(
-            [partial(branch.followed, self._catch_up) for branch in self._branches.values()],
+            [partial(one.followed, self._catch_up) for text, one in self._branches.items() if self._knows(text)],
             "could not follow what was granted",
         )
         self._granted = granted
@@ -347,7 +377,7 @@ class SiteGroups:
         writes: list[StateWrite] = []
         for key, _ in state.scan(HANDED_BACK):
             text = group_of(key)
-            if self._home(text).get(GroupKeys(text).taken_at(state.shard, key[-8:])) is not None:
+            if self._knows(text) and self._home(text).get(GroupKeys(text).taken_at(state.shard, key[-8:])) is not None:
                 writes.append(FrameworkWrite(key, None))
         for key, value in state.scan(REVOKED):  # of a release or a database without sites
             text = group_of(key)
@@ -362,7 +392,7 @@ class SiteGroups:
             return
         for (text, owner), (guard, since) in self._away.items():
             due = now - since >= self.handover_after * _MICROSECONDS and (text, owner, guard) not in self._revoked
-            if due and any(True for _ in self._home(text).scan(GroupKeys(text).grants)):
+            if due and self._knows(text) and any(True for _ in self._home(text).scan(GroupKeys(text).grants)):
                 client_id = self._states.client_of(owner)
                 found = self._states.find(client_id)
                 if found is not None and not found.record.connected and found.record.guard == guard:
@@ -412,14 +442,14 @@ class SiteGroups:
                 slices = [0] * len(self._states.states) if mine is None else mine.sum(axis=1).tolist()
             members.append(
                 GroupMember(
-                    client_id=self._states.client_of(owner),
+                    client_id=self._states.client_of(owner, self._records),
                     connected=member.guard is not None,
                     slow=member.guard is not None and member.standing.slow,
                     slices=tuple(slices),
                 )
             )
         members += [
-            GroupMember(client_id=self._states.client_of(owner), connected=False, slow=False, slices=())
+            GroupMember(client_id=self._states.client_of(owner, self._records), connected=False, slow=False, slices=())
             for owner in group.former
             if owner not in group.members
         ]

@@ -12,6 +12,7 @@ altogether, all of them are read, for exact counts.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Self
 
 import attrs
 import numpy as np
@@ -32,7 +33,10 @@ from topicstore.storage.storage import Storage
 
 from .counting import KeptRows
 
-__all__ = ["Histogram", "histogram"]
+if TYPE_CHECKING:
+    from topicstore.shard.elsewhere import Rows
+
+__all__ = ["Histogram", "Part", "histogram", "parts_of"]
 
 _READ = 262_144
 """The maximum number of uncounted messages to read, and of matching messages to read for exact counts."""
@@ -66,12 +70,7 @@ def histogram(
     after the last message). Messages at or after ``until`` are not counted. A span has at least one microsecond.
     """
     storage.check_open()
-    parts = [
-        part
-        for shard in storage.shards
-        for record in shard.generations.listed()
-        if (part := _part(storage, shard, record, topic_filter)) is not None
-    ]
+    parts = [part for shard in storage.shards for part in parts_of(storage, shard, topic_filter)]
     begin = min((part.first.min() for part in parts), default=0) if start is None else start
     end = max((part.last.max() for part in parts), default=begin) + 1 if until is None else until
     width = max(-(-int(end - begin) // spans), 1)
@@ -106,8 +105,16 @@ def _read(storage: Storage, topic_filter: TopicFilter, edges: _Numbers) -> _Numb
     return counts
 
 
+def parts_of(storage: Storage, shard: Shard, topic_filter: TopicFilter) -> list[Part]:
+    """Return the matching messages of a shard, a part for each generation. May ask another site of a cluster."""
+    if (elsewhere := shard.elsewhere) is not None:
+        return [Part.of(rows) for rows in elsewhere.times(topic_filter)]
+    found = (_part(storage, shard, record, topic_filter) for record in shard.generations.listed())
+    return [part for part in found if part is not None]
+
+
 @attrs.frozen
-class _Part:
+class Part:
     """The matching messages of a generation in a shard: rows, each with a number of messages between two times."""
 
     first: _Numbers
@@ -117,6 +124,19 @@ class _Part:
     """Times, ascending, at which the number of stored messages of all topics is known."""
     ranks: _Numbers
     """The number of stored messages of all topics at each of `times`."""
+
+    @classmethod
+    def of(cls, rows: Rows) -> Self:
+        """Return the part that another site has sent."""
+        return cls(*(np.frombuffer(column, "<f8") for column in rows))
+
+    def rows(self) -> Rows:
+        """Return the columns in the form in which they are sent."""
+        first, last, messages, times, ranks = (
+            np.ascontiguousarray(column, "<f8").tobytes()
+            for column in (self.first, self.last, self.messages, self.times, self.ranks)
+        )
+        return first, last, messages, times, ranks
 
     def counts(self, edges: _Numbers) -> tuple[_Numbers, bool]:
         """Return the number of messages between consecutive edges, and whether the numbers are exact."""
@@ -138,7 +158,7 @@ class _Part:
         return Spread.of(first, last, self.messages[rows]).before(at)
 
 
-def _part(storage: Storage, shard: Shard, record: GenerationRecord, topic_filter: TopicFilter) -> _Part | None:
+def _part(storage: Storage, shard: Shard, record: GenerationRecord, topic_filter: TopicFilter) -> Part | None:
     """Return the matching messages of a generation; None if there are none, or if it was dropped meanwhile."""
     while True:
         try:
@@ -149,7 +169,7 @@ def _part(storage: Storage, shard: Shard, record: GenerationRecord, topic_filter
             return None
 
 
-def _gathered(storage: Storage, shard: Shard, record: GenerationRecord, topic_filter: TopicFilter) -> _Part | None:
+def _gathered(storage: Storage, shard: Shard, record: GenerationRecord, topic_filter: TopicFilter) -> Part | None:
     if topic_filter.text == "#":
         return _of_zones(storage, shard, record)
     number = record.number
@@ -170,16 +190,16 @@ def _gathered(storage: Storage, shard: Shard, record: GenerationRecord, topic_fi
     if not any(len(each) for each, _, _ in rows):
         return None
     begin, finish, messages = (np.concatenate(column) for column in zip(*rows, strict=True))
-    return _Part(begin, finish, messages, times, ranks)
+    return Part(begin, finish, messages, times, ranks)
 
 
-def _of_zones(storage: Storage, shard: Shard, record: GenerationRecord) -> _Part | None:
+def _of_zones(storage: Storage, shard: Shard, record: GenerationRecord) -> Part | None:
     """Return all messages of a generation, with a row for each zone."""
     if not record.messages:
         return None
     last = shard.writer.watermark if record.last_position is None else record.last_position
     times, ranks = _density(storage, shard, record, last)
-    return _Part(times[:-1], times[1:], np.diff(ranks), times, ranks)
+    return Part(times[:-1], times[1:], np.diff(ranks), times, ranks)
 
 
 def _positions(

@@ -4,6 +4,9 @@ The replay runs to its end or to a limit, like `Database.replay`, and every fetc
 to the slab that it reads. A slab's reads are the difference of its `ReadCounters`
 between the end and the beginning. They therefore include concurrent reads of the same slab,
 and those of a compaction if the layout counts them.
+
+In a cluster, the reads of a shard that this site doesn't keep are those of the site that is asked about the shard. If
+different sites have answered the questions of one replay, their counters say little.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ import attrs
 from topicstore.contract.arguments import check_count
 from topicstore.contract.batch import MessageBatch
 from topicstore.contract.cursors import Cursor
-from topicstore.contract.layout import ReadCounters, Slab
+from topicstore.contract.layout import ReadCounters
 from topicstore.contract.positions import first_position, time_of
-from topicstore.contract.replay_plan import By, Order
+from topicstore.contract.replay_plan import By, Order, TimeRange
 from topicstore.contract.requests import ReadResult, ReplayRequest
+from topicstore.shard.reader import SlabInfo
 from topicstore.shard.records import GenerationRecord
 from topicstore.storage.replays import limited, run
 from topicstore.storage.storage import Storage
@@ -145,7 +149,6 @@ class _Fetches:
 
 def explain(storage: Storage, request: ReplayRequest, limit: int | None = None) -> Explanation:
     """Run a replay and return its cost; see `Database.explain`."""
-    storage.check_whole()  # the cost of reading at another site isn't known here
     if limit is not None:
         check_count("limit", limit)
         request.batch_size = min(limit, request.batch_size)
@@ -167,25 +170,19 @@ class _Run:
     def explanation(self) -> Explanation:
         """Run the replay, and return the explanation."""
         request = self._request
-        slabs = {
-            (s.number, record.number): (record, slab)
-            for s in self._storage.shards
-            for record, slab in s.generations.with_slabs()
-        }
-        counted = {(s.number, record.number): record for s in self._storage.shards for record in s.generations.listed()}
-        before = {key: attrs.evolve(slab.counters) for key, (_, slab) in slabs.items()}
+        times = request.timestamps
+        before, _ = self._slabs(None)
         self._replay()
         patterns = self._patterns()
-        times = request.timestamps
-        zones = [] if times is None else [shard.reader.zones(times) for shard in self._storage.shards]
+        after, zones = self._slabs(times)
         return Explanation(
             topic_filter=request.topic_filter.text,
             start=request.start if times is None else times.start,
             until=request.until if times is None else times.until,
             by="position" if times is None else "timestamp",
             order=request.order,
-            zones=sum(some for some, _ in zones) if zones else None,
-            all_zones=sum(every for _, every in zones) if zones else None,
+            zones=None if times is None else sum(some for some, _ in zones),
+            all_zones=None if times is None else sum(every for _, every in zones),
             ended=self._ended,
             messages=self._messages,
             payload_bytes=self._payload_bytes,
@@ -194,15 +191,21 @@ class _Run:
             seconds=self._seconds,
             rate=self._messages / self._seconds,
             slabs=[
-                self._cost(key, *slabs[key], before[key], patterns.get(key, []))
-                for key in sorted(self._fetches.keys() & slabs.keys())
+                self._cost(key, before[key], after.get(key, before[key]), patterns.get(key, []))
+                for key in sorted(self._fetches.keys() & before.keys())
             ],
             unread=[
-                self._unread(key, counted.get(key, record), key in patterns)
-                for key, (record, _) in slabs.items()
+                self._unread(key, slab.record, key in patterns)
+                for key, slab in before.items()
                 if key not in self._fetches
             ],
         )
+
+    def _slabs(self, times: TimeRange | None) -> tuple[dict[_SlabKey, SlabInfo], list[tuple[int, int]]]:
+        """Return the live slabs of all shards, and by shard the numbers of zones with messages of ``times``."""
+        found = [(shard.number, shard.reader.slabs(times)) for shard in self._storage.shards]
+        slabs = {(shard, slab.record.number): slab for shard, some in found for slab in some.slabs}
+        return slabs, [some.zones for _, some in found]
 
     def _replay(self) -> None:
         began = perf_counter()
@@ -247,16 +250,14 @@ class _Run:
             found.setdefault((stream.shard, stream.generation), []).append(stream.pattern)
         return found
 
-    def _cost(
-        self, key: _SlabKey, record: GenerationRecord, slab: Slab, before: ReadCounters, patterns: list[str]
-    ) -> SlabCost:
+    def _cost(self, key: _SlabKey, before: SlabInfo, slab: SlabInfo, patterns: list[str]) -> SlabCost:
         fetches = self._fetches[key]
-        pairs = zip(attrs.astuple(slab.counters), attrs.astuple(before), strict=True)
+        pairs = zip(slab.counters, before.counters, strict=True)
         return SlabCost(
             shard=key[0],
             generation=key[1],
-            layout=record.layout,
-            streams=slab.info().streams,
+            layout=slab.record.layout,
+            streams=slab.streams,
             matching=len(patterns),
             patterns=sorted(patterns, key=_learned_first)[:_PATTERNS],
             passes=fetches.passes,

@@ -1,23 +1,33 @@
 """``/ds``: sites, storages and replicas, in the format of EMQX's durable storage API.
 
 ``POST /shards/{shard}/ask`` answers questions of other sites of the cluster about a shard that they don't keep.
+``GET /shards/moves`` reports to them which of these shards have new messages.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
 from litestar import Request, Response, delete, get, post, put
 from litestar.exceptions import ClientException, PermissionDeniedException
-from litestar.params import JSONBody, PathParameter
+from litestar.params import JSONBody, PathParameter, QueryParameter
 
-from topicstore.server.http.context import TheContext
+from topicstore.pubsub.notifier import Notifier, TaskWaiter
+from topicstore.server.http.context import Context, TheContext
 from topicstore.server.http.guards import is_site, needs
+from topicstore.server.http.streaming import Streamed
 from topicstore.server.sites import SiteInfo, StorageReplicas
 
-__all__ = ["ROUTES"]
+__all__ = ["NOTHING", "ROUTES", "SIGN_OF_LIFE"]
+
+SIGN_OF_LIFE = 5.0
+"""Seconds after which a site that reports new messages reports `NOTHING`, if nothing else."""
+NOTHING = b"\xff" * 4
+"""A report that no shard has new messages; other reports are the number of a shard, big-endian."""
 
 _Site = Annotated[str, PathParameter(description="The id of a site.")]
 _Storage = Annotated[str, PathParameter(description="The name of a storage, such as `messages`.")]
@@ -115,4 +125,72 @@ async def ask(
     return Response(found, media_type="application/vnd.msgpack")
 
 
-ROUTES = [sites, site, forget, storages, storage, replicas, set_replicas, join, leave, ask]
+@get("/shards/moves", guards=[needs("read")], tags=_TAGS, media_type="application/octet-stream", sync_to_thread=False)
+def moves(
+    context: TheContext,
+    request: Request[Any, Any, Any],
+    shard: Annotated[list[int], QueryParameter(max_items=4_096, description="The numbers of the shards to follow.")],
+) -> Streamed:
+    """Report to another site of the cluster, until it disconnects, which of some shards have new messages.
+
+    The body is in a form of the cluster's own, so only its sites may ask.
+    """
+    if not is_site(request):
+        raise PermissionDeniedException("only the sites of the cluster ask each other")
+    for number in shard:
+        context.db.storage.check_shard(number)
+    return Streamed(_Moves(context, frozenset(shard)), "application/octet-stream")
+
+
+class _Moves:
+    """The numbers of shards with new messages, each as 4 bytes, big-endian; `NOTHING` as a sign of life."""
+
+    held = 0
+
+    def __init__(self, context: Context, shards: frozenset[int]) -> None:
+        self._context, self._shards = context, shards
+        self._notifier = Notifier()
+        self._moved = dict.fromkeys(shards)  # so that the site looks once after it has begun to follow
+        """The shards to report. Adding, removing and copying keys needs no lock."""
+        self._ended = False
+        self._listener = context.db.storage.listener
+        if self._listener is not None:
+            self._listener.watchers.append(self._move)
+        context.on_stop.append(self._end)
+        if context.stopping.is_set():
+            self._end()
+
+    def _move(self, shard: int) -> None:
+        if shard in self._shards:
+            self._moved[shard] = None
+            self._notifier.notify()
+
+    def _end(self) -> None:
+        self._ended = True
+        self._notifier.notify()
+
+    def __aiter__(self) -> AsyncIterator[bytes | memoryview]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        with TaskWaiter(self._notifier, SIGN_OF_LIFE) as waiter:
+            while not (self._moved or self._ended):
+                if not await waiter.wait():
+                    return NOTHING
+        if self._ended:
+            raise StopAsyncIteration
+        moved = list(self._moved)
+        for shard in moved:
+            self._moved.pop(shard, None)
+        return b"".join(number.to_bytes(4, "big") for number in moved)
+
+    async def aclose(self) -> None:
+        """Stop following. Idempotent."""
+        with suppress(ValueError):  # an earlier call removed it
+            self._context.on_stop.remove(self._end)
+        if self._listener is not None:
+            with suppress(ValueError):
+                self._listener.watchers.remove(self._move)
+
+
+ROUTES = [sites, site, forget, storages, storage, replicas, set_replicas, join, leave, ask, moves]
