@@ -132,7 +132,10 @@ class Terms:
 
     def without_secrets(self) -> Terms:
         """Return the terms without fields that only the CONNECT needs, so that no password stays in memory."""
-        packet = msgspec.structs.replace(self.packet, will=None, user_name=None, password=None, user_properties=())
+        packet = self.packet
+        if not any((packet.will, packet.user_name, packet.password, packet.user_properties)):
+            return self
+        packet = msgspec.structs.replace(packet, will=None, user_name=None, password=None, user_properties=())
         return attrs.evolve(self, packet=packet)
 
     def reason_string(self, text: str, others: int = 0) -> str | None:
