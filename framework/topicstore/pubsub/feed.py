@@ -182,9 +182,13 @@ class Feed:
         return read_slice
 
     def quiet_after(self, shard: int, after: int) -> bool:
-        """Return whether no matching message after a position was announced, so that none is visible. Doesn't read."""
-        begin, end = self._shards[shard].quiet
-        return begin <= after and end == _FOREVER
+        """Return whether no matching message after a position was announced, so that none is visible. Doesn't read.
+
+        The shard must be followed.
+        """
+        view = self._shards[shard]
+        begin, end = view.quiet
+        return after >= view.newest or (begin <= after and end == _FOREVER)
 
     def in_memory(self, shard: int, after: int) -> bool:
         """Return whether `read` needs no scan. Takes no lock, so the answer may be outdated on return."""

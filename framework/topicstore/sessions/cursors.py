@@ -334,8 +334,16 @@ class FilterCursor(SessionCursor):
         return self.options.no_local and message.client_id == self._keys.client_id
 
     def _wake_all(self) -> None:
-        self._behind = dict.fromkeys(range(len(self._places)))
-        self._ready(self)
+        """Read the shards that have announced messages after the place; wait for messages of the others."""
+        feed = self._listener.feed
+        self._behind = {}
+        for shard, place in enumerate(self._places):
+            if feed.quiet_after(shard, place):
+                self._listener.wait_locked(self, shard)
+            else:
+                self._behind[shard] = None
+        if self._behind:
+            self._ready(self)
 
     # --- reading ---
 
