@@ -422,7 +422,7 @@ class MqttConnection(asyncio.Protocol):
         elif self._via.redirect and self._terms.packet.version == 5:
             self.end(ReasonCode.USE_ANOTHER_SERVER, f"site {owner.site} serves the client", elsewhere=owner.address)
         else:
-            serving.admit(self, self._pass_to(relays, owner, (0x10, body)))
+            serving.forward(self, self._pass_to(relays, owner, (0x10, body)))
 
     async def _pass_to(self, relays: Relays, owner: ShardOwner, connect: Frame) -> None:
         """Connect to the owner of the client's shard, and pass on to it what the client has sent and sends."""
