@@ -286,7 +286,7 @@ class InFlight:
         self.awaiting_pubcomp: dict[int, Released] = _NONE
         self._stored: dict[int, InFlightBatch | Released] = _NONE
         """By number, the in-flight batches and released ids that have records."""
-        self._finished: list[InFlightBatch | Released] = _EMPTY
+        self._finished: list[InFlightBatch | Released] = []
         """The in-flight batches and released ids with no id left, whose records can be removed."""
         self._again: list[int] = _EMPTY
         """The ids whose PUBREL is to be sent again."""
@@ -359,7 +359,7 @@ class InFlight:
                     batch.sent(packet_id)
                 batch.left -= count
                 if not batch.left:
-                    self._finish(batch)
+                    self._finished.append(batch)
             return batches.total()
 
     def pubrec(self, packet_id: int, *, accepted: bool = True) -> bool:
@@ -399,7 +399,7 @@ class InFlight:
                 return False
             released.left -= 1
             if not released.left:
-                self._finish(released)
+                self._finished.append(released)
             return True
 
     def pubcomp_many(self, packet_ids: Sequence[int]) -> int:
@@ -412,11 +412,7 @@ class InFlight:
         batch.sent(packet_id)
         batch.left -= 1
         if not batch.left:
-            self._finish(batch)
-
-    def _finish(self, record: InFlightBatch | Released) -> None:
-        self._finished = self._finished or []
-        self._finished.append(record)
+            self._finished.append(batch)
 
     # --- committing ---
 
@@ -581,7 +577,7 @@ class InFlight:
                 if kept is not None:
                     kept.left -= 1
                     if not kept.left:
-                        self._finish(kept)
+                        self._finished.append(kept)
 
     def vanished(self, packet_id: int) -> None:
         """Record that a message that was to be sent again can't be read any more.

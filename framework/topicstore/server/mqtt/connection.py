@@ -549,13 +549,15 @@ class MqttConnection(asyncio.Protocol):
             self.end(answer.reason, answer.end)
             return
         if self._inbound is not None:
-            self._inbound.answered(len(part.what.ids1), answer.over)
+            self._inbound.unanswered -= len(part.what.ids1)
+            if answer.over:
+                self._inbound.released(answer.over)
         self._channel.answer(answer.data, answer.packets)
 
     def released(self, ids: Sequence[int], known: Sequence[bool]) -> None:
         """Answer PUBRELs."""
         if self._inbound is not None:
-            self._inbound.answered(0, ids)
+            self._inbound.released(ids)
         self._channel.answer(*answer_pubrels(self._terms.packet.version, ids, known))
 
     # --- what it is sent ---

@@ -169,11 +169,10 @@ class Inbound:
                 f"more than {self._quota} messages were not acknowledged [MQTT-3.3.4-9]",
             )
 
-    def answered(self, acknowledged: int, over: Sequence[int]) -> None:
-        """Count acknowledged messages of QoS 1, and remove the packet ids of QoS 2 exchanges that are over."""
-        self.unanswered -= acknowledged
+    def released(self, packet_ids: Sequence[int]) -> None:
+        """Remove the packet ids of QoS 2 exchanges that have ended."""
         if self.exchanges:
-            for packet_id in over:
+            for packet_id in packet_ids:
                 self.exchanges.pop(packet_id, None)
 
     def _named(self, message: Message, alias: int) -> Message:
