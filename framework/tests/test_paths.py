@@ -10,6 +10,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,6 +42,8 @@ MQTT = (338, 72)
 
 Whether three functions of `server/mqtt/store_thread.py` are among them depends on the timing of the threads.
 """
+CONNECT = (418, 88)
+"""Named functions and their files, from a CONNECT with a SUBSCRIBE to their answers, for a durable session."""
 CALLS = {"store of 1,000": 192, "store of 1": 140, "publish to PUBACK": 386}
 """Calls of Python functions for a batch or a message. Each resumption of a generator counts as a call."""
 MODULES = {"": 5, "runtime": 8, "shard": 17, "storage": 36, "sessions": 39, "pubsub": 16, "server": 97}
@@ -163,6 +166,23 @@ def test_the_path_of_an_mqtt_message_does_not_grow(tmp_path: Path) -> None:
         threading.setprofile(None)
     functions = frozenset.intersection(*rounds[2:])
     check("MQTT", (len(functions), len({file for file, _ in functions})), MQTT, functions)
+
+
+def test_the_path_of_an_mqtt_connect_does_not_grow(tmp_path: Path) -> None:
+    """A client that connects and subscribes calls at most the recorded number of functions, in all threads."""
+    trace = Trace()
+    threading.setprofile(trace.note)
+    try:
+        with ts.open(tmp_path / "db") as db, Embedded(db) as served, ExitStack() as clients:
+            rounds = []
+            for number in range(30):
+                client = clients.enter_context(served.client(f"client-{number}", keep=True))
+                client.subscribe(f"device/{number}/#", options=1)
+                rounds.append(trace.taken())
+    finally:
+        threading.setprofile(None)
+    functions = frozenset.intersection(*rounds[2:])
+    check("connect", (len(functions), len({file for file, _ in functions})), CONNECT, functions)
 
 
 def calls(work: Callable[[], object], repeat: int = 20) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from topicstore import TopicFilter
 from topicstore.pubsub import filter_index
@@ -18,6 +18,7 @@ FILTERS = st.builds(
 ).filter(bool) | st.just("#")
 
 
+@example([(text, one) for text in ("a/+", "a/#", "a/b") for one in range(12)], list(range(0, 30, 2)), ["a/b"])
 @given(st.lists(st.tuples(FILTERS, st.integers(0, 3))), st.lists(st.integers(0, 30)), st.lists(TOPICS, min_size=1))
 def test_matches_what_each_filter_matches(pairs: list[tuple[str, int]], gone: list[int], topics: list[str]) -> None:
     """Matching a topic returns each present value whose filter matches the topic, once.

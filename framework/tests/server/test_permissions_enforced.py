@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
+import argon2
 import msgspec
 import pytest
 import topicstore as ts
 from topicstore.server.access.access import Access, AccessHooks
+from topicstore.server.access.passwords import PasswordFile
 from topicstore.server.config.model import AuthenticationSettings, AuthorizationSettings, Limits, Rule, ServerSettings
 from topicstore.server.mqtt import rights
 from topicstore.sessions import Sessions
@@ -417,3 +422,29 @@ def test_messages_in_flight_are_asked_about_again(asking: Embedded, plugin: Plug
     with asking.client("me", keep=True) as client:
         assert [packet.topic for packet in client.publishes(2)] == ["yes/1", "yes/3"]
         client.ping()
+
+
+def held_by(root: object) -> Iterator[object]:
+    """Yield all objects that an object refers to, but not through classes, functions and modules."""
+    seen, left = {id(root)}, [root]
+    while left:
+        one = left.pop()
+        yield one
+        for each in msgspec.structs.astuple(one) if isinstance(one, msgspec.Struct) else gc.get_referents(one):
+            if id(each) not in seen and not isinstance(each, type | FunctionType | ModuleType | FrameType):
+                seen.add(id(each))
+                left.append(each)
+
+
+def test_no_password_stays_in_memory(db: ts.Database, tmp_path: Path) -> None:
+    """The server keeps no password of a client that is connected, also not once it has subscribed and published."""
+    users = PasswordFile(tmp_path / "users", argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1))
+    users.put("ann", b"a password of ann")
+    settings = ServerSettings(authentication=AuthenticationSettings(password_file=users.path))
+    with Embedded(db, settings) as served, served.client() as client:
+        assert client.connect("one", user_name="ann", password=b"a password of ann").reason == 0
+        client.subscribe("a/#")
+        client.publish("b", b"a payload")
+        found = {one for one in held_by(served.server) if isinstance(one, bytes | str)}
+    assert {"one", "ann", "a/#"} <= found
+    assert not [one for one in found if one in (b"a password of ann", "a password of ann")]

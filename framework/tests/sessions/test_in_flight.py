@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from topicstore.sessions import Sessions, SubscribeOptions
+from topicstore.sessions import PubRel, Sessions, SubscribeOptions
 from topicstore.sessions.in_flight import MAX_PACKET_ID, InFlight, InFlightBatch
 from topicstore.sessions.records import Keys
 
@@ -43,3 +43,24 @@ def test_packet_ids_are_unique_over_the_whole_window(
     assert waiting == {item.packet_id for item in session.deliver()}
     publish("new")
     assert waiting.isdisjoint(item.packet_id for item in session.deliver())
+
+
+def test_what_is_in_flight_to_one_client_is_not_in_flight_to_another(
+    sessions: Sessions, publish: Callable[..., None]
+) -> None:
+    """At any QoS and step of an exchange, a session with nothing in flight has all its room, and nothing to send."""
+    idle, busy = sessions.open("idle", expiry_interval=None), sessions.open("busy", expiry_interval=None)
+    idle.subscribe("b/#", 2)
+    busy.subscribe("a/#", 2)
+    for qos in (1, 2, 1, 2):
+        publish("one", "two", qos=qos)
+        ids = [packet.packet_id for packet in busy.deliver()]
+        assert 2 * (qos - 1) == busy.pubrec(*ids)
+        assert [PubRel(one) for one in ids] * (qos - 1) == busy.deliver()
+        assert 2 == busy.pubrec(*ids) + busy.puback(*ids)
+        assert [PubRel(one) for one in ids] * (qos - 1) == busy.deliver()  # a repeated PUBREC is answered again
+        assert (0, 0, "nothing") == (idle.status().in_flight, idle.status().to_resend, idle.status().waits_for)
+        assert [] == idle.deliver()
+        assert 2 * (qos - 1) == busy.pubcomp(*ids)
+        busy.checkpoint()
+        assert 0 == busy.status().in_flight

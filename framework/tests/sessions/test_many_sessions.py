@@ -26,8 +26,8 @@ def idle(sessions: Sessions, numbers: range) -> list[Session]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("db", ["rocksdb"], indirect=True)  # the memory backend's stored messages would be counted
-def test_an_idle_session_takes_less_than_10_kb(db: ts.Database, sessions: Sessions) -> None:
-    """A connected session with two subscriptions takes less than 10 kB, even after it had a full window."""
+def test_an_idle_session_takes_less_than_7_kb(db: ts.Database, sessions: Sessions) -> None:
+    """A connected session with two subscriptions takes less than 7 kB, even after it had a full window."""
 
     def used(numbers: range) -> list[Session]:
         opened = idle(sessions, numbers)
@@ -51,7 +51,7 @@ def test_an_idle_session_takes_less_than_10_kb(db: ts.Database, sessions: Sessio
     finally:
         tracemalloc.stop()
     assert [0] * len(opened) == [session.status().in_flight for session in opened]
-    assert (after - before) / len(opened) < 10_000
+    assert (after - before) / len(opened) < 7_000
 
 
 def calls(act: Callable[[], object]) -> int:

@@ -50,6 +50,24 @@ def test_waiting_ends_with_a_message_and_only_for_whom_it_is(sessions: Sessions,
     assert other.ended is None
 
 
+def test_a_subscription_that_begins_at_the_end_takes_no_turn(db: ts.Database, sessions: Sessions) -> None:
+    """A new subscription without messages to read makes its session neither ready nor changed, but one with some does.
+
+    So a client that connects costs no turn of the deliveries and no checkpoint.
+    """
+    db.store([ts.Message("a/1", b"before", "publisher")])
+    session = sessions.open("client", expiry_interval=None)
+    session.subscribe("a/#")
+    assert not sessions.wait(0)
+    sessions.deliver()
+    assert not session._dirty
+    session.subscribe("+/1", start="beginning")
+    assert sessions.wait(0)
+    assert ["before"] == payloads(session.deliver())
+    db.publish([ts.Message("a/1", b"after", "publisher", 1)])
+    assert ["after", "after"] == payloads(session.deliver())
+
+
 def blocked(notifier: Notifier) -> bool:
     """Return whether a thread is waiting for a notification by this notifier."""
     return any(one._notifier is notifier for one in running(ThreadWaiter.wait))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
 
 import attrs
 import numpy as np
@@ -60,6 +60,11 @@ class _OpenScan:
     """The next batch, read in advance to detect the end of the scan; None at the end."""
 
 
+_NOTHING_READ: Final[list[ReadBatch]] = []
+_NO_SCANS: Final[dict[int, _OpenScan]] = {}
+"""Stand for the lists and dictionaries of all filters that were not read. They are never changed."""
+
+
 class _ShardView:
     """A feed's view of one shard."""
 
@@ -68,19 +73,19 @@ class _ShardView:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         """Held while the shard is read for this filter. Guards `recent` and `scans`."""
-        self.matches = Matches()
-        """The recent commits that are still in memory."""
         self.telling = threading.Lock()
-        """Guards the attributes below; each is replaced as a whole, so reading one needs no lock."""
+        """Guards `matches` and the attributes below; each is replaced as a whole, so reading one needs no lock."""
+        self.matches = Matches(self.telling)
+        """The recent commits that are still in memory."""
         self.unannounced = 0
         """The position up to which messages were committed before there was a listener."""
         self.newest = 0
         """The last position of the last batch that was announced, or `unannounced`."""
         self.quiet = (0, 0)
         """A range of positions without a matching message: after the first, up to and including the second."""
-        self.recent: list[ReadBatch] = []
+        self.recent: list[ReadBatch] = _NOTHING_READ
         """The read batches read recently. `ReadCache.remember` also removes some of them, atomically."""
-        self.scans: dict[int, _OpenScan] = {}
+        self.scans: dict[int, _OpenScan] = _NO_SCANS
         """The open scans, by the position up to which each has read."""
 
     def listen(self, end: int) -> None:
@@ -182,9 +187,13 @@ class Feed:
         return read_slice
 
     def quiet_after(self, shard: int, after: int) -> bool:
-        """Return whether no matching message after a position was announced, so that none is visible. Doesn't read."""
-        begin, end = self._shards[shard].quiet
-        return begin <= after and end == _FOREVER
+        """Return whether no matching message after a position was announced, so that none is visible. Doesn't read.
+
+        The shard must be followed.
+        """
+        view = self._shards[shard]
+        begin, end = view.quiet
+        return after >= view.newest or (begin <= after and end == _FOREVER)
 
     def in_memory(self, shard: int, after: int) -> bool:
         """Return whether `read` needs no scan. Takes no lock, so the answer may be outdated on return."""
@@ -268,12 +277,14 @@ class Feed:
             return ReadBatch(after, position, batch), False
         if scan.ahead is None:
             return ReadBatch(after, scan.bound, batch), True
+        view.scans = view.scans or {}
         view.scans[position] = scan
         if len(view.scans) > _OPEN_SCANS:
             del view.scans[next(iter(view.scans))]
         return ReadBatch(after, position, batch), False
 
     def _remember(self, view: _ShardView, whole: ReadBatch) -> None:
+        view.recent = view.recent or []
         view.recent.append(whole)
         del view.recent[:-_RECENT]
         self._reads.remember(whole, view.recent)

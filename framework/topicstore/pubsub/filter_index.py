@@ -129,6 +129,28 @@ class RouteMemo(Generic[V]):
                 half.routes.pop(topic_filter.text, None)
 
 
+_Values = tuple[V, ...] | dict[V, None]
+"""The values of one filter. Most filters have one, and a dictionary of one value takes 232 bytes."""
+_FEW = 8
+"""Most values in a tuple."""
+
+
+def _with(values: _Values[V], value: V) -> _Values[V]:
+    """Return values and a new one."""
+    if isinstance(values, dict):
+        values[value] = None
+        return values
+    return (*values, value) if len(values) < _FEW else dict.fromkeys((*values, value))
+
+
+def _without(values: _Values[V], value: V) -> _Values[V]:
+    """Return values without one of them."""
+    if isinstance(values, dict):
+        del values[value]
+        return values
+    return tuple(one for one in values if one != value)
+
+
 class _Node(Generic[V]):
     """A node of the tree: one level of filters."""
 
@@ -136,9 +158,9 @@ class _Node(Generic[V]):
 
     def __init__(self) -> None:
         self.children: dict[str, _Node[V]] | None = None
-        self.ending: dict[V, None] | None = None
+        self.ending: _Values[V] = ()
         """The values of filters that end here."""
-        self.open_ended: dict[V, None] | None = None
+        self.open_ended: _Values[V] = ()
         """The values of filters that end with ``#`` after this level."""
 
     def empty(self) -> bool:
@@ -156,7 +178,7 @@ class FilterIndex(Generic[V]):
         """Guards the attributes below."""
         self._root: _Node[V] = _Node()
         """The tree of filters with wildcards."""
-        self._literal: dict[str, dict[V, None]] = {}
+        self._literal: dict[str, _Values[V]] = {}
         """The values of filters without wildcards, by their text."""
         self._memo: RouteMemo[V] = RouteMemo()
         """The cached results by topic; `RouteMemo.get` is also called without the lock."""
@@ -169,21 +191,34 @@ class FilterIndex(Generic[V]):
     def add(self, topic_filter: TopicFilter, value: V) -> bool:
         """Add a value to a filter; return whether it is new."""
         with self._lock:
-            if topic_filter.literal:
-                values = self._literal.setdefault(topic_filter.text, {})
-            else:
-                node = self._root
-                for level in _path(topic_filter):
-                    if node.children is None:
-                        node.children = {}
-                    node = node.children.setdefault(level, _Node())
-                values = _values(node, topic_filter)
-            if value in values:
+            added = self._add_literal if topic_filter.literal else self._add_to_tree
+            if not added(topic_filter, value):
                 return False
-            values[value] = None
             self._size += 1
             self._memo.change_locked(topic_filter)
             return True
+
+    def _add_literal(self, topic_filter: TopicFilter, value: V) -> bool:
+        values = self._literal.get(topic_filter.text, ())
+        if value in values:
+            return False
+        self._literal[topic_filter.text] = _with(values, value)
+        return True
+
+    def _add_to_tree(self, topic_filter: TopicFilter, value: V) -> bool:
+        node = self._root
+        for level in _path(topic_filter):
+            if node.children is None:
+                node.children = {}
+            child = node.children.get(level)
+            if child is None:
+                child = node.children[level] = _Node()
+            node = child
+        values = _values(node, topic_filter)
+        if value in values:
+            return False
+        _set_values(node, topic_filter, _with(values, value))
+        return True
 
     def remove(self, topic_filter: TopicFilter, value: V) -> bool:
         """Remove a value from a filter; return whether it was there."""
@@ -196,11 +231,11 @@ class FilterIndex(Generic[V]):
             return True
 
     def _remove_literal(self, topic_filter: TopicFilter, value: V) -> bool:
-        values = self._literal.get(topic_filter.text, {})
+        values = self._literal.get(topic_filter.text, ())
         if value not in values:
             return False
-        del values[value]
-        if not values:
+        left = self._literal[topic_filter.text] = _without(values, value)
+        if not left:
             del self._literal[topic_filter.text]
         return True
 
@@ -214,7 +249,7 @@ class FilterIndex(Generic[V]):
         values = _values(way[-1], topic_filter)
         if value not in values:
             return False
-        del values[value]
+        _set_values(way[-1], topic_filter, _without(values, value))
         _prune(way, _path(topic_filter))
         return True
 
@@ -235,14 +270,15 @@ def _path(topic_filter: TopicFilter) -> tuple[str, ...]:
     return levels[:-1] if levels[-1] == "#" else levels
 
 
-def _values(node: _Node[V], topic_filter: TopicFilter) -> dict[V, None]:
+def _values(node: _Node[V], topic_filter: TopicFilter) -> _Values[V]:
+    return node.open_ended if topic_filter.levels[-1] == "#" else node.ending
+
+
+def _set_values(node: _Node[V], topic_filter: TopicFilter, values: _Values[V]) -> None:
     if topic_filter.levels[-1] == "#":
-        if node.open_ended is None:
-            node.open_ended = {}
-        return node.open_ended
-    if node.ending is None:
-        node.ending = {}
-    return node.ending
+        node.open_ended = values
+    else:
+        node.ending = values
 
 
 def _prune(way: list[_Node[V]], path: tuple[str, ...]) -> None:
@@ -259,12 +295,12 @@ def _match(root: _Node[V], topic: str) -> Iterator[V]:
         following = []
         for node in nodes:
             if not hidden:
-                yield from node.open_ended or ()
+                yield from node.open_ended
             for child in (level,) if hidden else (level, "+"):
                 found = (node.children or {}).get(child)
                 if found is not None:
                     following.append(found)
         nodes, hidden = following, False
     for node in nodes:
-        yield from node.ending or ()
-        yield from node.open_ended or ()  # "a/#" also matches "a" (MQTT 5, section 4.7.1.2)
+        yield from node.ending
+        yield from node.open_ended  # "a/#" also matches "a" (MQTT 5, section 4.7.1.2)

@@ -15,6 +15,7 @@ import collections
 import threading
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any, Final
 
 import numpy as np
 
@@ -176,23 +177,27 @@ class _CommittedBatch(ReadBatch):
         return made
 
 
+_NO_COMMITS: Final[list[Any]] = []
+"""Stands for the lists of all filters without recent commits. It is never changed."""
+
+
 class Matches:
     """The recent commits of one shard with messages that match one filter: all of them after a position."""
 
     __slots__ = ("_commits", "_joined", "_lasts", "_lock", "answer", "since")
 
-    def __init__(self) -> None:
+    def __init__(self, lock: threading.Lock) -> None:
+        """``lock`` guards the attributes. No other lock is taken under it."""
         self.answer: tuple[tuple[int, int], ReadSlice] | None = None
         """The position and limit of the last read, and its result, for other consumers with the same ones. Replaced as
         a whole, so reading it needs no lock."""
-        self._lock = threading.Lock()
-        """Guards the attributes below. No other lock is taken under it."""
+        self._lock = lock
         self.since = _NEVER
         """The position after which all announced commits with matching messages are in memory. Reading it needs no
         lock, but the value may be outdated then."""
-        self._commits: list[tuple[Commit, list[str]]] = []
+        self._commits: list[tuple[Commit, list[str]]] = _NO_COMMITS
         """The commits, each with its matching topics."""
-        self._lasts: list[int] = []
+        self._lasts: list[int] = _NO_COMMITS
         """Their last positions."""
         self._joined: ReadBatch | None = None
         """The read batch that was read last, for other consumers at the same position."""
@@ -213,8 +218,7 @@ class Matches:
 
     def _begin_locked(self, position: int) -> None:
         self.since = position
-        self._commits.clear()
-        self._lasts.clear()
+        self._commits = self._lasts = _NO_COMMITS
         self._joined = self.answer = None
 
     def add(self, commit: Commit, topics: list[str]) -> None:
@@ -223,6 +227,7 @@ class Matches:
             if self._commits and self._commits[-1][0].void:
                 self._commits.pop()
                 self._lasts.pop()
+            self._commits, self._lasts = self._commits or [], self._lasts or []
             self._commits.append((commit, topics))
             self._lasts.append(commit.last)
         commit.matches.append(self)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from sys import getsizeof
-from typing import Generic, TypeVar
-
-from topicstore.contract.forking import remember
+from typing import ClassVar, Generic, TypeVar
 
 __all__ = ["BoundedCache"]
 
@@ -27,17 +26,17 @@ class BoundedCache(Generic[K, V]):
     missing.
     """
 
-    __slots__ = ("__weakref__", "_entries", "_kept", "_lock", "_size", "_used", "get")
+    __slots__ = ("_entries", "_kept", "_size", "_used", "get")
+
+    _lock: ClassVar = threading.RLock()  # reentrant, because a signal handler may store a value, too
+    """Guards `_used`, and changes of `_kept`, of all caches: it is held briefly, and there may be many small caches."""
 
     def __init__(self, entries: int, size: int) -> None:
         self._kept: dict[K, V] = {}
         self._entries, self._size = entries, size
-        self._lock = threading.RLock()  # reentrant, because a signal handler may store a value, too
-        """Guards `_used`, and changes of `_kept`."""
         self._used = 0
         self.get = self._kept.get
         """A function that returns the value of a key, or None."""
-        remember(self)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -58,6 +57,10 @@ class BoundedCache(Generic[K, V]):
                 self._used += size
         return value
 
-    def leave_to_parent(self) -> None:
+    @classmethod
+    def renew_lock(cls) -> None:
         """Replace the lock in a forked child, where a thread of the parent may have held it."""
-        self._lock = threading.RLock()
+        cls._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=BoundedCache.renew_lock)

@@ -313,9 +313,8 @@ class Opening:
             allow=row.how.allow,
             batch_size=row.how.batch_size,
             epoch=self._timers.epochs[self._states.shard_of(client_id)],
+            once=row.how.overlapping == "once",
         )
-        if row.how.overlapping == "once":
-            session.deliver_once()
         if present:
             try:
                 begin_resuming(self._registry, session)

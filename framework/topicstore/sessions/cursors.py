@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 
 import attrs
 
@@ -32,6 +32,10 @@ __all__ = ["FilterCursor", "NonPersistent", "SessionCursor", "Union", "closing"]
 NonPersistent = tuple[int, list[int], int, Message, SubscribeOptions]
 """A message that is not stored: its publisher's shard; the watermarks, by shard, when it was published; its time; the
 message; the options at that time. Stored messages of its publisher's shard up to the watermark are delivered first."""
+
+
+_NO_SHARDS: Final[dict[int, None]] = {}
+"""Stands for the empty dictionaries of all cursors that have nothing to read. It is never changed."""
 
 
 class SessionCursor(ABC):
@@ -171,9 +175,9 @@ class FilterCursor(SessionCursor):
         self._moved = False
         self._ended = False
         """Whether the place in a shard has reached the end of an options period."""
-        self._behind: dict[int, None] = {}
+        self._behind: dict[int, None] = _NO_SHARDS
         """The shards that may have messages to read."""
-        self._failing: dict[int, None] = {}
+        self._failing: dict[int, None] = _NO_SHARDS
         """The shards that could not be read."""
         self._nonpersistent: NonPersistentMessages[NonPersistent] | None = None
         """The queued messages that are not stored; None if there were none yet."""
@@ -289,6 +293,7 @@ class FilterCursor(SessionCursor):
 
     def wake(self, shard: int) -> None:
         """Record that a shard may have messages to read."""
+        self._behind = self._behind or {}
         self._behind[shard] = None
         self._ready(self)
 
@@ -334,8 +339,16 @@ class FilterCursor(SessionCursor):
         return self.options.no_local and message.client_id == self._keys.client_id
 
     def _wake_all(self) -> None:
-        self._behind = dict.fromkeys(range(len(self._places)))
-        self._ready(self)
+        """Read the shards that have announced messages after the place; wait for messages of the others."""
+        feed, behind = self._listener.feed, dict[int, None]()
+        for shard, place in enumerate(self._places):
+            if feed.quiet_after(shard, place):
+                self._listener.wait_locked(self, shard)
+            else:
+                behind[shard] = None
+        self._behind = behind or _NO_SHARDS
+        if behind:
+            self._ready(self)
 
     # --- reading ---
 
@@ -391,6 +404,7 @@ class FilterCursor(SessionCursor):
             return self._listener.feed.read(shard, self._places[shard], limit)
         except TopicstoreError:
             self._behind.pop(shard, None)
+            self._failing = self._failing or {}
             self._failing[shard] = None  # other shards are not affected
             raise
 
@@ -406,8 +420,9 @@ class FilterCursor(SessionCursor):
         if read_slice.caught_up and read_slice.position <= end:
             self._listener.wait_locked(self, shard)
             if not self._behind:  # a dictionary doesn't shrink when items are removed
-                self._behind = {}
+                self._behind = _NO_SHARDS
         else:
+            self._behind = self._behind or {}
             self._behind[shard] = None  # after the other shards
 
     def _read_nonpersistent(
@@ -434,8 +449,8 @@ class FilterCursor(SessionCursor):
 
     def try_again(self) -> None:
         """Read again the shards that failed."""
-        self._behind.update(self._failing)
-        self._failing.clear()
+        if self._failing:
+            self._behind, self._failing = self._behind | self._failing, _NO_SHARDS
 
     # --- storing ---
 

@@ -19,6 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
+from typing import Any, Final
 
 import attrs
 import numpy as np
@@ -242,6 +243,11 @@ class StagedChanges:
     """The number of PUBRELs to send again."""
 
 
+_NONE: Final[dict[int, Any]] = {}
+_EMPTY: Final[list[Any]] = []
+"""Stand for the dictionaries and lists of a session with nothing in flight, as most are. They are never changed."""
+
+
 class InFlight:
     """The packet ids of one session.
 
@@ -273,18 +279,18 @@ class InFlight:
         """Guards the attributes below, and the in-flight batches. Its holder takes no other lock."""
         self.next_id = 1
         self.next_number = 1
-        self.awaiting_puback: dict[int, InFlightBatch] = {}
-        self.awaiting_pubrec: dict[int, InFlightBatch] = {}
-        self._received: dict[int, InFlightBatch] = {}
+        self.awaiting_puback: dict[int, InFlightBatch] = _NONE
+        self.awaiting_pubrec: dict[int, InFlightBatch] = _NONE
+        self._received: dict[int, InFlightBatch] = _NONE
         """The PUBRECs that are not committed, in the order they were received."""
-        self.awaiting_pubcomp: dict[int, Released] = {}
-        self._stored: dict[int, InFlightBatch | Released] = {}
+        self.awaiting_pubcomp: dict[int, Released] = _NONE
+        self._stored: dict[int, InFlightBatch | Released] = _NONE
         """By number, the in-flight batches and released ids that have records."""
         self._finished: list[InFlightBatch | Released] = []
         """The in-flight batches and released ids with no id left, whose records can be removed."""
-        self._again: list[int] = []
+        self._again: list[int] = _EMPTY
         """The ids whose PUBREL is to be sent again."""
-        self.resend: list[InFlightBatch] = []  # a deque takes 760 bytes, even in an idle session
+        self.resend: list[InFlightBatch] = _EMPTY  # a deque takes 760 bytes, even in an idle session
         """The in-flight batches of earlier connections with ids that were not sent again yet, oldest first."""
         self._vanished: frozenset[int] = _NO_IDS
         """The ids of QoS 2 whose messages couldn't be sent again on this connection."""
@@ -370,10 +376,12 @@ class InFlight:
                 if packet_id in self.awaiting_pubcomp and not accepted:
                     return self.pubcomp(packet_id)
                 if packet_id in self.awaiting_pubcomp:
+                    self._again = self._again or []
                     self._again.append(packet_id)
                     return True
                 return packet_id in self._received
             if accepted:
+                self._received = self._received or {}
                 self._received[packet_id] = batch
             self._over(batch, packet_id)
             return True
@@ -478,7 +486,7 @@ class InFlight:
             del self._finished[: staged.finished]
             for changed, left in zip(staged.rewritten, staged.left, strict=True):
                 changed.written = left
-            again, self._again = self._again[: staged.again], self._again[staged.again :]
+            again, self._again = self._again[: staged.again], self._again[staged.again :] or _EMPTY
             if staged.released is not None:
                 for packet_id in staged.released.ids:
                     del self._received[packet_id]
@@ -487,15 +495,20 @@ class InFlight:
             for batch in staged.batches:
                 self.adopt(batch)
             if not self._stored:  # dictionaries don't shrink when items are removed
-                self.awaiting_puback, self.awaiting_pubrec, self.awaiting_pubcomp = {}, {}, {}
+                self.awaiting_puback = self.awaiting_pubrec = self.awaiting_pubcomp = self._stored = _NONE
             return again
 
     def adopt(self, batch: InFlightBatch) -> None:
         """Add an in-flight batch; its ids are in use from now on."""
+        self._stored = self._stored or {}
         self._stored[batch.number] = batch
         self.next_number = batch.number + 1
         ids = batch.ids
         self.next_id = ids[-1] % MAX_PACKET_ID + 1
+        if batch.qos != 2:
+            self.awaiting_puback = self.awaiting_puback or {}
+        if batch.qos != 1:
+            self.awaiting_pubrec = self.awaiting_pubrec or {}
         if batch.qos == 1:
             self.awaiting_puback.update(zip(ids, repeat(batch)))
         elif batch.qos == 2:
@@ -506,7 +519,9 @@ class InFlight:
                 waiting[packet_id] = batch
 
     def _adopt_released(self, released: Released) -> None:
+        self._stored = self._stored or {}
         self._stored[released.number] = released
+        self.awaiting_pubcomp = self.awaiting_pubcomp or {}
         self.next_number = released.number + 1
         self.awaiting_pubcomp.update(zip(released.ids, repeat(released)))
 
@@ -548,11 +563,10 @@ class InFlight:
                 self.adopt(kept)
             else:
                 self._adopt_released(kept)
-        self._again = list(self.awaiting_pubcomp)
-        for kept in found:
-            if isinstance(kept, InFlightBatch) and kept.left:
-                kept.unsent = {kept.ids[row]: row for row in self._waiting(kept)}
-                self.resend.append(kept)
+        self._again = list(self.awaiting_pubcomp) or _EMPTY
+        self.resend = [kept for kept in found if isinstance(kept, InFlightBatch) and kept.left] or _EMPTY
+        for batch in self.resend:
+            batch.unsent = {batch.ids[row]: row for row in self._waiting(batch)}
 
     def _supersede(self, ids: Iterable[int]) -> None:
         """Remove ids from older records that hold them: the ids were free when the newer record was written."""

@@ -208,6 +208,7 @@ class Session:
         "keys",
         "numbers",
         "on_end",
+        "once",
         "overlapping",
         "paused_since",
         "permit",
@@ -237,6 +238,7 @@ class Session:
         allow: Allow | None = None,
         batch_size: int | None = None,
         epoch: int | None = 0,
+        once: bool = False,
     ) -> None:
         self.client_id = found.client_id
         self.epoch = epoch
@@ -275,8 +277,10 @@ class Session:
         """The subscriptions by filter. Changed by `topicstore.sessions.subscribe`, as are the next two."""
         self.retained: dict[int, RetainedCursor] = {}
         """The retained messages that are being sent, by number of subscription."""
+        self.once = once
+        """Whether a message that matches several subscriptions is delivered once."""
         self.overlapping: OverlappingCursors | None = None
-        """The subscriptions that overlap, if a message that matches several of them is delivered once."""
+        """The subscriptions that overlap, if a message is delivered once; None before the second subscription."""
         self.numbers = 0
         """The number of the next subscription."""
         self.resuming: Iterator[int] | None = None
@@ -873,14 +877,16 @@ class Session:
             self.overlapping.forget(cursor)
 
     def merge_overlapping(self, cursor: FilterCursor) -> None:
-        """Read a new subscription together with overlapping ones, if the session delivers each message once."""
-        if self.overlapping is not None:
-            for joined in self.overlapping.consider(cursor):
+        """Read a new one of `cursors` together with overlapping ones, if the session delivers each message once."""
+        if not self.once or len(self.cursors) < 2:
+            return
+        new = [cursor]
+        if self.overlapping is None:
+            self.overlapping = OverlappingCursors(self.dispatcher, self.wake)
+            new = [one for one in self.cursors.values() if isinstance(one, FilterCursor)]
+        for one in new:
+            for joined in self.overlapping.consider(one):
                 self.forget(joined)
-
-    def deliver_once(self) -> None:
-        """Deliver a message that matches several subscriptions once. Must be called before any subscription exists."""
-        self.overlapping = OverlappingCursors(self.dispatcher, self.wake)
 
     def waits_for(self) -> str:
         """Return the value of `SessionStatus.waits_for`: the awaited event, or an error. Needs no lock."""

@@ -7,7 +7,7 @@ The record's timers, and the key that marks a session as open, change in the sam
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import NamedTuple
@@ -54,6 +54,8 @@ __all__ = ["Revocable", "SessionState", "StoredBounds", "StoredCounts", "StoredS
 
 _CHUNK = 1_000
 """Number of keys removed in one write."""
+_FEW = 16
+"""Most subscriptions of a session that are looked up one by one: a scan takes as long as some look-ups."""
 _SHARED = b"$share/"
 """Bytes that occur in every stored in-flight batch of a shared subscription, and possibly in others."""
 
@@ -281,15 +283,28 @@ class SessionState:
 
     def followed(self, client_id: str) -> dict[int, Callable[[], Followed]]:
         """Return the stored subscriptions of a session, by number, as functions that decode them when called."""
-        parts = [
-            {int.from_bytes(key[-4:], "big"): (key, value) for key, value in self._of(client_id, part)}
-            for part in ("subscriptions", "places", "retained")
-        ]
-        records, places, sent = parts
+        records = {int.from_bytes(key[-4:], "big"): (key, value) for key, value in self._of(client_id, "subscriptions")}
+        if len(records) > _FEW:
+            places, sent = (
+                {int.from_bytes(key[-4:], "big"): (key, value) for key, value in self._of(client_id, part)}
+                for part in ("places", "retained")
+            )
+        else:
+            keys = self.keys_of(client_id)
+            places, sent = self._values(client_id, records, keys.place), self._values(client_id, records, keys.retained)
         return {
             number: partial(_followed, record, places.get(number), sent.get(number))
             for number, record in records.items()
         }
+
+    def _values(
+        self, client_id: str, numbers: Collection[int], key_of: Callable[[int], bytes]
+    ) -> dict[int, tuple[bytes, bytes]]:
+        """Return the stored keys and values of a few subscriptions, by number, without a scan."""
+        keys = [key_of(number) for number in numbers]
+        values = self.states[self.shard_of(client_id)].get_many(keys)
+        found = zip(numbers, keys, values, strict=True)
+        return {number: (key, value) for number, key, value in found if value is not None}
 
     def in_flight(self, client_id: str) -> InFlight:
         """Return the messages that a session has in flight, all of them to be sent again."""

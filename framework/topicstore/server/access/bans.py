@@ -210,7 +210,7 @@ class Bans:
 
         If the file can't be read, that is logged, and its last valid content counts.
         """
-        if not os.path.exists(self._file.path):  # noqa: PTH110 - `Path.exists` raises some errors
+        if not os.access(self._file.path, os.F_OK):  # `exists` takes three times as long, once for each connection
             return _NONE  # the usual case, for which no thread is needed
         found = self._watched.unchanged()
         if found is not None:

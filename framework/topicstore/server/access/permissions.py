@@ -216,6 +216,9 @@ _UNUSED = 256
 _TOPICS = 1_024
 """Most cached decisions about messages to the client."""
 
+_UNASKED: BoundedCache[str, bool] = BoundedCache(0, 0)
+"""Stands for the caches of a client that is never asked about."""
+
 _log = logging.getLogger("topicstore.server.access")
 
 
@@ -240,15 +243,18 @@ class Permissions:
         self, user: str | None, client_id: str, rules: ClientRules, plugins: Batches[Question, bool | None] | None
     ) -> None:
         self.user, self.client_id, self._rules, self._plugins = user, client_id, rules, plugins
-        self._publish: BoundedCache[str, bool] = BoundedCache(_REMEMBERED, _BYTES)
-        self._subscribe: BoundedCache[str, bool] = BoundedCache(_REMEMBERED, _BYTES)
-        self._unanswered: set[str] = set()
         self.unrestricted = plugins is None and rules.everything
         """Whether the client may do everything, so that no checks are needed."""
         self.reads_everything = plugins is None and rules.reads_everything
         """Whether the client may receive every message."""
-        self._received: BoundedCache[str, bool] = BoundedCache(_TOPICS, _BYTES)
+        self._publish = self._subscribe = self._received = _UNASKED
+        if not self.unrestricted:
+            self._publish, self._subscribe = BoundedCache(_REMEMBERED, _BYTES), BoundedCache(_REMEMBERED, _BYTES)
+        if not self.reads_everything:
+            self._received = BoundedCache(_TOPICS, _BYTES)
         """By topic, whether the client may receive its messages. Thread-safe."""
+        self._unanswered: set[str] | None = None
+        """The topics about which plugins failed to answer; None if there are none."""
         self._answered: dict[str, bool] = {}
         """Answers of plugins about messages, until all answers for one delivery are there: `_received` may evict them.
         There are at most `_UNUSED`, plus those of one call."""
@@ -265,7 +271,7 @@ class Permissions:
         if found is None and self._plugins is None:
             found = self._listed(action, topic)
             known.keep(topic, found)
-        if found is None and action == "publish" and topic in self._unanswered:
+        if found is None and action == "publish" and self._unanswered and topic in self._unanswered:
             self._unanswered.discard(topic)
             return False
         return found
@@ -300,6 +306,8 @@ class Permissions:
 
         Never blocks. May be called in any thread, but not in several at the same time.
         """
+        if self.reads_everything:
+            return [True] * len(topics)
         found = list(map(self._received.get, topics))
         if None in found:
             for row, topic in enumerate(topics):

@@ -76,7 +76,8 @@ class FairThreads:
     async def run(self, address: str, user: str, call: Callable[[], T]) -> T:
         """Run a function in a thread when its turn comes; return its result, or raise its exception.
 
-        If the caller is cancelled while it waits, the function isn't called. Raises `BusyError`, also after `end`.
+        If the caller is cancelled or closed while it waits, the function isn't called. Raises `BusyError`, also after
+        `end`.
         """
         job: _Job[T] = _Job(call, asyncio.get_running_loop().create_future())
         self._put(address, user, job)
@@ -84,7 +85,7 @@ class FairThreads:
             self._begin()
         try:
             return await job.done
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             self._remove(address, user, job)
             raise
 

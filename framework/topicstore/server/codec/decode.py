@@ -2,8 +2,9 @@
 
 All rules of the two standards about a single packet are checked here, but no rules that depend on earlier packets. The
 rules for topic filters (section 4.7) are checked when subscribing, because an invalid filter is refused in the SUBACK.
-PUBLISH and the acknowledgements, which are most of a server's traffic, are decoded by this package. Other packets are
-decoded by ohmqtt; for MQTT 3.1.1 after empty properties were inserted.
+PUBLISH and the acknowledgements, which are most of a server's traffic, are decoded by this package, and so are valid
+CONNECTs and SUBSCRIBEs without properties, with which every client begins. Other packets are decoded by ohmqtt; for
+MQTT 3.1.1 after empty properties were inserted.
 
 Source: MQTT Version 5.0 and MQTT Version 3.1.1 (OASIS Standards), chapters 2 and 3.
 """
@@ -69,6 +70,8 @@ def decode_connect(first: int, body: bytes) -> ConnectPacket:
     version = _version(body)
     try:
         _check_connect_flags(version, body[7])
+        if (plain := _plain_connect(version, body)) is not None:
+            return plain
         packet = MQTTConnectPacket.decode(0, _as_version_5(body) if version == 4 else memoryview(body))
         return _packet(version, body[7], packet)
     except MQTTError as bad:
@@ -93,6 +96,44 @@ def _version(body: bytes) -> int:
         text = f"protocol version {version} is not served; 4 (MQTT 3.1.1) and 5 are [MQTT-3.1.2-2]"
         raise PacketError(unsupported, text, 4 if version & ~_BRIDGE < 5 else 5)
     return version
+
+
+def _plain_connect(version: int, body: bytes) -> ConnectPacket | None:
+    """Decode a CONNECT without properties and will, as most are; None if it is another, or may be invalid."""
+    flags, size = body[7], len(body)
+    at = 10 if version == 4 else 11
+    if flags & 4 or (version == 5 and body[10:11] != b"\0"):
+        return None
+    fields = []
+    for _ in range(1 + (flags >> 7) + (flags >> 6 & 1)):
+        if at + 2 > size:
+            return None
+        begin, at = at + 2, at + 2 + (body[at] << 8 | body[at + 1])
+        fields.append(body[begin:at])
+    password = fields.pop() if flags & 0x40 else None
+    texts = [_plain_text(field) for field in fields]
+    clean_start = flags & 2 == 2
+    if at != size or None in texts or not (texts[0] or clean_start or version == 5):
+        return None
+    return ConnectPacket(
+        version=version,
+        client_id=texts[0] or "",
+        clean_start=clean_start,
+        keep_alive=body[8] << 8 | body[9],
+        user_name=texts[1] if flags & 0x80 else None,
+        password=password,
+        will=None,
+        session_expiry=0 if clean_start or version == 5 else NEVER,
+    )
+
+
+def _plain_text(field: bytes) -> str | None:
+    """Decode a text; None if it is invalid."""
+    try:
+        text = field.decode()
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text
 
 
 def _check_connect_flags(version: int, flags: int) -> None:
@@ -307,6 +348,10 @@ def _ack(version: int, first: int, body: bytes) -> AckPacket:
 
 def _subscribe(version: int, first: int, body: bytes) -> SubscribePacket:
     _check_flags(first, 2)
+    if (plain := _plain_subscribe(version, body)) is not None:
+        for text, options in plain.filters:
+            _check_options(version, text, options)
+        return plain
     packet = MQTTSubscribePacket.decode(2, _with_properties(version, body))
     for text, options in packet.topics:
         _check_options(version, text, options)
@@ -318,6 +363,24 @@ def _subscribe(version: int, first: int, body: bytes) -> SubscribePacket:
         if more or size != len(body):
             _protocol_error("a SUBSCRIBE has more than one subscription identifier (MQTT 5, section 3.8.2.1.2)")
     return SubscribePacket(packet.packet_id, list(packet.topics), identifier, pairs(packet.properties.UserProperty))
+
+
+def _plain_subscribe(version: int, body: bytes) -> SubscribePacket | None:
+    """Decode a SUBSCRIBE without properties; None if it is another, or may be invalid but for its options."""
+    at, size = 2 if version == 4 else 3, len(body)
+    if version == 5 and body[2:3] != b"\0":
+        return None
+    filters = []
+    while at + 2 < size:
+        end = at + 2 + (body[at] << 8 | body[at + 1])
+        text = _plain_text(body[at + 2 : end])
+        if end >= size or text is None or body[end] & 0xC0:
+            return None
+        filters.append((text, body[end]))
+        at = end + 1
+    if at != size or not filters or body[:2] == b"\0\0":
+        return None
+    return SubscribePacket(body[0] << 8 | body[1], filters)
 
 
 def _check_options(version: int, text: str, options: int) -> None:

@@ -118,7 +118,8 @@ class FrameReader:
         """Number of received bytes of an incomplete packet."""
         self.begun = 0
         """Number of incomplete packets that were kept since the connection began."""
-        self._rest = bytearray()
+        self._rest: bytes | bytearray = b""
+        """The bytes of an incomplete packet: a bytearray, or ``b""`` if there are none."""
         self._needed = 0
         """Number of bytes that `_rest` needs before it can be decoded further; 0 if it is empty."""
 
@@ -170,7 +171,7 @@ class FrameReader:
         if not self.version and not frames and rest[0] != 0x10:
             text = "the first packet of a client is a CONNECT [MQTT-3.1.0-1]"
             raise FramingError(ReasonCode.PROTOCOL_ERROR, text, frames)
-        self._rest += rest
+        self._rest = bytearray(rest)
         self.held = len(rest)
         self.begun += 1
         self._needed = max(self._needed, 2)
@@ -184,7 +185,7 @@ class FrameReader:
     def drop(self) -> None:
         """Discard an incomplete packet."""
         if self.held:
-            self._rest = bytearray()
+            self._rest = b""
             self.held = self._needed = 0
 
     def _long(self, data: bytes, at: int, frames: list[Frame]) -> tuple[int, int]:

@@ -5,6 +5,7 @@ Durations and sizes have the notation of `topicstore.contract.quantities`.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import re
 from collections.abc import Iterable
@@ -95,6 +96,7 @@ def written_address(address: Any) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+@functools.lru_cache(1_024)
 def is_loopback(host: str) -> bool:
     """Return whether a host is a loopback address or the name ``localhost``."""
     if host == "localhost":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import uuid
 from collections.abc import Sequence
@@ -131,7 +130,10 @@ class Terms:
 
     def without_secrets(self) -> Terms:
         """Return the terms without fields that only the CONNECT needs, so that no password stays in memory."""
-        packet = msgspec.structs.replace(self.packet, will=None, user_name=None, password=None, user_properties=())
+        packet = self.packet
+        if not any((packet.will, packet.user_name, packet.password, packet.user_properties)):
+            return self
+        packet = msgspec.structs.replace(packet, will=None, user_name=None, password=None, user_properties=())
         return attrs.evolve(self, packet=packet)
 
     def reason_string(self, text: str, others: int = 0) -> str | None:
@@ -241,15 +243,7 @@ class Admission:
 
 
 async def admit(serving: Serving, terms: Terms, peer: Peer) -> Admission | Refused:
-    """Authenticate a client and check its permissions, within the connect timeout."""
-    try:
-        async with asyncio.timeout(serving.limits.connect_timeout):
-            return await _find_out(serving, terms, peer)
-    except TimeoutError:
-        return Refused(ReasonCode.SERVER_UNAVAILABLE, "it takes too long to find out who the client is")
-
-
-async def _find_out(serving: Serving, terms: Terms, peer: Peer) -> Admission | Refused:
+    """Authenticate a client and check its permissions. Waits only for plugins, passwords and stored sessions."""
     packet, access = terms.packet, serving.access
     identity = await _identified(serving, access, terms, peer)
     if isinstance(identity, Refused):

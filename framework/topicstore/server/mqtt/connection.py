@@ -108,6 +108,7 @@ class MqttConnection(asyncio.Protocol):
         "_full",
         "_inbound",
         "_left",
+        "_limits",
         "_outbound",
         "_rate",
         "_reader",
@@ -140,6 +141,10 @@ class MqttConnection(asyncio.Protocol):
         self._busy = False
         """Whether requests of the client are being served, or wait for the next batch."""
         self._full = self._throttled = False
+        self._inbound: Inbound | None = None
+        """Decodes the client's PUBLISHes; None before the first one."""
+        self._outbound: Outbound | None = None
+        """Encodes the packets of the session; None before the first one."""
         self._acks: ReceivedAcks | None = None
         """Acknowledgements that were received and not handed on yet."""
         self._rights: Rights | None = None
@@ -260,12 +265,12 @@ class MqttConnection(asyncio.Protocol):
 
     def _handle(self, frames: Sequence[Frame]) -> None:
         published = gathered = at = 0
-        inbound = self._inbound if self._session is not None else None
+        inbound = self._inbound
         bad: PacketError | None = None
         try:
             for first, body in frames:
                 at += 1
-                if first & 0xF0 == 0x30 and inbound is not None:
+                if first & 0xF0 == 0x30 and (inbound := inbound or self._publisher()) is not None:
                     inbound.publish(first, body)
                     published += 1
                 else:
@@ -291,6 +296,22 @@ class MqttConnection(asyncio.Protocol):
         if at < len(frames) and self._state < State.LEAVING:
             self._keep(frames[at:])
 
+    def _publisher(self) -> Inbound | None:
+        """Return the decoder of PUBLISHes, created for the first one; None if the client has no session."""
+        session, rights = self._session, self._rights
+        if self._inbound is not None or session is None:
+            return self._inbound
+        limits = self._limits
+        self._inbound = Inbound(
+            self._terms.packet.version,
+            session,
+            most_aliases=limits.topic_aliases,
+            levels=limits.topic_levels,
+            quota=limits.in_flight,
+            decided=None if rights is None or rights.permissions is None else rights.publishes,
+        )
+        return self._inbound
+
     def _pass_on(self, published: int) -> None:
         """Add the handled acknowledgements and ``published`` publishes to the next batch."""
         if self._session is None or self._left:
@@ -304,7 +325,7 @@ class MqttConnection(asyncio.Protocol):
                     self._serving.schedule()
             except OVER:
                 return  # `session_ended` will be called
-        if published:
+        if published and self._inbound is not None:
             self._busy = True
             self._serving.gather(self, self._inbound, published)
         self._heard()
@@ -399,7 +420,7 @@ class MqttConnection(asyncio.Protocol):
         elif self._via.redirect and self._terms.packet.version == 5:
             self.end(ReasonCode.USE_ANOTHER_SERVER, f"site {owner.site} serves the client", elsewhere=owner.address)
         else:
-            serving.admit(self, self._pass_to(relays, owner, (0x10, body)))
+            serving.forward(self, self._pass_to(relays, owner, (0x10, body)))
 
     async def _pass_to(self, relays: Relays, owner: ShardOwner, connect: Frame) -> None:
         """Connect to the owner of the client's shard, and pass on to it what the client has sent and sends."""
@@ -457,29 +478,20 @@ class MqttConnection(asyncio.Protocol):
 
     def _begin(self, session: Session, terms: Terms, rights: Rights) -> None:
         serving, limits = self._serving, self._serving.limits
-        version = terms.packet.version
+        self._terms = kept = terms.without_secrets()
         serving.begin(session, self)
-        self._inbound = Inbound(
-            version,
-            session,
-            most_aliases=limits.topic_aliases,
-            levels=limits.topic_levels,
-            quota=limits.in_flight,
-            decided=None if rights.permissions is None else rights.publishes,
-        )
-        self._outbound = Outbound(version, terms.packet.maximum_packet_size, terms.aliases)
+        self._limits = limits
         if limits.publish_rate is not None or limits.publish_bytes is not None:
             self._rate = Rate(limits.publish_rate, limits.publish_bytes)
         known = session.status().subscriptions if session.present else ()
-        self._subscriptions = Subscriptions(serving, session, terms, rights.permissions, self, len(known))
+        self._subscriptions = Subscriptions(serving, session, kept, rights.permissions, self, len(known))
         self._channel.record.session_present = session.present
         reason_string = None
         if missed := [one.topic_filter for one in known if one.dropped]:
             text = f"messages for {', '.join(missed)} may have been removed by retention before they could be sent"
-            reason_string = self._terms.reason_string(text, _OTHERS)
+            reason_string = kept.reason_string(text, _OTHERS)
             _log.warning("client %r was away for too long: %s", terms.client_id, text)
         self._channel.write(terms.connack(serving.settings, rights.user, session.present, reason_string), CONNACK)
-        self._terms = terms.without_secrets()
         self._state = State.OPEN
         log_connected(self._channel.record)
         self._unfinished.admit()
@@ -491,7 +503,8 @@ class MqttConnection(asyncio.Protocol):
     def renew_rights(self) -> None:
         """Apply the current access rules to the client."""
         if self._rights is not None and self._rights.renew():
-            self._inbound.judge_by(self._rights.publishes)
+            if self._inbound is not None:
+                self._inbound.judge_by(self._rights.publishes)
             self._subscriptions.permissions = self._rights.permissions
 
     def end_if_banned(self, bans: BanIndex) -> None:
@@ -533,21 +546,25 @@ class MqttConnection(asyncio.Protocol):
         if answer.end is not None:
             self.end(answer.reason, answer.end)
             return
-        self._inbound.unanswered -= len(part.what.ids1)
-        for packet_id in answer.over:
-            self._inbound.released(packet_id)
+        if self._inbound is not None:
+            self._inbound.unanswered -= len(part.what.ids1)
+            if answer.over:
+                self._inbound.released(answer.over)
         self._channel.answer(answer.data, answer.packets)
 
     def released(self, ids: Sequence[int], known: Sequence[bool]) -> None:
         """Answer PUBRELs."""
-        for packet_id in ids:
-            self._inbound.released(packet_id)
+        if self._inbound is not None:
+            self._inbound.released(ids)
         self._channel.answer(*answer_pubrels(self._terms.packet.version, ids, known))
 
     # --- what it is sent ---
 
     def send(self, packets: Sequence[Publish | PubRel | DeliveryBatch], shared: Shared | None) -> None:
         """Send the session's packets; a message that is too large counts as delivered [MQTT-3.1.2-25]."""
+        if self._outbound is None:
+            packet = self._terms.packet
+            self._outbound = Outbound(packet.version, packet.maximum_packet_size, self._terms.aliases)
         pieces, published, too_large = self._outbound.encode(packets, shared)
         if too_large and self._session is not None:
             with contextlib.suppress(*OVER):  # `session_ended` will be called

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+import types
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,21 @@ _SHOWN, _LONG = 5, 200
 _log = logging.getLogger("topicstore.server")
 _connections = logging.getLogger("topicstore.server.connections")
 _access = logging.getLogger("topicstore.server.access")
+
+
+@types.coroutine
+def _rest(work: Coroutine[Any, Any, None], waits_for: object) -> Generator[Any, Any, None]:
+    """Continue, in a task, a coroutine that was begun outside of one and waits for a future."""
+    try:
+        while True:
+            try:
+                sent = yield waits_for
+            except BaseException as error:  # noqa: BLE001 - such as a cancellation, which is the coroutine's
+                waits_for = work.throw(error)
+            else:
+                waits_for = work.send(sent)
+    except StopIteration:
+        return
 
 
 class Serving:
@@ -78,8 +94,8 @@ class Serving:
         """The connections that are passed on to other sites."""
         self.connections: dict[Client, None] = {}
         """All connections, including those without a session."""
-        self.opening: dict[Client, asyncio.Task[None]] = {}
-        """The connections whose CONNECT is being served, with the tasks that authenticate them."""
+        self.opening: dict[Client, asyncio.Task[None] | None] = {}
+        """The connections whose CONNECT is being served, with the tasks that authenticate them, if they must wait."""
         self.held: dict[Client, int] = {}
         """The connections from which reading is paused, with their numbers of unsent bytes at the last check."""
         self.crowded = False
@@ -179,7 +195,29 @@ class Serving:
         self.hold(connection, held=False)
 
     def admit(self, connection: Client, work: Coroutine[Any, Any, None]) -> None:
-        """Run a client's authentication as `spawn` does; it is cancelled when the client's connection ends."""
+        """Run a client's authentication: at once or, if it must wait, in a task within the connect timeout.
+
+        The task is cancelled when the client's connection ends. ``work`` must not need a task before it first waits.
+        """
+        self.opening[connection] = None
+        try:
+            waits_for = work.send(None)
+        except StopIteration:
+            return
+        except Exception as fault:  # noqa: BLE001 - it is logged, and ends only this connection
+            self._failed(connection, fault)
+            return
+        self.opening[connection] = self.spawn(connection, self._admit_in_time(connection, work, waits_for))
+
+    async def _admit_in_time(self, connection: Client, work: Coroutine[Any, Any, None], waits_for: object) -> None:
+        try:
+            async with asyncio.timeout(self.limits.connect_timeout):
+                await _rest(work, waits_for)
+        except TimeoutError:
+            connection.end(ReasonCode.SERVER_UNAVAILABLE, "it takes too long to find out who the client is")
+
+    def forward(self, connection: Client, work: Coroutine[Any, Any, None]) -> None:
+        """Connect to another site for a client, as `spawn` does; cancelled when the client's connection ends."""
         self.opening[connection] = self.spawn(connection, work)
 
     def _give_up(self, connection: Client) -> None:
@@ -275,8 +313,11 @@ class Serving:
     def _done(self, client: Client, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (fault := task.exception()) is not None:
-            _log.error("a client could not be served", exc_info=fault)
-            client.end(ReasonCode.UNSPECIFIED_ERROR, "the server failed")
+            self._failed(client, fault)
+
+    def _failed(self, client: Client, fault: BaseException) -> None:
+        _log.error("a client could not be served", exc_info=fault)
+        client.end(ReasonCode.UNSPECIFIED_ERROR, "the server failed")
 
     async def cancel_tasks(self) -> None:
         """Cancel all tasks that `spawn` started, and wait for them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from topicstore.contract.model import Message
 from topicstore.runtime.bounded_cache import BoundedCache
@@ -169,10 +169,11 @@ class Inbound:
                 f"more than {self._quota} messages were not acknowledged [MQTT-3.3.4-9]",
             )
 
-    def released(self, packet_id: int) -> None:
-        """Remove the packet id of a QoS 2 exchange that has ended."""
+    def released(self, packet_ids: Sequence[int]) -> None:
+        """Remove the packet ids of QoS 2 exchanges that have ended."""
         if self.exchanges:
-            self.exchanges.pop(packet_id, None)
+            for packet_id in packet_ids:
+                self.exchanges.pop(packet_id, None)
 
     def _named(self, message: Message, alias: int) -> Message:
         """Resolve a topic alias, or register it if the message has a topic; return the message with its topic."""

@@ -239,6 +239,7 @@ class Subscriptions:
         self._count = count
         """Upper bound of the number of the session's filters."""
         self._current: Subscribing | Unsubscribing | None = None
+        """The packet that was not answered yet; None if there is none."""
 
     def change(self, packet: SubscribePacket | UnsubscribePacket) -> None:
         """Begin to handle a SUBSCRIBE or an UNSUBSCRIBE. Raises `PacketError`."""
@@ -297,6 +298,7 @@ class Subscriptions:
         """Add the results of a portion of a SUBSCRIBE; answer the packet after the last one."""
         subscribing = self._current
         if isinstance(subscribing, Subscribing) and subscribing.done(results):
+            self._current = None
             told_why = self._serving.settings.authorization.refused_subscription == "not authorized"
             codes = subscribing.codes(ReasonCode.NOT_AUTHORIZED if told_why else ReasonCode.UNSPECIFIED_ERROR)
             failure = subscribing.failure
@@ -316,6 +318,7 @@ class Subscriptions:
         """Add the results of a portion of an UNSUBSCRIBE; answer the packet after the last one."""
         unsubscribing = self._current
         if isinstance(unsubscribing, Unsubscribing) and unsubscribing.done(results):
+            self._current = None
             codes = unsubscribing.codes()
             data = encoding.unsuback(self._version, unsubscribing.packet_id, codes)
             self._client.answer(data, UNSUBACK, _worst(codes), [])
