@@ -562,6 +562,7 @@ ROWS = [
     M("the start is left out", "test_the_start_is_inclusive", {"SLAB.begin": argument(position=lambda position: position + 1)}, "reference"),
     M("readers of one filter have one answer", "test_readers_of_one_filter_take_turns", {NEXT: shared_answers}, "block"),
     M("nothing is done after the deadline", "test_a_deadline_that_is_past", {NEXT: when(lambda me, given: given["limits"].deadline is not None and given["limits"].deadline <= time.monotonic(), lambda call, me, given: SlabStep(batch=EMPTY, place=given["place"], exhausted=False))}, "reference"),
+    M("deadlines don't count", "test_a_deadline_bounds_a_call", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, deadline=None))}, "reference"),
     M("a limit is the end", "test_exhausted_is_not_said_too_early", {NEXT: step(lambda found, given: attrs.evolve(found, exhausted=found.exhausted or len(found.batch) == given["limits"].rows))}, "reference"),
     M("the next call begins after 64 positions", "test_bounds_that_grow_step_by_step", {NEXT: step(lambda found, given: attrs.evolve(found, place=(given["limits"].bound | 63).to_bytes(8, "big")) if found.exhausted else found)}, "reference"),
     M("payloads lack a byte in Arrow", "test_batches_are_the_same_in_arrow", {NEXT: result(lambda found: lacking(found) if len(found.batch) else found)}, "reference"),
