@@ -93,6 +93,23 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "with self._calls.lock(), self._calls:",
             "self._calls.lock()  →  self._calls",
         ): "rocksdict holds the GIL while it makes a checkpoint, and close waits for it",
+        (
+            "merge_small_tables",
+            "family.data.compact_range(first, last, REWRITING)",
+            "family.data.compact_range(first, last, REWRITING)  →  family.data.compact_range(last, first, REWRITING)",
+        ): "small tables stay apart, and reads find the same in them",
+    },
+    "backends/topicstore_backends/rocksdb/small_tables.py": {
+        (
+            "small_runs",
+            'listed = family.data.property_value("rocksdb.sstables") or ""',
+            "family.data.property_value('rocksdb.sstables') or ''  →  family.data.property_value('rocksdb.sstables') and ''",
+        ): "small tables stay apart, and reads find the same in them",
+        (
+            "_beginning",
+            "if left < 0:",
+            "0  →  -1",
+        ): "a run of tables may have one byte more",
     },
     "backends/topicstore_backends/write_ahead_logs.py": {
         (
@@ -130,6 +147,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "for block in range((end - 1) // _BLOCK * _BLOCK, -1, -_BLOCK):",
             "1  →  0",
         ): "an opening then reads the log as a whole, and finds the same",
+        (
+            "_last_write",
+            "for kind, start, stop in reversed(records):",
+            "reversed(records)  →  records",
+        ): "an opening then reads the logs as a whole, and finds the same",
     },
     "framework/topicstore/lifecycle/archive_slab.py": {
         (
