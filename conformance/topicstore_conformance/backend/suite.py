@@ -13,6 +13,7 @@ from .histories import Histories
 from .leaks import Leaks
 from .lifecycles import LifeCycles
 from .limits import Limits
+from .logs import Logs
 from .ordering import Ordering
 from .ranges import Ranges
 from .reopening import Reopening
@@ -35,6 +36,7 @@ class BackendSuite(
     LifeCycles,
     Reopening,
     Crashes,
+    Logs,
     Failures,
     Concurrency,
     Leaks,

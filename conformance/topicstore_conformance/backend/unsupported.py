@@ -297,6 +297,19 @@ class Unsupported(Fixtures):
         wait_until(lambda: engine.info().disk_bytes < 0.7 * full, "the deleted bytes to go back")
         assert len(keys(engine.scan(DATA))) == 100
 
+    @requires("reclaims_disk")
+    def test_deleted_bytes_that_were_never_flushed_go_back(self, engine: Engine) -> None:
+        """Reclaiming also frees the disk space of values that no call has moved from the log to other files."""
+        draw = random.Random(4)
+        before = engine.info().disk_bytes
+        for number in range(50):
+            put(engine, DATA, {(1, 0, number): draw.randbytes(20_000)})
+        put(engine, DATA, {(2, 0, 0): b"kept"})
+        remove(engine, DATA, (1, 0, 0), (2, 0, 0))
+        engine.reclaim(DATA, (1, 0, 0), (2, 0, 0))
+        wait_until(lambda: engine.info().disk_bytes < before + 500_000, "the deleted bytes to go back")
+        assert pairs(engine.scan(DATA)) == [((2, 0, 0), b"kept")]
+
     # --- statistics and verification ---
 
     def test_stats_are_sizes(self, engine: Engine, subject: BackendSubject) -> None:

@@ -91,6 +91,16 @@ class Reading(Fixtures):
             filled.check(topic_filter, deadline=0.0)
             filled.check(topic_filter, deadline=time.monotonic() + 1_000, limit=30)
 
+    def test_a_deadline_bounds_a_call(self, stored: Stored) -> None:
+        """A call whose deadline has passed returns at most 65,536 rows, however many more it may return."""
+        for count in (60_000, 6_000):
+            stored.put([Message("same", b"", "same", timestamp=7)] * count)
+        stored.end_epoch()
+        every, limits = TopicFilter("#"), plenty(stored.last, deadline=0.0)
+        for stream in stored.slab.cover(every):
+            step = stored.slab.next(stream, every, stored.slab.begin(stream, every, 0), limits)
+            assert len(step.batch) <= 65_536
+
     def test_readers_of_one_filter_take_turns(self, filled: Stored) -> None:
         """Interleaved readers of one filter, from any place and with any columns, each return all later messages."""
         filled.end_epoch()

@@ -83,7 +83,8 @@ class ReadLimits:
     bound: int
     """The highest position to return, inclusive."""
     deadline: float | None = None
-    """The time, by `time.monotonic`, after which the call returns the rows found so far; None for no limit."""
+    """The time, by `time.monotonic`, after which the call returns the rows found so far; None for no limit. The layout
+    checks the clock after at most 65,536 rows."""
     columns: frozenset[str] = ALL_FIELDS
     """The columns of the batch that the caller uses, besides topics, positions and shards. A layout may leave others
     unread, and return `topicstore.contract.batch.unread` for them; payloads that are left unread count no bytes."""

@@ -51,7 +51,7 @@ __all__ = ["SkipstreamSlab"]
 
 _QUERIES, _LONGEST_KEPT = 4_096, 256
 """The most cached queries, which each batch of a replay needs again, and the most characters of their filters."""
-_LEAST_READ = 256
+_LEAST_READ, _MOST_READ = 256, 65_536
 """The least number of messages that are read at once if not all of them may match."""
 _FETCHED_FIRST, _FETCHED_MOST, _FETCHED_BYTES = 16, 1_024, 1 << 20
 """The first and the largest number of messages fetched by key at once, and the most bytes, which are estimated."""
@@ -220,7 +220,7 @@ class SkipstreamSlab(Slab):
     def _helpings(self, query: _Query, first: int, limits: ReadLimits) -> Iterator[_Helping]:
         """Yield chunks of a stream's messages from ``first`` to the bound, in order: at least all that match."""
         last = limits.bound
-        most = limits.rows if query.certain else max(limits.rows, _LEAST_READ)
+        most = min(limits.rows if query.certain else max(limits.rows, _LEAST_READ), _MOST_READ)
         if not query.hashes:
             yield from self._scan(query, first, last, most, limits.bytes)
             return

@@ -1,0 +1,129 @@
+"""Tests of damaged write-ahead logs: a shard has all writes before the damage, and none after it."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pytest
+from topicstore.contract.engine import DATA, KEYSPACES, META, Backend, Engine, WriteBatch
+from topicstore.contract.errors import LogDamagedError
+
+from topicstore_conformance.conditions.capabilities import requires
+from topicstore_conformance.conditions.profiles import tries
+
+from .crashes import Files, appended, files_of, leave
+from .fixtures import Fixtures, pairs
+
+__all__ = ["Logs"]
+
+SIZES = (10, 300, 40_000, 5, 70_000, 90, 7, 1_100, 33_000, 20)
+"""The sizes of the values of the writes: several writes in a page, and writes of several pages."""
+SECTOR = 512
+"""The least number of bytes that a disk writes at once."""
+
+Case = tuple[str, Files, int]
+"""A damage by name, the damaged files, and the number of writes before the damage."""
+
+
+def value_of(number: int) -> bytes:
+    """Return the random value of a write."""
+    return random.Random(number).randbytes(SIZES[number % len(SIZES)])
+
+
+def write(engine: Engine, number: int) -> None:
+    """Write the value with this number into two keyspaces, in one batch."""
+    batch = WriteBatch()
+    batch.put(DATA, (1, 1, number), value_of(number))
+    batch.put(META, b"%08d" % number, value_of(number))
+    engine.write(batch)
+
+
+def numbers(engine: Engine) -> tuple[list[int], list[int]]:
+    """Return the numbers of the writes that each of the two keyspaces has; check all values."""
+    of_data = {key[2]: value for key, value in pairs(engine.scan(DATA))}
+    of_meta = {int(key): value for key, value in pairs(engine.scan(META))}
+    assert {number: value_of(number) for number in of_data} == of_data
+    assert {number: value_of(number) for number in of_meta} == of_meta
+    return list(of_data), list(of_meta)
+
+
+def count(engine: Engine) -> int:
+    """Return the number of writes that a shard has; check that they are the first ones, and whole."""
+    of_data, of_meta = numbers(engine)
+    assert list(range(len(of_data))) == of_data == of_meta
+    return len(of_data)
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    return content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+
+
+class Logs(Fixtures):
+    """Tests of damaged write-ahead logs."""
+
+    @requires("persistent")
+    def test_damage_at_any_place_of_a_log_ends_it(self, backend: Backend, shard: Path) -> None:
+        """A changed byte or a missing sector, at the ends or within a write, ends the log before that write."""
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
+        states = [files_of(backend, shard)]
+        for number in range(len(SIZES)):
+            write(engine, number)
+            states.append(files_of(backend, shard))
+        engine.close()
+        cases = list(self._cases(states))
+        if not cases:
+            pytest.skip("the engine appends to no file, or to several")
+        for number, case in enumerate(random.Random(9).sample(cases, min(len(cases), tries(10, 80)))):
+            damage, files, expected = case
+            damaged = shard.with_name(f"damaged-{number}")
+            leave(files, damaged)
+            assert expected == self._opened(backend, damaged), damage
+
+    # --- steps ---
+
+    @staticmethod
+    def _cases(states: list[Files]) -> Iterator[Case]:
+        """Yield damages of the log that the last write went to; `states` are the files after each number of writes."""
+        log = appended(*states[-2:])
+        if log is None:
+            return
+        ends = [len(state[log]) for state in states if log in state]
+        first, last = len(states) - len(ends), states[-1]
+        for number, (start, end) in enumerate(pairwise(ends), first):
+            for place in {start, start + 4, start + 6, start + 7, (start + end) // 2, end - 1}:
+                if start <= place < end:
+                    yield f"the byte {place - start} of {end - start}", {**last, log: flipped(last[log], place)}, number
+            for sector in islice(range(-(-start // SECTOR) * SECTOR, end - SECTOR, SECTOR), 0, None, 40):
+                lost = last[log][:sector] + bytes(SECTOR) + last[log][sector + SECTOR :]
+                yield f"the sector {sector - start} of {end - start}", {**last, log: lost}, number
+
+    @staticmethod
+    def _opened(backend: Backend, path: Path) -> int:
+        """Open a shard, inspected and repaired if need be; return the number of its writes."""
+        damaged = None
+        try:
+            engine = backend.open_shard(path, KEYSPACES, create=False)
+        except LogDamagedError as error:
+            damaged = error
+        if damaged is None:
+            with closing(engine):
+                return count(engine)
+        found = files_of(backend, path)
+        assert str(path) in str(damaged), "the error names no place"
+        assert str(pickle.loads(pickle.dumps(damaged))) == str(damaged)
+        with closing(backend.open_damaged(path, KEYSPACES, damaged, salvage=False)) as view:
+            seen = count(view)
+        with closing(backend.open_damaged(path, KEYSPACES, damaged, salvage=True)) as view:
+            salvaged, of_meta = numbers(view)
+            assert salvaged == of_meta
+            assert list(range(seen)) == salvaged[:seen]
+        assert found == files_of(backend, path), "inspecting changed a file"
+        backend.repair_log(path, damaged)
+        with closing(backend.open_shard(path, KEYSPACES, create=False)) as engine:
+            assert seen == count(engine)
+        return seen
