@@ -18,7 +18,7 @@ from topicstore.shard.writer import ShardWriter
 from topicstore.storage.opening import ShardOpener
 from topicstore_conformance.faults.threads import wait_until
 
-from .test_sites import Sites, cut, entries, is_behind, messages, payloads, replicas
+from .test_sites import NEVER, Sites, cut, entries, is_behind, messages, payloads, replicas
 
 
 @pytest.fixture
@@ -83,6 +83,7 @@ def test_an_owner_that_cannot_write_is_replaced_by_a_site_that_can(
     """A shard that takes no writes is taken over at once by another site, and the former owner follows it later.
 
     The other site has no other reason to suspect it. `info`, the site's `failure` and a store's error show the owner.
+    `info` also shows at both sites how long the former owner then rests.
     """
     with sites.open("a") as a, sites.open("b", address="host-b") as b:
         a.store(messages(0, 1))
@@ -106,6 +107,8 @@ def test_an_owner_that_cannot_write_is_replaced_by_a_site_that_can(
             assert [0, 1, 2, 3, 5] == payloads(db)
         wait_until(lambda: a.cluster.failure is None, "the end of the failure")  # type: ignore[union-attr]
         assert () == a.cluster.info().shards[0].failed
+        for db in (a, b):
+            wait_until(lambda db=db: [True, False] == [0 < one.rest < NEVER for one in db.cluster.info().sites], "rest")  # type: ignore[misc]
 
 
 def test_an_owner_without_another_site_keeps_its_shard(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:

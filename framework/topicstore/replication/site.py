@@ -43,7 +43,7 @@ from .objects import BEATS, CLAIMS, Beat, Claim, ClusterDocument, GenerationPlan
 from .replica import Replica
 from .settings import Cluster, check_site
 from .silence import Silence
-from .watching import OwnersProgress, Silences
+from .watching import OwnersProgress, Rest, Silences
 
 __all__ = ["ReplicaLag", "ShardOwner", "Site"]
 
@@ -103,6 +103,7 @@ class Site:
         self._silences = Silences()
         self._silent: Mapping[str, float] = {}
         self._owners_progress = OwnersProgress(cluster.takeover_after + cluster.poll_interval)
+        self._rest = Rest(cluster.takeover_after)
         self._beat_number = 0
         self._next_beat = self._next_poll = float("-inf")
         """The times (`time.monotonic`) of the next beat, and of the next request for entries of others."""
@@ -322,14 +323,15 @@ class Site:
         if now < self._next_beat or self.ended is not None:
             return
         self._next_beat = now + self.cluster.beat_interval
-        name = names.beat(self.name, self._beat_number)
+        name, failed = names.beat(self.name, self._beat_number), self._own_failed()
         beat = Beat(
             site=self.name,
             incarnation=self._incarnation,
             address=self.cluster.address,
             program=__version__,
             applied=self._progress(),
-            failed=self._own_failed(),
+            failed=failed,
+            rest=self._rest.look(bool(failed), now),
         )
         # An existing beat is this process's own, whose answer was lost, or that of another process of this site: the
         # document says which of the two is the site, and the next beat shows that it is alive.
@@ -371,9 +373,8 @@ class Site:
         cluster = self.cluster
         return duties.next_document(document, number, known, cluster.takeover_after, cluster.replication_factor)
 
-    def _known(
-        self, applied: Mapping[str, Mapping[int, int]], failed: Mapping[str, Collection[int]] | None = None
-    ) -> Known:
+    def _known(self, applied: Mapping[str, Mapping[int, int]], last: Mapping[str, Beat] | None = None) -> Known:
+        """Return what this site knows; ``last`` has the last beats of the sites, if they have been read."""
         released = {replica.shard.number: replica.progress.epoch for replica in self.replicas if replica.released}
         now = time.monotonic()
         lost = {
@@ -381,12 +382,14 @@ class Site:
             for replica in self.replicas
             if replica.epoch and not replica.log.owned and now >= replica.retry
         }
-        failed = {**({} if failed is None else failed), self.name: self._own_failed()}
-        return Known(self.name, self._incarnation, self._silent, lost, released, applied, failed=failed)
+        own, last = self._own_failed(), last or {}
+        failed = {**{site: beat.failed for site, beat in last.items()}, self.name: own}
+        rests = {**{site: beat.rest for site, beat in last.items()}, self.name: self._rest.look(bool(own), now)}
+        return Known(self.name, self._incarnation, self._silent, lost, released, applied, failed=failed, rests=rests)
 
     def _known_by(self, last: Mapping[str, Beat]) -> Known:
         """Return what this site knows, with what each site has reported in its last beat."""
-        return self._known(self._applied(last), {site: beat.failed for site, beat in last.items()})
+        return self._known(self._applied(last), last)
 
     def _beats(self) -> dict[str, list[int]]:
         """Return the numbers of all beats, by site."""
