@@ -105,7 +105,7 @@ def test_a_site_that_rests_after_failures_gets_no_shard_that_another_can_write()
 
 
 def test_a_site_that_rests_waits_for_the_others_when_an_owner_is_silent() -> None:
-    """A resting replica takes a silent owner's shard over after the other replicas could have; alone, it does so at once."""
+    """A resting replica takes a silent owner's shard over after the other replicas could have; alone, at once."""
     silent, far = {"a": AFTER, "b": 0.0, "c": 0.0}, {"b": {0: 9}, "c": {0: 8}}
 
     def takes(seconds: float, sites: str = "abc", **more: Any) -> bool:
