@@ -18,6 +18,7 @@ from topicstore.replication.counted_store import CountedLogStore
 from topicstore.replication.documents import Documents
 from topicstore.replication.log_stores import open_log_store
 from topicstore.replication.objects import BEATS, Beat
+from topicstore.shard.writer import DropGeneration
 from topicstore.storage.keyed_message_records import state_key
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import wait_until
@@ -608,6 +609,31 @@ def test_retained_messages_of_publishers_on_several_sites_are_one_for_each_topic
                 after = page[-1].topic
             assert sorted(expected) == pages
             assert [expected["r/1"]] == [one.payload for one in db.retained("r/1")]
+
+
+def test_a_site_that_sees_new_and_dropped_generations_at_once_follows(sites: Sites) -> None:
+    """A site that learns in one document of a new generation, and that the one before is dropped, does both.
+
+    A log with an entry that drops a shard's only generation, as earlier releases could write it, stays readable.
+    """
+    with sites.open("a", shards=4) as a, sites.open("b") as b:
+        wait_until(lambda: [{"a", "b"}] * 4 == replicas(a) and any(owns(a)) and any(owns(b)), "shards at both sites")
+        leader, other = (a, b) if owns(a)[0] else (b, a)
+        assert other.cluster is not None
+        shard = other.storage.shards[owns(other).index(True)]
+        shard.writer.finish_commit(shard.writer.submit(shard.generations.pending_drop(DropGeneration(1))))
+        replica = other.cluster.replicas[shard.number]
+        before = replica.progress.next
+        with other.cluster._changing:  # the site's thread sees no document meanwhile
+            leader.add_generation()
+            leader.drop_generation(1)
+        wait_until(lambda: shard.generations.records.keys() == {2}, "generations")
+        assert 2 == replica.progress.next - before  # a generation is added, and then the other one dropped
+        for db in (leader, other):
+            wait_until(lambda db=db: all([2] == [*one.generations.records] for one in db.storage.shards), "generations")  # type: ignore[misc]
+            assert [None, None] == [one.cluster.failure for one in (a, b)]  # type: ignore[union-attr]
+            client = next(f"c{n}" for n in range(99) if owns(db)[db.shard_of(f"c{n}")])
+            db.store([ts.Message("a", b"1", client)])
 
 
 def test_expired_retained_messages_of_a_shard_that_was_taken_over_are_removed(

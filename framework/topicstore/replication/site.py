@@ -451,10 +451,12 @@ class Site:
         """Add and drop generations of an owned shard until it has those of the document."""
         generations, writer = replica.shard.generations, replica.shard.writer
         with self._changing:
-            for plan in self.document.generations:
+            plans = self.document.generations
+            for plan in plans:  # all of them before the first is dropped, which must not be the last one
                 if plan.number > generations.current:
                     change = AddGeneration(plan.number, plan.layout, plan.options, writer.policy.now())
                     writer.finish_commit(writer.submit(generations.pending_add(change)))
+            for plan in plans:
                 record = generations.records.get(plan.number)
                 if plan.dropped and record is not None and not record.dropped:
                     writer.finish_commit(writer.submit(generations.pending_drop(DropGeneration(plan.number))))
