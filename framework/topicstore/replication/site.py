@@ -105,6 +105,9 @@ class Site:
         self._owners_progress = OwnersProgress(cluster.takeover_after + cluster.poll_interval)
         self._rest = Rest(cluster.takeover_after)
         self._beat_number = 0
+        self._certain = float("-inf")
+        """The time (`time.monotonic`) until which no other site takes over what this one owns. Others wait for
+        `Cluster.takeover_after` after they have seen its last beat."""
         self._next_beat = self._next_poll = float("-inf")
         """The times (`time.monotonic`) of the next beat, and of the next request for entries of others."""
         self._changing = threading.Lock()
@@ -222,7 +225,9 @@ class Site:
         """
         timeout, patience = self.cluster.store_timeout, self.cluster.flush_interval
         silence = self._silence
-        self.replicas = [Replica(shard, self.store, self.name, timeout, patience, silence) for shard in shards]
+        self.replicas = [
+            Replica(shard, self.store, self.name, timeout, patience, silence, self._settle) for shard in shards
+        ]
         self.enter()
         for replica in self.replicas:
             self._do(replica)
@@ -337,6 +342,7 @@ class Site:
         # document says which of the two is the site, and the next beat shows that it is alive.
         with suppress(ObjectExistsError):
             self.store.create(name, BEATS.encode(name, beat))
+            self._certain = now + self.cluster.takeover_after
         self._silence.end()
         self._beat_number += 1
         if self._beat_number > 2:
@@ -349,12 +355,32 @@ class Site:
         for replica in self.replicas:
             replica.log.close()
 
-    def _watch(self) -> None:
-        """Look at the beats of all sites and at the current document; create the next document if one is due."""
-        beats = self._beats()
+    def _settle(self) -> None:
+        """Release the shards that other sites have taken over, if the last beat is so old that there may be some.
+
+        Called before other sites' entries are applied. These may remove messages that the new owner's sessions don't
+        need, but sessions here that are not stored: by then they are to have ended. Raises `StorageUnavailableError`.
+        """
+        if time.monotonic() < self._certain or not any(replica.log.owned for replica in self.replicas):
+            return
+        self._look_for_document()
+        document, known = self.document, self._known({})
+        for replica in self.replicas:
+            lost = replica.log.owned and (
+                duties.duty(document, replica.shard.number, known, replica.epoch, owned=True) is Duty.RELEASE
+            )
+            if lost and not replica.log.release(self.cluster.store_timeout):
+                raise StorageUnavailableError(f"shard {replica.shard.number} has moved{replica.log.reason}")
+
+    def _look_for_document(self) -> None:
         newer = self._documents.newer(self._numbered()[0])
         if newer is not None:
             self._look_at(*newer)
+
+    def _watch(self) -> None:
+        """Look at the beats of all sites and at the current document; create the next document if one is due."""
+        beats = self._beats()
+        self._look_for_document()
         document = self.document
         found = {name: (one.incarnation, max(beats.get(name, [0]))) for name, one in document.sites.items()}
         self._silent = self._silences.look(found, time.monotonic())
@@ -640,9 +666,7 @@ class Site:
 
     def info(self) -> ClusterInfo:
         """Return the cluster's sites and shards, read from the log store. Raises `StorageUnavailableError`."""
-        newer = self._documents.newer(self._numbered()[0])
-        if newer is not None:
-            self._look_at(*newer)
+        self._look_for_document()
         (number, document), known = self._numbered(), self._known_by(self._last(self._beats()))
         return cluster_info(number, document, known, self.cluster.takeover_after, self.cluster.replication_factor)
 
