@@ -119,6 +119,8 @@ class Client:
         self._unreleased: set[int] = set()
         """The packet ids of QoS 2 that were received, and whose PUBREL has not come."""
         self.subscribed = False
+        self.settled = False
+        """Whether the site had nothing for it when it last asked, so that it has acknowledged all that it was sent."""
         self._releasing = False
         """Whether the last message was received by the site, and its PUBREL is to be sent."""
         self.publishing = False
@@ -166,6 +168,7 @@ class Client:
 
     def _receive(self) -> None:
         found = self._ask("deliver")
+        self.settled = found is not None and not found[0]
         if not found:
             return
         puback, pubrec, pubcomp = [], [], []
@@ -260,6 +263,7 @@ class World:
             some = [client for client in self.clients if client.qos == qos]
             expected = {(client.name, number) for client in some for number in range(client.sent)}
             self.until(partial(has_all, some, expected), f"all messages at QoS {qos}")
+        self.until(lambda: all(client.settled for client in self.clients), "the acknowledgements of all messages")
         for client in self.clients:
             client.stop()
             for publisher in {publisher for publisher, _ in client.received}:

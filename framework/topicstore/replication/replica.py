@@ -19,6 +19,7 @@ from topicstore.contract.errors import (
     ClusterNotReadyError,
     DatabaseClosedError,
     ShardElsewhereError,
+    UnsupportedError,
 )
 from topicstore.contract.log_store import LogStore, StorageUnavailableError
 from topicstore.shard.interest_records import ends
@@ -81,6 +82,16 @@ def _write_base(
     current = [pieces_of_generation(snapshot, one.number) for one in records if one.sealed is None]
     parts = chain(*current, pieces_of_state(snapshot))
     write_base(store, shard, site, progress, progress.next, parts, sealed)
+
+
+def check_copied(shard: Shard) -> None:
+    """Raise `UnsupportedError` if the copy of a shard is not whole, because a site didn't keep the shard.
+
+    Raises `CorruptionError`.
+    """
+    place = f"shard {shard.number}"
+    if _stored(shard.writer.open_engine(), place) is None:
+        raise UnsupportedError(f"this copy lacks {place}: take a copy of a site that keeps all shards")
 
 
 def begin_log(shard: Shard, store: LogStore, site: str) -> None:
