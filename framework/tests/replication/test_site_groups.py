@@ -161,11 +161,18 @@ def test_generations_that_a_group_has_missed_are_shown_at_all_sites(two: tuple[t
     settled(*two)
     leader = first if owns(first)[0] else second
     published(first, range(20), second)
+
+    def live() -> list[list[int]]:
+        return [
+            [number for number, one in shard.generations.records.items() if not one.dropped] for shard in all_shards
+        ]
+
+    all_shards = [shard for db in two for shard in db.storage.shards]
     leader.add_generation()
-    settled(*two)
+    wait_until(lambda: [[1, 2]] * 8 == live(), "the new generation")
     expected = published(first, range(20, 40), second)
     leader.drop_generation(1)
-    settled(*two)
+    wait_until(lambda: [[2]] * 8 == live(), "the removal of the former one")
     assert [()] * 2 == [group.dropped for db in two for group in db.sessions.groups]
 
     def missed(session: Session) -> list[tuple[int, ...]]:
