@@ -313,24 +313,27 @@ def copy_shard(cluster: Cluster, manifest: Manifest, number: int, path: Path) ->
         return replica.progress.next > 0
 
 
-def begin_cluster(path: str | Path, cluster: str | Cluster) -> None:
+def begin_cluster(path: str | Path, cluster: str | Cluster, *, instead: bool = False) -> None:
     """Make the database in the directory ``path`` the first copy of a new cluster; nothing may have it open.
 
     ``cluster`` is the URL of an empty log store, or a `Cluster` with its options. All messages, state, sessions and
     generations are copied to the log store. Afterwards, open the directory with ``cluster`` and a ``site``; other sites
     join with empty directories. If the call is interrupted, repeat it.
 
+    instead: whether the directory may be a copy of a database that another cluster shares, such as a checkpoint of a
+             site, and is the first copy of the new cluster instead. The other cluster is not changed.
+
     Raises `DatabaseNotFoundError`, `DatabaseLockedError`, `ManifestMismatchError` for a directory that belongs to
-    another cluster, `WrongDatabaseError` if the log store has another database, `UnsupportedError` for what a cluster
-    does not have (queues, archived generations, the layout ``table``, a backend that keeps nothing), and the errors of
-    `topicstore.open` with a cluster.
+    another cluster unless ``instead``, `WrongDatabaseError` if the log store has another database, `UnsupportedError`
+    for a copy that lacks a shard and for what a cluster does not have (queues, archived generations, the layout
+    ``table``, a backend that keeps nothing), and the errors of `topicstore.open` with a cluster.
 
     Each step can be repeated after an interruption: the log store is reserved for the database; each shard gets a base
     and a cut at its index, where replicas begin, and stores the progress of the base; the manifest names the cluster,
     so that the directory is not written without it any more; the first cluster document is created.
     """
     from .replication.counted_store import CountedLogStore
-    from .replication.replica import begin_log
+    from .replication.replica import begin_log, check_copied
     from .replication.site import Site
 
     how, path = _cluster_of(cluster), check_path(path)
@@ -341,9 +344,11 @@ def begin_cluster(path: str | Path, cluster: str | Cluster) -> None:
         raise UnsupportedError(f"{path} has queues, which a cluster does not have: drop them first")
     with closing(CountedLogStore.open(how.url, how.options)) as store:
         site = Site(how, _NO_SITE, store)
-        if manifest.cluster not in (None, store.place):
+        elsewhere = manifest.cluster not in (None, store.place)
+        if elsewhere and not instead:
             raise ManifestMismatchError(
-                f"{path} is shared through {manifest.cluster} already, not through {store.place}"
+                f"{path} is shared through {manifest.cluster} already, not through {store.place}. If it is a "
+                "checkpoint, begin another cluster with it instead: --instead, or instead=True"
             )
         document = site.find()
         if document is not None:
@@ -354,6 +359,8 @@ def begin_cluster(path: str | Path, cluster: str | Cluster) -> None:
         )
         with closing(open_storage(path, attrs.evolve(manifest, cluster=None), settings)) as storage:
             plans = _plans(storage)
+            for shard in storage.shards if elsewhere else ():
+                check_copied(shard)
             site.claim(storage.id, begun=True)
             for shard in storage.shards:
                 begin_log(shard, store, _NO_SITE)

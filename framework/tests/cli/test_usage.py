@@ -114,7 +114,7 @@ def test_sites_as_json_and_replicas_by_both_names(tmp_path: Path) -> None:
     """`ds info --json` has the sites and shards; `set-replicas` also works under its former, undocumented name."""
     with serving(tmp_path / "data", "--http", "127.0.0.1:0"):
         found = document("ds", "info", tmp_path / "data")
-        assert [{"id": "messages/0", "replicas": [found["this"]], "transitions": []}] == found["shards"]
+        assert [{"id": "messages/0", "replicas": [found["this"]], "transitions": [], "failed": []}] == found["shards"]
         assert [(found["this"], True)] == [(site["id"], site["up"]) for site in found["sites"]]
         for name in ("set-replicas", "set_replicas"):
             done = run("ds", name, "messages", found["this"], "--database", tmp_path / "data")

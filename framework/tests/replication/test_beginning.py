@@ -11,6 +11,7 @@ import topicstore as ts
 from topicstore import opening
 from topicstore.contract.log_store import StorageUnavailableError
 from topicstore.replication import names, replica
+from topicstore_conformance.faults.threads import wait_until
 
 from .test_sites import Sites, messages, payloads
 
@@ -96,6 +97,31 @@ def test_an_interrupted_beginning_is_repeated(
     ts.begin_cluster(path, sites.url)
     ts.begin_cluster(path, sites.url)
     check(sites)
+
+
+def test_a_checkpoint_of_a_site_begins_another_cluster(sites: Sites, path: Path) -> None:
+    """A new cluster has all that a checkpoint of a site has, and the cluster of that site goes on without a change.
+
+    It begins only if that is asked for, and if the site keeps all shards.
+    """
+    ts.begin_cluster(path, sites.url)
+    other = Sites(sites.root / "other")
+    with sites.open("a") as a, sites.open("b") as b:
+        assert [*range(41)] == payloads(b)
+        a.checkpoint(other.root / "a")
+        a.store(messages(41))
+        with pytest.raises(ts.ManifestMismatchError, match="instead"):
+            ts.begin_cluster(other.root / "a", other.url)
+        ts.begin_cluster(other.root / "a", other.url, instead=True)
+        ts.begin_cluster(other.root / "a", other.url, instead=True)
+        check(other)
+        assert [*range(42)] == payloads(b)
+        assert b.cluster is not None
+        b.cluster.set_replicas(1, ["b"])
+        wait_until(lambda: a.storage.shards[1].writer.elsewhere and b.cluster.owns(1), "the shard at one site")  # type: ignore[union-attr]
+        a.checkpoint(sites.root / "part")
+    with pytest.raises(ts.UnsupportedError, match="lacks shard 1"):
+        ts.begin_cluster(sites.root / "part", (sites.root / "third").as_uri(), instead=True)
 
 
 def test_what_a_cluster_cannot_begin_with_is_refused(sites: Sites, path: Path) -> None:

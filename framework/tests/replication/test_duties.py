@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from topicstore.replication.duties import (
     Duty,
@@ -69,6 +70,51 @@ def test_a_site_that_cannot_write_tries_and_inherits_nothing() -> None:
     closed = abdicated(document(place("a")), 8, known("a", failed={"b": (0,)}), AFTER)
     assert closed is not None
     assert "c" == closed.shards[0].owner
+
+
+def test_a_site_that_rests_after_failures_gets_no_shard_that_another_can_write() -> None:
+    """Shards stay away from a resting site: an owner that fails or closes names others, and the plan moves none there.
+
+    If no other site can write a shard, the resting one gets it.
+    """
+    rests = {"b": 7.0}
+    first, lone = document(place("a")), document(place("a", replicas="ab"), sites="ab")
+
+    def heir(of: ClusterDocument, **more: Any) -> str | None:
+        found = next_document(of, 8, known("a", failed={"a": (0,)}, rests=rests, **more), AFTER, None)
+        return None if found is None else found.shards[0].owner
+
+    applied = {"a": {0: 9}, "b": {0: 9}, "c": {0: 8}}
+    assert ("c", "b") == (heir(first, applied=applied), heir(lone))
+    for of, expected in ((first, "c"), (lone, "b")):
+        closed = abdicated(of, 8, known("a", rests=rests), AFTER)
+        assert closed is not None
+        assert expected == closed.shards[0].owner
+    both = document(*[place("a", replicas="ab")] * 4, sites="ab")
+    progress = {site: dict.fromkeys(range(4), 9) for site in "ab"}
+    moved, rested = (
+        next_document(both, 8, known("a", rests=some, applied=progress), AFTER, None) for some in ({}, rests)
+    )
+    assert moved is not None is rested
+    assert {"", "b"} == {one.heir for one in moved.shards}
+    leaving = lone
+    leaving = msgspec.structs.replace(leaving, sites={**leaving.sites, "a": Site("", b"a", True)})
+    left = next_document(leaving, 8, known("a", rests=rests), AFTER, None)
+    assert left is not None
+    assert "b" == left.shards[0].heir
+
+
+def test_a_site_that_rests_waits_for_the_others_when_an_owner_is_silent() -> None:
+    """A resting replica takes a silent owner's shard over after the other replicas could have; alone, at once."""
+    silent, far = {"a": AFTER, "b": 0.0, "c": 0.0}, {"b": {0: 9}, "c": {0: 8}}
+
+    def takes(seconds: float, sites: str = "abc", **more: Any) -> bool:
+        some = known("b", silent={**silent, "a": seconds}, applied=far, **more)
+        return next_document(document(place("a", replicas=sites), sites=sites), 8, some, AFTER, None) is not None
+
+    assert takes(AFTER)
+    assert (False, True) == (takes(AFTER, rests={"b": 7.0}), takes(1.25 * AFTER, rests={"b": 7.0}))
+    assert takes(AFTER, "ab", rests={"b": 7.0})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -9,16 +10,20 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import topicstore as ts
+from click.testing import CliRunner
+from topicstore.cli import cli
 from topicstore.contract.log_store import StorageUnavailableError
 from topicstore.replication import replica, site
 from topicstore.replication.placement import choose_owners
 from topicstore.shard.writer import ShardWriter
 from topicstore.storage.opening import ShardOpener
 from topicstore_conformance.faults.threads import wait_until
+from topicstore_conformance.mqtt.embedded import serving_http
 
-from .test_sites import Sites, cut, entries, is_behind, messages, payloads, replicas
+from .test_sites import NEVER, Sites, cut, entries, is_behind, messages, payloads, replicas
 
 
 @pytest.fixture
@@ -83,6 +88,7 @@ def test_an_owner_that_cannot_write_is_replaced_by_a_site_that_can(
     """A shard that takes no writes is taken over at once by another site, and the former owner follows it later.
 
     The other site has no other reason to suspect it. `info`, the site's `failure` and a store's error show the owner.
+    `info` also shows at both sites how long the former owner then rests.
     """
     with sites.open("a") as a, sites.open("b", address="host-b") as b:
         a.store(messages(0, 1))
@@ -106,6 +112,34 @@ def test_an_owner_that_cannot_write_is_replaced_by_a_site_that_can(
             assert [0, 1, 2, 3, 5] == payloads(db)
         wait_until(lambda: a.cluster.failure is None, "the end of the failure")  # type: ignore[union-attr]
         assert () == a.cluster.info().shards[0].failed
+        for db in (a, b):
+            wait_until(lambda db=db: [True, False] == [0 < one.rest < NEVER for one in db.cluster.info().sites], "rest")  # type: ignore[misc]
+
+
+def test_a_copy_that_takes_no_writes_is_shown_to_operators(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`topicstore ds info` and ``/ds`` show a copy that takes no writes, and that its site rests after the recovery."""
+
+    def shown() -> list[str]:
+        return CliRunner().invoke(cli, ["ds", "info", "--url", url]).stdout.splitlines()
+
+    with sites.open("a") as a, sites.open("b") as b, serving_http(b) as server:
+        a.store(messages(0))
+        assert [0] == payloads(b)
+        (url,) = server.urls_of_http
+        assert "FAILED REPLICAS:" not in shown()
+        with failing(a, monkeypatch):
+            with pytest.raises(ts.EngineError, match="the disk is full"):
+                a.store(messages(1))
+            wait_until(lambda: "FAILED REPLICAS:" in shown(), "the failure in the output")
+            lines = shown()
+            first = lines.index("FAILED REPLICAS:")
+            assert [f"{'Shard':34}Replicas", f"{'messages/0':34}a"] == lines[first + 1 : first + 3]
+            answer = httpx.get(f"{url}/api/v5/ds/sites/a").json()
+            assert (True, ["down"]) == (answer["up"], [one["status"] for one in answer["shards"]])
+        assert [0] == a.recover()
+        wait_until(lambda: "FAILED REPLICAS:" not in shown(), "the end of the failure")
+        rests = [re.fullmatch(r"([ab]) {4}'.*' {8}up(?: {4}rests for (\d+) s)?", line) for line in shown()]
+        assert [("a", True), ("b", False)] == [(one[1], one[2] is not None) for one in rests if one]
 
 
 def test_an_owner_without_another_site_keeps_its_shard(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:

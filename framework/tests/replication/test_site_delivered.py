@@ -6,7 +6,7 @@ import random
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -319,6 +319,40 @@ def test_a_span_that_was_proposed_without_an_answer_covers_nothing_else(
         clock.now += 2 * AGE * SECOND
         db.sessions.remove_delivered()
         assert [b"program 1", b"program 2"] == [one for one in stored(db) if one.startswith(b"program")]
+
+
+@pytest.mark.parametrize("how", ["in memory", "at QoS 0"])
+@pytest.mark.parametrize("shard", ["its own", "another"])
+def test_a_session_of_an_owner_that_was_paused_gets_no_later_messages_after_a_gap(
+    sites: Sites, closing: ExitStack, clock: Clock, how: str, shard: str
+) -> None:
+    """A session that isn't stored ends before it receives messages that follow removed ones.
+
+    Its owner lost the shard while it was paused, and messages that the session had not received were removed.
+    """
+    a, b = two(sites, closing, clock, takeover_after=0.5)
+    wait_until(lambda: all({"a", "b"} <= some for some in replicas(a)), "two replicas")
+    in_memory: dict[str, Any] = {"in_memory": True, "clean_start": True}
+    client = own(b)
+    session = b.sessions.open(client, **(in_memory if how == "in memory" else {"expiry_interval": None}))
+    session.subscribe("t/#", 0 if how == "at QoS 0" else 1)
+    publisher = client if shard == "its own" else own(a)
+    publish(a, b"1")
+    assert [b"1"] == take_all(b, session, 1)
+    assert a.cluster is not None
+    assert b.cluster is not None
+    with warnings.catch_warnings(action="ignore"):
+        b.cluster._stopping.set()  # as if its process was stopped
+        wait_until(lambda: all(owns(a)), "the shards at the other site")
+        a.publish([ts.Message("t/a", b"%d" % number, publisher, qos=1) for number in range(2, 6)])
+        clock.now += 2 * AGE * SECOND
+        wait_until(lambda: removed(a) >= 0 and b"5" not in stored(a), "the removal")
+        a.publish([ts.Message("t/a", b"6", publisher, qos=1)])
+        b.cluster.refresh()  # as another thread of the woken process may do before the site's own
+        found = []
+        with suppress(ts.SessionTakenOverError, ts.ShardMovedError, ts.ShardElsewhereError):
+            found = take(session)
+        assert [] == found
 
 
 def test_a_damaged_span_keeps_no_shard_from_moving(sites: Sites, clock: Clock) -> None:

@@ -154,6 +154,46 @@ def test_what_a_member_has_left_goes_to_other_sites(two: tuple[ts.Database, ts.D
     assert [1] == [len(group.members) for group in second.sessions.groups]
 
 
+def test_generations_that_a_group_has_missed_are_shown_at_all_sites(two: tuple[ts.Database, ts.Database]) -> None:
+    """A generation that was dropped before the group had read it is shown at both sites, and to the member once."""
+    first, second = two
+    client = clients_of(second)[0]
+    joined(second, client).disconnect()
+    settled(*two)
+    leader = first if owns(first)[0] else second
+    published(first, range(20), second)
+
+    def live() -> list[list[int]]:
+        return [
+            [number for number, one in shard.generations.records.items() if not one.dropped] for shard in all_shards
+        ]
+
+    all_shards = [shard for db in two for shard in db.storage.shards]
+    leader.add_generation()
+    wait_until(lambda: [[1, 2]] * 8 == live(), "the new generation")
+    expected = published(first, range(20, 40), second)
+    leader.drop_generation(1)
+    wait_until(lambda: [[2]] * 8 == live(), "the removal of the former one")
+    assert [()] * 2 == [group.dropped for db in two for group in db.sessions.groups]
+
+    def missed(session: Session) -> list[tuple[int, ...]]:
+        return [one.dropped for one in session.status().subscriptions]
+
+    again = second.sessions.open(client, expiry_interval=None)
+    settled(*two)
+    assert expected == sorted(received(again))
+    settled(*two)
+    assert [(1,)] * 2 == [group.dropped for db in two for group in db.sessions.groups]
+    assert [(1,)] == missed(again)
+    again.disconnect()
+    again = second.sessions.open(client, expiry_interval=None)
+    settled(*two)
+    assert [()] == missed(again)
+    published(first, range(40, 50), second)
+    assert 10 == len(received(again))
+    assert [(1,)] * 2 == [group.dropped for db in two for group in db.sessions.groups]
+
+
 def test_messages_in_flight_of_an_absent_member_go_to_other_sites(two: tuple[ts.Database, ts.Database]) -> None:
     """After ``handover_after``, others get the messages in flight of a member that stays disconnected, once."""
     first, second = two

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import topicstore as ts
 from topicstore.contract.log_store import LogStore, NotConditionalError, StorageUnavailableError
+from topicstore.pubsub import retained_expiry
 from topicstore.pubsub.retained import remove_expired
 from topicstore.replication import log_stores, names, site
 from topicstore.replication.counted_store import CountedLogStore
 from topicstore.replication.documents import Documents
 from topicstore.replication.log_stores import open_log_store
 from topicstore.replication.objects import BEATS, Beat
+from topicstore.shard.writer import DropGeneration
+from topicstore.storage.keyed_message_records import state_key
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import wait_until
 
@@ -606,6 +609,68 @@ def test_retained_messages_of_publishers_on_several_sites_are_one_for_each_topic
                 after = page[-1].topic
             assert sorted(expected) == pages
             assert [expected["r/1"]] == [one.payload for one in db.retained("r/1")]
+
+
+def test_a_site_that_sees_new_and_dropped_generations_at_once_follows(sites: Sites) -> None:
+    """A site that learns in one document of a new generation, and that the one before is dropped, does both.
+
+    A log with an entry that drops a shard's only generation, as earlier releases could write it, stays readable.
+    """
+    with sites.open("a", shards=4) as a, sites.open("b") as b:
+        wait_until(lambda: [{"a", "b"}] * 4 == replicas(a) and any(owns(a)) and any(owns(b)), "shards at both sites")
+        leader, other = (a, b) if owns(a)[0] else (b, a)
+        assert other.cluster is not None
+        shard = other.storage.shards[owns(other).index(True)]
+        shard.writer.finish_commit(shard.writer.submit(shard.generations.pending_drop(DropGeneration(1))))
+        replica = other.cluster.replicas[shard.number]
+        before = replica.progress.next
+        with other.cluster._changing:  # the site's thread sees no document meanwhile
+            leader.add_generation()
+            leader.drop_generation(1)
+        wait_until(lambda: shard.generations.records.keys() == {2}, "generations")
+        assert 2 == replica.progress.next - before  # a generation is added, and then the other one dropped
+        for db in (leader, other):
+            wait_until(lambda db=db: all([2] == [*one.generations.records] for one in db.storage.shards), "generations")  # type: ignore[misc]
+            assert [None, None] == [one.cluster.failure for one in (a, b)]  # type: ignore[union-attr]
+            client = next(f"c{n}" for n in range(99) if owns(db)[db.shard_of(f"c{n}")])
+            db.store([ts.Message("a", b"1", client)])
+
+
+def test_expired_retained_messages_of_a_shard_that_was_taken_over_are_removed(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A site removes what has expired in a shard that it took over, although its own messages expire much later.
+
+    An expired message that hides an earlier one of another shard is removed once that one has expired too.
+    """
+    monkeypatch.setattr(retained_expiry, "_SHARED_INTERVAL", 0.02)
+    monkeypatch.setattr(retained_expiry, "_SHARE", 0)
+    monkeypatch.setattr(retained_expiry, "_PAUSE", 0)
+    clock = Clock()
+    how: dict[str, Any] = {"clock": clock, "monotonic": clock.monotonic}
+
+    def retain(db: ts.Database, topic: str, seconds: int) -> None:
+        client = next(f"c{n}" for n in range(99) if owns(db)[db.shard_of(f"c{n}")])
+        properties = ts.Properties(message_expiry_interval=seconds)
+        db.publish([ts.Message(topic, b"x", client, qos=1, retain=True, properties=properties)])
+
+    def kept(db: ts.Database) -> list[str]:
+        keys = (key for shard in range(4) for key, _ in db.storage.state(shard).scan(state_key(b"r")))
+        return sorted(key.decode().rpartition("r/")[2] for key in keys)
+
+    with sites.open("a", shards=4, **how) as a, sites.open("b", **how) as b:
+        wait_until(lambda: [{"a", "b"}] * 4 == replicas(a) and any(owns(b)), "a shard for each site")
+        retain(b, "r/late", 900_000)
+        retain(b, "r/twice", 120)
+        retain(a, "r/early", 60)
+        retain(a, "r/twice", 60)
+        a.close()
+        wait_until(lambda: all(owns(b)), "the shards at the other site")
+        b.cluster.refresh()  # type: ignore[union-attr]
+        clock.now += 61_000_000
+        wait_until(lambda: ["late", "twice", "twice"] == kept(b), "the removal")
+        clock.now += 60_000_000
+        wait_until(lambda: "twice" not in kept(b), "the removal of both")
 
 
 def test_a_site_opens_before_an_owner_has_begun_to_write(sites: Sites) -> None:

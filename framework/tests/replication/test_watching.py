@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from topicstore.replication.watching import OwnersProgress, Silences, patience
+from topicstore.replication.watching import OwnersProgress, Rest, Silences, patience
 
 
 def test_a_site_is_silent_since_its_beat_was_first_seen() -> None:
@@ -35,6 +35,21 @@ def test_the_owners_progress_is_remembered_for_some_seconds() -> None:
     assert {0: 10} == progress.look({0: 30}, 104.0)
     assert {0: 20} == progress.look({0: 40, 1: 7}, 105.0)
     assert {} == progress.look({0: 90, 1: 9}, 115.0)
+
+
+def test_a_rest_doubles_with_each_failure_up_to_a_bound() -> None:
+    """Each failure of a site makes its rest twice as long, up to 256 times the first, until it was sound for as long.
+
+    A rest begins when the failure is over, and repeated looks at one failure are one.
+    """
+    rest, now = Rest(2.0), 1_000.0
+    assert 0.0 == rest.look(False, now)
+    for length in (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 512.0):
+        assert [length] * 2 == [rest.look(True, now), rest.look(True, now + 50.0)]
+        assert length - 1.0 == rest.look(False, now + 51.0)
+        now += 50.0 + length
+        assert 0.0 == rest.look(False, now)
+    assert 2.0 == rest.look(True, now + 512.0)
 
 
 SITES = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 9), min_size=1)

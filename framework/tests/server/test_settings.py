@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import topicstore as ts
 from topicstore.server.cluster import cluster_of
 from topicstore.server.config.load import read_settings
 from topicstore.server.config.model import ListenerSettings, ServerSettings, SettingsError, TlsSettings
@@ -307,6 +308,17 @@ def test_a_cluster_has_its_options_from_the_settings_and_from_a_file(tmp_path: P
         cluster.beat_interval,
     )
     assert "***" == shown(settings)["cluster"]["options"]["config"]["secret_access_key"]
+
+
+def test_a_server_enters_its_cluster_with_the_address_of_its_settings(tmp_path: Path) -> None:
+    """The address of the settings is the one that other sites see."""
+    text = f'[cluster]\nurl = "{(tmp_path / "log").as_uri()}"\nsite = "hall-1"\naddress = "host:1883"\n'
+    settings = read(text, tmp_path)
+    with Reserved(msgspec.structs.replace(settings, listeners=ANYWHERE)) as reserved:
+        cluster = cluster_of(settings, reserved)
+    with ts.open(tmp_path / "db", cluster=cluster, site="hall-1") as db:
+        assert db.cluster is not None
+        assert ["host:1883"] == [one.address for one in db.cluster.info().sites]
 
 
 def test_a_server_without_an_address_for_its_cluster_has_that_of_its_first_plain_listener(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Collection
 from pathlib import Path
 
 import attrs
@@ -29,6 +30,8 @@ class PlacedSite:
     node: str
     """The name of the server that manages the site."""
     up: bool
+    rest: float = 0.0
+    """Seconds for which other sites take shards over rather than this one, because its writes have failed."""
 
 
 @attrs.frozen
@@ -40,6 +43,8 @@ class PlacedShard:
     replicas: list[str]
     transitions: list[str]
     """The sites that will receive the shard, each prefixed by ``+``, and those that will release it, by ``-``."""
+    failed: list[str] = attrs.field(factory=list)
+    """Those of the replicas that take no writes since one failed, although their sites are up."""
 
 
 @attrs.frozen
@@ -55,10 +60,12 @@ class Placement:
 class _Site(msgspec.Struct):
     node: str
     up: bool
+    rest: float = 0.0
 
 
 class _Replica(msgspec.Struct):
     site: str
+    status: str = "up"
 
 
 class _Transition(msgspec.Struct):
@@ -83,16 +90,18 @@ def placement_of(connection: Connection) -> Placement:
     sites = [(one, connection.get(f"/ds/sites/{part(one)}", _Site)) for one in ids]
     names = connection.get("/ds/storages", list[str])
     storages = [connection.get(f"/ds/storages/{part(name)}", _Storage) for name in names]
+    up = {one for one, site in sites if site.up}
     return Placement(
         this=ids[0],
-        sites=[PlacedSite(one, site.node, site.up) for one, site in sorted(sites)],
-        shards=[_placed(storage.name, shard) for storage in storages for shard in storage.shards],
+        sites=[PlacedSite(one, site.node, site.up, site.rest) for one, site in sorted(sites)],
+        shards=[_placed(storage.name, shard, up) for storage in storages for shard in storage.shards],
     )
 
 
-def _placed(storage: str, shard: _Shard) -> PlacedShard:
+def _placed(storage: str, shard: _Shard, up: Collection[str]) -> PlacedShard:
     transitions = [f"{_SIGNS[one.transition]}{one.site}" for one in shard.transitions]
-    return PlacedShard(f"{storage}/{shard.id}", [one.site for one in shard.replicas], transitions)
+    failed = [one.site for one in shard.replicas if one.status == "down" and one.site in up]
+    return PlacedShard(f"{storage}/{shard.id}", [one.site for one in shard.replicas], transitions, failed)
 
 
 def placement_at_rest(path: Path) -> Placement:

@@ -114,6 +114,8 @@ class Removed:
     count: int
     earliest: int
     """The time in microseconds since the epoch at which the next remaining message expires, or `FOREVER`."""
+    hiding: bool
+    """Whether expired messages remain, because each hides a message of another shard under the same topic."""
 
 
 def remove_expired(storage: Storage, now: int) -> int:
@@ -126,16 +128,18 @@ def remove_expired_until(storage: Storage, now: int, stop: Callable[[], bool]) -
 
     On a site of a cluster, only in the shards that it owns.
     """
-    count, earliest = 0, FOREVER
+    count, earliest, expired = 0, FOREVER, 0
     for shard in [shard.number for shard in storage.shards if shard.writer.owned]:
         for batch in batches_between(storage, shard, _PREFIX, AFTER_ALL):
             if stop():
-                return Removed(count, earliest)
+                return Removed(count, earliest, hiding=True)
             expiry = Expiry.of(batch.properties, batch.positions)
             if expiry is not None:
                 earliest = min(earliest, int(expiry.ends[expiry.ends > now].min(initial=FOREVER)))
-                count += sum(_remove_expired(storage, shard, topic, now) for topic in _expired(batch, now))
-    return Removed(count, earliest)
+                topics = _expired(batch, now)
+                expired += len(topics)
+                count += sum(_remove_expired(storage, shard, topic, now) for topic in topics)
+    return Removed(count, earliest, hiding=count < expired)
 
 
 def any_kept(storage: Storage) -> bool:
@@ -144,16 +148,22 @@ def any_kept(storage: Storage) -> bool:
     return any(next(state.scan(state_key(_PREFIX)), None) is not None for state in states)
 
 
-def _is_elsewhere(storage: Storage, shard: int, key: bytes) -> bool:
-    """Return whether any other shard than this one has a retained message under a key."""
-    others = (one.number for one in storage.shards if one.number != shard)
-    return any(storage.state(other).get(state_key(key)) is not None for other in others)
+def _hides(storage: Storage, shard: int, key: bytes, now: int) -> bool:
+    """Return whether a shard's message under a key hides an earlier one of another shard that has not expired."""
+    found = sorted(
+        (one.position, one.shard, one.message is not None)
+        for other in storage.shards
+        for batch in batches_between(storage, other.number, key, key + b"\0")
+        for one in candidates(batch, other.number, now)
+    )
+    numbers = [number for _, number, _ in found]
+    return shard in numbers and any(lives for _, _, lives in found[: numbers.index(shard)])
 
 
 def _remove_expired(storage: Storage, shard: int, topic: str, now: int) -> bool:
     key = key_of(topic)
-    if is_shared(storage) and _is_elsewhere(storage, shard, key):
-        return False  # it hides an earlier message of another shard
+    if is_shared(storage) and _hides(storage, shard, key, now):
+        return False
     state = storage.state(shard)
     found = state.get(state_key(key))  # before the next check, so that only the value that was checked is removed
     if not any(_expired(batch, now) for batch in batches_between(storage, shard, key, key + b"\0")):

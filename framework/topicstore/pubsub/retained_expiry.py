@@ -2,7 +2,8 @@
 
 To find expired messages, the task reads all retained messages. So it runs only when the earliest known expiry time has
 passed, and uses at most a fiftieth of the time. Until then the task sleeps. After the opening it runs once if there are
-retained messages. If the clock jumps, a store wakes the task earlier.
+retained messages. If the clock jumps, a store wakes the task earlier. On a site of a cluster, it also runs within a
+minute after the site has taken a shard over, and while an expired message hides one of another shard.
 
 A wrong clock removes no message early: a message must have expired by the wall clock, and also by a clock that has
 excluded the jumps of the wall clock since the opening.
@@ -33,7 +34,7 @@ _SECOND = 1_000_000
 _SHORTEST, _LONGEST = 0.01, 3_600.0
 """Shortest and longest sleep of the task in seconds, if an expiry time is known."""
 _SHARED_INTERVAL = 60.0
-"""Seconds between two runs on a site of a cluster, while no expiry time is known there."""
+"""Longest sleep in seconds on a site of a cluster, to which a shard may come with retained messages of its own."""
 
 
 class EarliestEnd:
@@ -88,6 +89,9 @@ class RetainedExpiry:
         self._monotonic = storage.clocks.monotonic
         self._again = 0
         """The earliest monotonic time of the next run. Set by the task."""
+        self._looked_at: tuple[int | None, ...] = ()
+        """By shard, the period of this site as its owner, as of the last run; empty if the next run is needed anyway.
+        Set by the task."""
         self.task = BackgroundTask("removal of expired retained messages", lambda _: self._work())
         self._earliest.task = self.task
         storage.on_close(self.stop)
@@ -120,7 +124,7 @@ class RetainedExpiry:
         if storage is None:  # the database has no references left, and is about to close itself
             return
         time = self._earliest.time
-        if time == FOREVER and storage.site is not None:  # a shard that moves here brings its retained messages
+        if storage.site is not None and self._looked_at != _periods(storage):
             time = None
         rested = self._monotonic() >= self._again or self.task.failure is not None
         if rested and (time is None or time <= _now(storage)):
@@ -130,6 +134,7 @@ class RetainedExpiry:
     def _look(self, storage: Storage) -> None:
         began = self._monotonic()
         self._earliest.forget(FOREVER)  # before reading, so that messages that are committed meanwhile lower it
+        periods = _periods(storage)
         try:
             found = remove_expired_until(storage, _now(storage), self.task.stopping.is_set)
         except BaseException:
@@ -137,21 +142,26 @@ class RetainedExpiry:
             raise
         finally:
             self._again = self._monotonic() + max(_PAUSE, _SHARE * (self._monotonic() - began))
+        self._looked_at = () if found.hiding else periods
         self._earliest.lower(found.earliest)
 
     def _sleep(self, storage: Storage) -> None:
         """Set the task to wake at the earliest known expiry time, but not before the pause is over."""
-        time = self._earliest.time
+        time, longest = self._earliest.time, _LONGEST if storage.site is None else _SHARED_INTERVAL
         if time == FOREVER:
-            self.task.interval = None if storage.site is None else _SHARED_INTERVAL
+            self.task.interval = None if storage.site is None else longest
             return
         self._job.time = self._again
         wait = max(0 if time is None else time - _now(storage), self._again - self._monotonic())
-        self.task.interval = min(max(wait / _SECOND, _SHORTEST), _LONGEST)
+        self.task.interval = min(max(wait / _SECOND, _SHORTEST), longest)
 
 
 def _now(storage: Storage) -> int:
     return min(storage.clock(), storage.steady())
+
+
+def _periods(storage: Storage) -> tuple[int | None, ...]:
+    return tuple(shard.writer.epoch for shard in storage.shards)
 
 
 def _may_have_some(storage: Storage) -> bool:

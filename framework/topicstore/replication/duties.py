@@ -6,7 +6,7 @@ A wrong decision costs time only: the log decides who owns a shard.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import attrs
 import msgspec
@@ -73,10 +73,17 @@ class Known:
     """By shard, the index of the owner's next entry some seconds ago (`OwnersProgress`); empty where it is unknown."""
     failed: Mapping[str, Collection[int]] = attrs.field(factory=dict)
     """By site, the shards whose copy there takes no writes since a write failed, as of the site's last beat."""
+    rests: Mapping[str, float] = attrs.field(factory=dict)
+    """By site, the seconds that are left of its rest after failures (`Rest`), as of the site's last beat."""
 
     def has_failed(self, site: str, shard: int) -> bool:
         """Return whether a site can neither write a shard nor apply its entries."""
         return shard in self.failed.get(site, ())
+
+    def rested(self, sites: Iterable[str]) -> list[str]:
+        """Return the sites that aren't resting; all if each of them is, so that a rest leaves no shard unwritten."""
+        sites = list(sites)
+        return [site for site in sites if not self.rests.get(site)] or sites
 
     def ends(self, document: ClusterDocument) -> dict[int, int]:
         """Return the index of the next entry of each shard as of its owner's last beat, where that is known."""
@@ -136,13 +143,19 @@ def next_document(
     replicas = wanted_replicas(document, factor)
     alive = {site for site in document.sites if seems_alive(document, site, known, takeover_after)}
     able = [
-        [site for site in some if site in alive and (site == place.owner or not known.has_failed(site, shard))]
-        or list(some)
+        _able(shard, some, place.owner, alive, known)
         for shard, (some, place) in enumerate(zip(replicas, document.shards, strict=True))
     ]
     owners = choose_owners([place.owner for place in document.shards], able)
     caught_up = {shard: _caught_up(shard, end, known) & alive for shard, end in known.ends(document).items()}
     return advanced(document, replicas, owners, caught_up)
+
+
+def _able(shard: int, sites: Sequence[str], owner: str, alive: Collection[str], known: Known) -> list[str]:
+    """Return those of the sites of a shard that may own it. Its owner may even if its copy failed, or it rests."""
+    may = [site for site in sites if site in alive and (site == owner or not known.has_failed(site, shard))]
+    rested = known.rested(may)
+    return [site for site in may if site == owner or site in rested] or list(sites)
 
 
 def abdicated(document: ClusterDocument, number: int, known: Known, takeover_after: float) -> ClusterDocument | None:
@@ -164,7 +177,7 @@ def abdicated(document: ClusterDocument, number: int, known: Known, takeover_aft
             and _silence(document, site, known, unseen=takeover_after) < takeover_after
             and not known.has_failed(site, shard)
         ]
-        others = [site for site in others if not document.sites[site].leaving] or others
+        others = known.rested([site for site in others if not document.sites[site].leaving] or others)
         if place.owner == known.site and place.incarnation == known.incarnation and others:
             (heir,) = choose_owners([place.heir], [others])
             changed = named(changed, number, shard, heir, document.sites[heir].incarnation)
@@ -281,12 +294,13 @@ def _may_take(document: ClusterDocument, shard: int, place: ShardPlace, known: K
         return False
     if known.released.get(shard, -1) >= place.epoch and place.heir in ("", me):
         return True
-    applied = {
-        site: known.applied.get(site, {}).get(shard, 0)
+    others = [
+        site
         for site in place.replicas
         if site == me
         or (site != place.owner and _silence(document, site, known, unseen=takeover_after) < takeover_after)
-    }
+    ]
+    applied = {site: known.applied.get(site, {}).get(shard, 0) for site in known.rested(others)}
     return _silence(document, place.owner, known) >= patience(takeover_after, shard, me, applied)
 
 
@@ -295,18 +309,19 @@ def _heir_of_failed(
 ) -> str | None:
     """Return the site that is to own a shard which this site owns and can't write; None if there is none.
 
-    A site whose last beat could not be read may have failed too: naming it could go round in circles.
+    A site whose last beat could not be read may have failed too: naming it could move the shard in circles.
     """
     if place.owner != known.site or place.incarnation != known.incarnation or not known.has_failed(known.site, shard):
         return None
-    able = {
-        site: known.applied[site].get(shard, 0)
+    others = [
+        site
         for site in place.replicas
         if site in document.sites
         and site in known.applied
         and not known.has_failed(site, shard)
         and _silence(document, site, known, unseen=takeover_after) < takeover_after
-    }
+    ]
+    able = {site: known.applied[site].get(shard, 0) for site in known.rested(others)}
     return most_advanced(shard, able) if able else None
 
 

@@ -27,6 +27,13 @@ class SiteInfo:
     """
     leaving: bool
     """Whether the site is to keep no shards (`Site.leave`)."""
+    rest: float
+    """Seconds, from its last heartbeat on, for which other sites take shards over rather than this one; usually 0.
+
+    A site rests after a write of one of its copies has failed. Each time it rests twice as long, from
+    `Cluster.takeover_after` up to 256 times that, until it has had no failure for as long. Shards that no other site
+    can write are not affected.
+    """
     incarnation: str
     """Hexadecimal digits that identify the site's last process."""
 
@@ -86,6 +93,7 @@ def cluster_info(
                 address=site.address,
                 beats=duties.seems_alive(document, name, known, takeover_after),
                 leaving=site.leaving,
+                rest=known.rests.get(name, 0.0),
                 incarnation=site.incarnation.hex(),
             )
             for name, site in sorted(document.sites.items())

@@ -19,6 +19,7 @@ from topicstore.contract.errors import (
     ClusterNotReadyError,
     DatabaseClosedError,
     ShardElsewhereError,
+    UnsupportedError,
 )
 from topicstore.contract.log_store import LogStore, StorageUnavailableError
 from topicstore.shard.interest_records import ends
@@ -83,6 +84,16 @@ def _write_base(
     write_base(store, shard, site, progress, progress.next, parts, sealed)
 
 
+def check_copied(shard: Shard) -> None:
+    """Raise `UnsupportedError` if the copy of a shard is not whole, because a site didn't keep the shard.
+
+    Raises `CorruptionError`.
+    """
+    place = f"shard {shard.number}"
+    if _stored(shard.writer.open_engine(), place) is None:
+        raise UnsupportedError(f"this copy lacks {place}: take a copy of a site that keeps all shards")
+
+
 def begin_log(shard: Shard, store: LogStore, site: str) -> None:
     """Write a base of a shard that has no log yet, and a cut at its index, from which replicas begin.
 
@@ -104,6 +115,8 @@ class Replica:
     timeout:  the seconds that a caller waits for the log store; None for no limit.
     patience: the seconds that a proposed write waits for others (`ShardLog`).
     silence:  the silence of the store towards the site; by default its own.
+    settle:   called after entries or a base of other sites were read, and before they are applied. It returns once the
+              site owns no shard that it had lost when they were read.
     """
 
     def __init__(
@@ -114,6 +127,7 @@ class Replica:
         timeout: float | None = None,
         patience: float = 0.0,
         silence: Silence | None = None,
+        settle: Callable[[], object] = lambda: None,
     ) -> None:
         self.shard = shard
         self.progress = _progress_of(shard)
@@ -156,6 +170,9 @@ class Replica:
         """The index of the last entry that changed a generation; of others, `_changed_before`."""
         self._changed_before = self.progress.next - 1
         self._store = store
+        self._settle = settle
+        self._settled = False
+        """Whether `_settle` was called for the entries that were read last. Guarded by `_reading`."""
         self._meanwhile: Callable[[], object] = lambda: None
         self._applying = threading.Lock()
         """Held while an entry is applied, so that no base has a part of it."""
@@ -171,6 +188,9 @@ class Replica:
 
         A new epoch ends the span of messages that were stored only for sessions (`topicstore.storage.site_interest`).
         """
+        if not self.log.owned and not self._settled:
+            self._settle()
+            self._settled = True
         writer = self.shard.writer
         writes = self._writes(entry) if write.changes else [PendingWrite(writer)]
         with self._applying:
@@ -222,6 +242,7 @@ class Replica:
         `CorruptionError`, `StorageUnavailableError`, and `ObjectNotFoundError` if the base was deleted.
         """
         shard, writer = self.shard, self.shard.writer
+        self._settle()
         with shard.generations.replacing() as engine:
             try:
                 self._copy(base, engine)
@@ -328,7 +349,7 @@ class Replica:
             self._go_by_what_is_stored()
         self._meanwhile = meanwhile
         while self.kept and not self.log.owned:
-            began, writer = time.monotonic(), self.shard.writer
+            began, writer, self._settled = time.monotonic(), self.shard.writer, False
             if self.log.reader.read(certain=certain or writer.elsewhere) is not Step.READ:
                 self.caught_up = began
                 if writer.elsewhere:
@@ -387,6 +408,7 @@ class Replica:
             self.epoch, self.tries = epoch, self.tries + 1
             self.retry = time.monotonic() + min(_LONGEST_PAUSE, 2.0**self.tries)
             self._follow_locked(False, meanwhile)
+            self._settled = False
             if not self.log.take_over(epoch):
                 return False
             self.tries = 0

@@ -43,7 +43,7 @@ from .objects import BEATS, CLAIMS, Beat, Claim, ClusterDocument, GenerationPlan
 from .replica import Replica
 from .settings import Cluster, check_site
 from .silence import Silence
-from .watching import OwnersProgress, Silences
+from .watching import OwnersProgress, Rest, Silences
 
 __all__ = ["ReplicaLag", "ShardOwner", "Site"]
 
@@ -103,7 +103,11 @@ class Site:
         self._silences = Silences()
         self._silent: Mapping[str, float] = {}
         self._owners_progress = OwnersProgress(cluster.takeover_after + cluster.poll_interval)
+        self._rest = Rest(cluster.takeover_after)
         self._beat_number = 0
+        self._certain = float("-inf")
+        """The time (`time.monotonic`) until which no other site takes over what this one owns. Others wait for
+        `Cluster.takeover_after` after they have seen its last beat."""
         self._next_beat = self._next_poll = float("-inf")
         """The times (`time.monotonic`) of the next beat, and of the next request for entries of others."""
         self._changing = threading.Lock()
@@ -221,7 +225,9 @@ class Site:
         """
         timeout, patience = self.cluster.store_timeout, self.cluster.flush_interval
         silence = self._silence
-        self.replicas = [Replica(shard, self.store, self.name, timeout, patience, silence) for shard in shards]
+        self.replicas = [
+            Replica(shard, self.store, self.name, timeout, patience, silence, self._settle) for shard in shards
+        ]
         self.enter()
         for replica in self.replicas:
             self._do(replica)
@@ -322,19 +328,21 @@ class Site:
         if now < self._next_beat or self.ended is not None:
             return
         self._next_beat = now + self.cluster.beat_interval
-        name = names.beat(self.name, self._beat_number)
+        name, failed = names.beat(self.name, self._beat_number), self._own_failed()
         beat = Beat(
             site=self.name,
             incarnation=self._incarnation,
             address=self.cluster.address,
             program=__version__,
             applied=self._progress(),
-            failed=self._own_failed(),
+            failed=failed,
+            rest=self._rest.look(bool(failed), now),
         )
         # An existing beat is this process's own, whose answer was lost, or that of another process of this site: the
         # document says which of the two is the site, and the next beat shows that it is alive.
         with suppress(ObjectExistsError):
             self.store.create(name, BEATS.encode(name, beat))
+            self._certain = now + self.cluster.takeover_after
         self._silence.end()
         self._beat_number += 1
         if self._beat_number > 2:
@@ -347,12 +355,32 @@ class Site:
         for replica in self.replicas:
             replica.log.close()
 
-    def _watch(self) -> None:
-        """Look at the beats of all sites and at the current document; create the next document if one is due."""
-        beats = self._beats()
+    def _settle(self) -> None:
+        """Release the shards that other sites have taken over, if the last beat is so old that there may be some.
+
+        Called before other sites' entries are applied. These may remove messages that the new owner's sessions don't
+        need, but sessions here that are not stored: by then they are to have ended. Raises `StorageUnavailableError`.
+        """
+        if time.monotonic() < self._certain or not any(replica.log.owned for replica in self.replicas):
+            return
+        self._look_for_document()
+        document, known = self.document, self._known({})
+        for replica in self.replicas:
+            lost = replica.log.owned and (
+                duties.duty(document, replica.shard.number, known, replica.epoch, owned=True) is Duty.RELEASE
+            )
+            if lost and not replica.log.release(self.cluster.store_timeout):
+                raise StorageUnavailableError(f"shard {replica.shard.number} has moved{replica.log.reason}")
+
+    def _look_for_document(self) -> None:
         newer = self._documents.newer(self._numbered()[0])
         if newer is not None:
             self._look_at(*newer)
+
+    def _watch(self) -> None:
+        """Look at the beats of all sites and at the current document; create the next document if one is due."""
+        beats = self._beats()
+        self._look_for_document()
         document = self.document
         found = {name: (one.incarnation, max(beats.get(name, [0]))) for name, one in document.sites.items()}
         self._silent = self._silences.look(found, time.monotonic())
@@ -371,9 +399,8 @@ class Site:
         cluster = self.cluster
         return duties.next_document(document, number, known, cluster.takeover_after, cluster.replication_factor)
 
-    def _known(
-        self, applied: Mapping[str, Mapping[int, int]], failed: Mapping[str, Collection[int]] | None = None
-    ) -> Known:
+    def _known(self, applied: Mapping[str, Mapping[int, int]], last: Mapping[str, Beat] | None = None) -> Known:
+        """Return what this site knows; ``last`` has the last beats of the sites, if they have been read."""
         released = {replica.shard.number: replica.progress.epoch for replica in self.replicas if replica.released}
         now = time.monotonic()
         lost = {
@@ -381,12 +408,14 @@ class Site:
             for replica in self.replicas
             if replica.epoch and not replica.log.owned and now >= replica.retry
         }
-        failed = {**({} if failed is None else failed), self.name: self._own_failed()}
-        return Known(self.name, self._incarnation, self._silent, lost, released, applied, failed=failed)
+        own, last = self._own_failed(), last or {}
+        failed = {**{site: beat.failed for site, beat in last.items()}, self.name: own}
+        rests = {**{site: beat.rest for site, beat in last.items()}, self.name: self._rest.look(bool(own), now)}
+        return Known(self.name, self._incarnation, self._silent, lost, released, applied, failed=failed, rests=rests)
 
     def _known_by(self, last: Mapping[str, Beat]) -> Known:
         """Return what this site knows, with what each site has reported in its last beat."""
-        return self._known(self._applied(last), {site: beat.failed for site, beat in last.items()})
+        return self._known(self._applied(last), last)
 
     def _beats(self) -> dict[str, list[int]]:
         """Return the numbers of all beats, by site."""
@@ -448,10 +477,12 @@ class Site:
         """Add and drop generations of an owned shard until it has those of the document."""
         generations, writer = replica.shard.generations, replica.shard.writer
         with self._changing:
-            for plan in self.document.generations:
+            plans = self.document.generations
+            for plan in plans:  # all of them before the first is dropped, which must not be the last one
                 if plan.number > generations.current:
                     change = AddGeneration(plan.number, plan.layout, plan.options, writer.policy.now())
                     writer.finish_commit(writer.submit(generations.pending_add(change)))
+            for plan in plans:
                 record = generations.records.get(plan.number)
                 if plan.dropped and record is not None and not record.dropped:
                     writer.finish_commit(writer.submit(generations.pending_drop(DropGeneration(plan.number))))
@@ -635,9 +666,7 @@ class Site:
 
     def info(self) -> ClusterInfo:
         """Return the cluster's sites and shards, read from the log store. Raises `StorageUnavailableError`."""
-        newer = self._documents.newer(self._numbered()[0])
-        if newer is not None:
-            self._look_at(*newer)
+        self._look_for_document()
         (number, document), known = self._numbered(), self._known_by(self._last(self._beats()))
         return cluster_info(number, document, known, self.cluster.takeover_after, self.cluster.replication_factor)
 

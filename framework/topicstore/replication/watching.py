@@ -10,10 +10,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from threading import Lock
 
 from .placement import rank
 
-__all__ = ["OwnersProgress", "Silences", "most_advanced", "patience"]
+__all__ = ["OwnersProgress", "Rest", "Silences", "most_advanced", "patience"]
+
+_LONGEST_REST = 256
+"""The longest rest, in multiples of the first one."""
 
 
 class Silences:
@@ -57,6 +61,40 @@ class OwnersProgress:
             self._reported.popleft()
         when, earlier = self._reported[0]
         return earlier if self._age <= now - when <= 2 * self._age else {}
+
+
+class Rest:
+    """The rest of this site after its writes have failed, in which other sites take shards over rather than this one.
+
+    An engine that fails, recovers and fails again would otherwise move its shards each time. The first rest has
+    ``first`` seconds, and each following one is twice as long, up to 256 times ``first``. A rest begins when no copy is
+    failed any more. If none fails until the longest rest after its end, the next one is the first again.
+    Thread-safe.
+    """
+
+    def __init__(self, first: float) -> None:
+        self._first = first
+        self._lock = Lock()
+        self._failed = False
+        self._length = 0.0
+        """The seconds of the current rest, or of the last one; 0 if the next one is the first."""
+        self._began = 0.0
+        """The time at which the last failure was over."""
+
+    def look(self, failed: bool, now: float) -> float:
+        """Record whether a copy is failed; return the seconds that are left of the rest, all of them while one is.
+
+        ``now`` is the time of the local monotonic clock, in seconds.
+        """
+        with self._lock:
+            longest = self._first * _LONGEST_REST
+            if failed and not self._failed:
+                quiet = now - self._began - self._length >= longest
+                self._length = self._first if quiet or not self._length else min(2 * self._length, longest)
+            if failed:
+                self._began = now
+            self._failed = failed
+            return max(self._began + self._length - now, 0.0)
 
 
 def patience(takeover_after: float, shard: int, site: str, applied: Mapping[str, int]) -> float:

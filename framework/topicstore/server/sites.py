@@ -56,6 +56,7 @@ class SiteShard:
     storage: str
     id: str
     status: ReplicaStatus
+    """``down`` if the site is down, or if the replica takes no writes since one failed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -66,6 +67,9 @@ class SiteInfo:
     """The name of the server that manages the site."""
     up: bool
     shards: list[SiteShard]
+    rest: float = 0.0
+    """Seconds, from its last heartbeat on, for which other sites take shards over rather than this one, because its
+    writes have failed."""
 
 
 @attrs.frozen(kw_only=True)
@@ -156,13 +160,17 @@ class Sites:
             raise UnknownSiteError(f"there is no site {site!r}")
         up = found is None or found.beats
         host = "" if found is None or site == self.this else found.address.rpartition(":")[0]
+        failed = [] if info is None else [str(one.shard) for one in info.shards if site in one.failed]
         shards = [
-            SiteShard(storage=name, id=shard, status="up" if up else "down")
+            SiteShard(
+                storage=name, id=shard, status="up" if up and (name != self._shared or shard not in failed) else "down"
+            )
             for name, all_shards in self._shards.items()
             for shard in all_shards
             if (site == self.this if info is None or name != self._shared else _keeps(info, int(shard), site))
         ]
-        return SiteInfo(node=f"topicstore@{host or socket.gethostname()}", up=up, shards=shards)
+        rest = 0.0 if found is None else found.rest
+        return SiteInfo(node=f"topicstore@{host or socket.gethostname()}", up=up, shards=shards, rest=rest)
 
     def storages(self) -> list[str]:
         """Return the names of the storages that have replicas."""

@@ -59,7 +59,8 @@ class Commits:
     def together(self, changes: Mapping[Session, Sequence[StateWrite]]) -> _Errors:
         """Commit writes of sessions, each including its guard or a new session record; return the errors by session.
 
-        Writes of sessions that are kept in memory count as committed.
+        Writes of sessions that are kept in memory count as committed. A session without a write ends if its shard has
+        moved: what it has read then may follow messages that were removed for the shard's new owner.
 
         A session that was opened elsewhere doesn't hold up the others, even if another call, for a QoS 2 exchange,
         detects it during the commit. If the process dies in between, the writes of some shards are committed, and those
@@ -67,6 +68,8 @@ class Commits:
         """
         by_shard: dict[int, list[Session]] = {}
         for session in changes:
+            if session.epoch and not (session.in_flight.stored and changes[session]):  # 0 without a cluster
+                self._end_if_moved(session)
             if session.in_flight.stored and changes[session]:
                 by_shard.setdefault(self._states.shard_of(session.client_id), []).append(session)
         errors: _Errors = {}
@@ -133,6 +136,11 @@ class Commits:
             if isinstance(failure, kind):
                 for session in sessions:
                     self._over(session, why, notify=True)
+
+    def _end_if_moved(self, session: Session) -> None:
+        shard = self._states.shard_of(session.client_id)
+        if session.ended is None and session.epoch != self._states.epoch(shard):
+            self._over(session, Ended.MOVED, notify=True)
 
     def _left(self, sessions: list[Session], failure: TopicstoreError, errors: _Errors) -> list[Session]:
         """Add the errors of sessions whose write failed to ``errors``; return the sessions to commit once more."""

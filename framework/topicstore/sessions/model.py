@@ -370,7 +370,10 @@ class GroupInfo:
     returned: int
     """The number of messages that were taken back from ended or disconnected members and wait for another member."""
     dropped: tuple[int, ...]
-    """The generations that were dropped before the group had read them."""
+    """The generations that were dropped before the group had read them: those found since the database was opened.
+
+    In a cluster those that its present members have found, on any site.
+    """
 
 
 @attrs.frozen(kw_only=True)

@@ -104,7 +104,7 @@ class SiteDeliveredRemoval(DeliveredRemoval):
             self._add_places(needs)
             texts = self._group_texts()
             unmoved = self._add_groups(needs, texts) if texts else True
-            self._add_in_flight(needs)
+            self._add_in_flight(needs)  # also what a member has got from its group meanwhile
             if unmoved and self._whole(storage) and before.opened == self._applied(storage).opened:
                 return needs
         return None
@@ -168,7 +168,6 @@ class SiteDeliveredRemoval(DeliveredRemoval):
             waiting = decode(key, value, ReturnedRecord)
             needs.send_all(waiting.shard, positions_of(waiting))
         self._site.refresh()
-        self._add_in_flight(needs)
         return handed_back == self._seen(HANDED_BACK, REVOKED)
 
     def _scan(self, head: bytes) -> Iterator[tuple[bytes, bytes]]:

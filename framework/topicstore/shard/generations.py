@@ -338,13 +338,18 @@ class Generations:
         return True
 
     def pending_drop(self, change: DropGeneration) -> PendingWrite:
-        """Return the write that makes a generation invisible. It changes nothing if the generation is dropped."""
+        """Return the write that makes a generation invisible.
+
+        It changes nothing if the generation is dropped already, or is the current one: a log that such a write is in
+        must stay readable.
+        """
         return PendingWrite(self._writer, change=change, encode=partial(self._encode_drop_locked, change.number))
 
     def _encode_drop_locked(self, number: int, pending: PendingWrite) -> None:
-        if not self.check_droppable(number):
+        record = self.records.get(number)
+        if record is None or record.dropped or record.sealed is None:
             return
-        record = msgspec.structs.replace(self.records[number], dropped=True)
+        record = msgspec.structs.replace(record, dropped=True)
         put_generation(pending.write, record)
         remove_tallies(pending.write, number)
 

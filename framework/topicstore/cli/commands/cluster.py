@@ -21,13 +21,15 @@ def cluster() -> None:
 @cluster.command()
 @answers()
 @click.argument("url")
-def begin(path: Path, url: str) -> Answer:
+@click.option("--instead", is_flag=True, help="Accept a copy of a database that another cluster shares.")
+def begin(path: Path, url: str, *, instead: bool) -> Answer:
     """Make the database PATH the first copy of a new cluster in the log store URL, such as s3://bucket/prefix.
 
     Everything in PATH is copied to the store. Then open PATH with the cluster; other sites join with empty directories.
-    No program may have PATH open. If the command is interrupted, repeat it. Credentials are taken from the environment.
+    No program may have PATH open. With --instead, PATH may be a checkpoint of a server of another cluster. If the
+    command is interrupted, repeat it. Credentials are taken from the environment.
     """
-    topicstore.begin_cluster(path, url)
+    topicstore.begin_cluster(path, url, instead=instead)
     with topicstore.open(path, mode="r") as db:
         id_, found = db.id.hex(), db.info()
     yield {"url": url, "database": id_, "shards": len(found.shards), "messages": found.messages}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,8 +113,10 @@ def info(path: Path, url: str | None, token_file: Path | None, *, as_json: bool)
     If no server has the database open, its own site is shown as down. PATH is topicstore-data by default.
 
     \b
-    SITES                all sites; (x) down marks a site that doesn't answer
+    SITES                all sites; (x) down marks a site that doesn't answer, and "rests" one that takes no shards
+                         over for some seconds, because its writes have failed
     SHARDS               the sites that hold a replica of each shard
+    FAILED REPLICAS      sites that are up, and whose replica of a shard takes no writes since one failed
     REPLICA TRANSITIONS  sites that will receive (+) or release (-) a shard
     """  # noqa: D301 - click wants the character
     from topicstore.client.sites import placement_at_rest, placement_of
@@ -194,15 +197,21 @@ def _token(file: Path) -> str:
 
 
 def sections(found: Placement) -> Iterator[str]:
-    """Yield the lines of ``ds info``; the section of transitions is included only if there are any."""
+    """Yield the lines of ``ds info``; failed replicas and transitions have sections only if there are any."""
     from topicstore.cli.terminal.display import visible
 
     yield from ("THIS SITE:", found.this, "", "SITES:")
     for site in found.sites:
-        yield f"{site.id}    '{visible(site.node)}'    {'    up' if site.up else '(x) down'}"
+        rests = f"    rests for {math.ceil(site.rest)} s" if site.up and site.rest else ""
+        yield f"{site.id}    '{visible(site.node)}'    {'    up' if site.up else '(x) down'}{rests}"
     yield from ("", "SHARDS:", f"{'Shard':<{_SHARD}}Replicas")
     for shard in found.shards:
         yield f"{shard.id:<{_SHARD}}{_GAP.join(shard.replicas)}".rstrip()
+    broken = [shard for shard in found.shards if shard.failed]
+    if broken:
+        yield from ("", "FAILED REPLICAS:", f"{'Shard':<{_SHARD}}Replicas")
+        for shard in broken:
+            yield f"{shard.id:<{_SHARD}}{_GAP.join(shard.failed)}"
     pending = [shard for shard in found.shards if shard.transitions]
     if pending:
         yield from ("", "REPLICA TRANSITIONS:", f"{'Shard':<{_TRANSITION}}Transitions")

@@ -33,6 +33,9 @@ from .records import (
 
 __all__ = ["Branch", "BranchCursor"]
 
+_DROPPED = 64
+"""The most dropped generations that are stored, those found last."""
+
 
 class Branch(GroupReader):
     """The members of a group that are connected to this site. Its places are those of their partitions."""
@@ -47,6 +50,14 @@ class Branch(GroupReader):
     def cursors(self) -> list[BranchCursor]:
         """The connected members."""
         return [member for member in self.connected if isinstance(member, BranchCursor)]
+
+    def note_dropped(self, generations: tuple[int, ...]) -> None:
+        """Record dropped generations that may not have been read completely; the members' records show them."""
+        before = self.dropped
+        super().note_dropped(generations)
+        if self.dropped != before:
+            for member in self.cursors:
+                member.answer()
 
     def detach(self, member: Member) -> None:
         """Release the partitions and assignments of a member, which the group's owner assigns to others."""
@@ -134,7 +145,18 @@ class Branch(GroupReader):
 class BranchCursor(SharedCursor):
     """A member on a site of a cluster: its places and its answers are committed together in its session's shard."""
 
-    __slots__ = ("_answer", "_grant", "_guard", "_handed_back", "_start", "owner", "released", "replaced", "withdrawn")
+    __slots__ = (
+        "_answer",
+        "_grant",
+        "_guard",
+        "_handed_back",
+        "_reported",
+        "_start",
+        "owner",
+        "released",
+        "replaced",
+        "withdrawn",
+    )
 
     def __init__(
         self,
@@ -160,6 +182,9 @@ class BranchCursor(SharedCursor):
         """By number of returned messages that were withdrawn from it, also in an earlier connection, the place up to
         which it has delivered them."""
         self.slow = standing is not None and standing.slow
+        self._reported = () if standing is None else standing.dropped
+        """The dropped generations that were known in its earlier connections."""
+        group.dropped += tuple(number for number in self._reported if number not in group.dropped)
         self._guard = guard
         self._start = tuple(start) if standing is None else standing.start
         self._grant = 0
@@ -207,6 +232,11 @@ class BranchCursor(SharedCursor):
         self._handed_back.append(put(self.group.keys.hand_back(), record))
         return only(selected, answers)
 
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """The generations that were dropped before the group had read them, and not known in earlier connections."""
+        return tuple(number for number in self.group.dropped if number not in self._reported)
+
     # --- storing ---
 
     def everything(self) -> list[StateWrite]:
@@ -231,7 +261,16 @@ class BranchCursor(SharedCursor):
         return (*read, *self.withdrawn.items())
 
     def _standing(self, delivered: tuple[tuple[int, int], ...]) -> StateWrite:
-        record = StandingRecord(VERSION, self.number, self._start, self._grant, self.slow, delivered, self.replaced)
+        record = StandingRecord(
+            VERSION,
+            self.number,
+            self._start,
+            self._grant,
+            self.slow,
+            delivered,
+            self.replaced,
+            self.group.dropped[-_DROPPED:],
+        )
         return put(self.group.keys.standing(self.owner), record)
 
     def ending(self) -> list[StateWrite]:

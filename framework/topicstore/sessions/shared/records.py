@@ -163,6 +163,8 @@ class StandingRecord(msgspec.Struct, frozen=True, array_like=True):
     """For returned messages, by number, the position up to which they were delivered."""
     replaced: int = 0
     """The number of times that ``allow`` was replaced in this connection."""
+    dropped: tuple[int, ...] = ()
+    """The last generations that were dropped before the group had read them, as far as the member's site knows."""
 
 
 class HandBackRecord(msgspec.Struct, frozen=True, array_like=True):

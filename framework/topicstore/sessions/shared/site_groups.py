@@ -458,7 +458,7 @@ class SiteGroups:
             topic_filter=group.filter.topic_filter.text,
             members=tuple(sorted(members, key=lambda member: member.client_id)),
             returned=sum(len(one.behind(one.place)) for one in group.assignments),
-            dropped=(),
+            dropped=group.dropped,
         )
 
 

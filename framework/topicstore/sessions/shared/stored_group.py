@@ -202,6 +202,11 @@ class StoredGroup:
     # --- inspecting, as `Group` ---
 
     @property
+    def dropped(self) -> tuple[int, ...]:
+        """The generations that were dropped before the group had read them, as far as its members' sites know."""
+        return tuple(sorted({number for member in self.members.values() for number in member.standing.dropped}))
+
+    @property
     def assignments(self) -> list[Assignment]:
         """The returned messages that were not delivered yet."""
         found = []
