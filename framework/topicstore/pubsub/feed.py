@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Final, Protocol, cast
+from typing import Protocol, cast
 
 import attrs
 import numpy as np
@@ -20,6 +20,7 @@ from topicstore.contract.errors import GenerationDroppedError, TopicstoreError
 from topicstore.contract.model import Message
 from topicstore.contract.positions import COUNTER_BITS, Positions
 from topicstore.contract.topics import TopicFilter
+from topicstore.runtime.empty import EMPTY_DICT, EMPTY_LIST
 
 from .read_cache import ReadBatch, ReadCache, ReadSlice
 from .recent_commits import Commit, Matches
@@ -60,11 +61,6 @@ class _OpenScan:
     """The next batch, read in advance to detect the end of the scan; None at the end."""
 
 
-_NOTHING_READ: Final[list[ReadBatch]] = []
-_NO_SCANS: Final[dict[int, _OpenScan]] = {}
-"""Stand for the lists and dictionaries of all filters that were not read. They are never changed."""
-
-
 class _ShardView:
     """A feed's view of one shard."""
 
@@ -83,9 +79,9 @@ class _ShardView:
         """The last position of the last batch that was announced, or `unannounced`."""
         self.quiet = (0, 0)
         """A range of positions without a matching message: after the first, up to and including the second."""
-        self.recent: list[ReadBatch] = _NOTHING_READ
+        self.recent: list[ReadBatch] = EMPTY_LIST
         """The read batches read recently. `ReadCache.remember` also removes some of them, atomically."""
-        self.scans: dict[int, _OpenScan] = _NO_SCANS
+        self.scans: dict[int, _OpenScan] = EMPTY_DICT
         """The open scans, by the position up to which each has read."""
 
     def listen(self, end: int) -> None:

@@ -15,7 +15,6 @@ import collections
 import threading
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Final
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from topicstore.contract.columns import to_iterable
 from topicstore.contract.forking import ProcessLock
 from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions
+from topicstore.runtime.empty import EMPTY_LIST
 
 from .read_cache import ReadBatch, ReadSlice
 
@@ -177,10 +177,6 @@ class _CommittedBatch(ReadBatch):
         return made
 
 
-_NO_COMMITS: Final[list[Any]] = []
-"""Stands for the lists of all filters without recent commits. It is never changed."""
-
-
 class Matches:
     """The recent commits of one shard with messages that match one filter: all of them after a position."""
 
@@ -195,9 +191,9 @@ class Matches:
         self.since = _NEVER
         """The position after which all announced commits with matching messages are in memory. Reading it needs no
         lock, but the value may be outdated then."""
-        self._commits: list[tuple[Commit, list[str]]] = _NO_COMMITS
+        self._commits: list[tuple[Commit, list[str]]] = EMPTY_LIST
         """The commits, each with its matching topics."""
-        self._lasts: list[int] = _NO_COMMITS
+        self._lasts: list[int] = EMPTY_LIST
         """Their last positions."""
         self._joined: ReadBatch | None = None
         """The read batch that was read last, for other consumers at the same position."""
@@ -218,7 +214,7 @@ class Matches:
 
     def _begin_locked(self, position: int) -> None:
         self.since = position
-        self._commits = self._lasts = _NO_COMMITS
+        self._commits = self._lasts = EMPTY_LIST
         self._joined = self.answer = None
 
     def add(self, commit: Commit, topics: list[str]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
 import attrs
 
@@ -21,6 +21,7 @@ from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.message_expiry import left_of
 from topicstore.pubsub.nonpersistent import NonPersistentMessages
 from topicstore.pubsub.read_cache import ReadSlice
+from topicstore.runtime.empty import EMPTY_DICT
 
 from .delivery_batch import SelectedMessages, only, rows_until, selected_of
 from .dispatcher import FilterListener, FilterListeners
@@ -32,10 +33,6 @@ __all__ = ["FilterCursor", "NonPersistent", "SessionCursor", "Union", "closing"]
 NonPersistent = tuple[int, list[int], int, Message, SubscribeOptions]
 """A message that is not stored: its publisher's shard; the watermarks, by shard, when it was published; its time; the
 message; the options at that time. Stored messages of its publisher's shard up to the watermark are delivered first."""
-
-
-_NO_SHARDS: Final[dict[int, None]] = {}
-"""Stands for the empty dictionaries of all cursors that have nothing to read. It is never changed."""
 
 
 class SessionCursor(ABC):
@@ -175,9 +172,9 @@ class FilterCursor(SessionCursor):
         self._moved = False
         self._ended = False
         """Whether the place in a shard has reached the end of an options period."""
-        self._behind: dict[int, None] = _NO_SHARDS
+        self._behind: dict[int, None] = EMPTY_DICT
         """The shards that may have messages to read."""
-        self._failing: dict[int, None] = _NO_SHARDS
+        self._failing: dict[int, None] = EMPTY_DICT
         """The shards that could not be read."""
         self._nonpersistent: NonPersistentMessages[NonPersistent] | None = None
         """The queued messages that are not stored; None if there were none yet."""
@@ -346,7 +343,7 @@ class FilterCursor(SessionCursor):
                 self._listener.wait_locked(self, shard)
             else:
                 behind[shard] = None
-        self._behind = behind or _NO_SHARDS
+        self._behind = behind or EMPTY_DICT
         if behind:
             self._ready(self)
 
@@ -420,7 +417,7 @@ class FilterCursor(SessionCursor):
         if read_slice.caught_up and read_slice.position <= end:
             self._listener.wait_locked(self, shard)
             if not self._behind:  # a dictionary doesn't shrink when items are removed
-                self._behind = _NO_SHARDS
+                self._behind = EMPTY_DICT
         else:
             self._behind = self._behind or {}
             self._behind[shard] = None  # after the other shards
@@ -450,7 +447,7 @@ class FilterCursor(SessionCursor):
     def try_again(self) -> None:
         """Read again the shards that failed."""
         if self._failing:
-            self._behind, self._failing = self._behind | self._failing, _NO_SHARDS
+            self._behind, self._failing = self._behind | self._failing, EMPTY_DICT
 
     # --- storing ---
 

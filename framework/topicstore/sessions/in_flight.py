@@ -19,7 +19,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice, repeat
-from typing import Any, Final
 
 import attrs
 import numpy as np
@@ -27,6 +26,7 @@ import numpy as np
 from topicstore.contract.model import Message
 from topicstore.contract.positions import Positions
 from topicstore.contract.state import StateWrite
+from topicstore.runtime.empty import EMPTY_DICT, EMPTY_LIST
 from topicstore.shard.state import FrameworkWrite
 
 from .model import SubscribeOptions
@@ -243,11 +243,6 @@ class StagedChanges:
     """The number of PUBRELs to send again."""
 
 
-_NONE: Final[dict[int, Any]] = {}
-_EMPTY: Final[list[Any]] = []
-"""Stand for the dictionaries and lists of a session with nothing in flight, as most are. They are never changed."""
-
-
 class InFlight:
     """The packet ids of one session.
 
@@ -279,18 +274,18 @@ class InFlight:
         """Guards the attributes below, and the in-flight batches. Its holder takes no other lock."""
         self.next_id = 1
         self.next_number = 1
-        self.awaiting_puback: dict[int, InFlightBatch] = _NONE
-        self.awaiting_pubrec: dict[int, InFlightBatch] = _NONE
-        self._received: dict[int, InFlightBatch] = _NONE
+        self.awaiting_puback: dict[int, InFlightBatch] = EMPTY_DICT
+        self.awaiting_pubrec: dict[int, InFlightBatch] = EMPTY_DICT
+        self._received: dict[int, InFlightBatch] = EMPTY_DICT
         """The PUBRECs that are not committed, in the order they were received."""
-        self.awaiting_pubcomp: dict[int, Released] = _NONE
-        self._stored: dict[int, InFlightBatch | Released] = _NONE
+        self.awaiting_pubcomp: dict[int, Released] = EMPTY_DICT
+        self._stored: dict[int, InFlightBatch | Released] = EMPTY_DICT
         """By number, the in-flight batches and released ids that have records."""
         self._finished: list[InFlightBatch | Released] = []
         """The in-flight batches and released ids with no id left, whose records can be removed."""
-        self._again: list[int] = _EMPTY
+        self._again: list[int] = EMPTY_LIST
         """The ids whose PUBREL is to be sent again."""
-        self.resend: list[InFlightBatch] = _EMPTY  # a deque takes 760 bytes, even in an idle session
+        self.resend: list[InFlightBatch] = EMPTY_LIST  # a deque takes 760 bytes, even in an idle session
         """The in-flight batches of earlier connections with ids that were not sent again yet, oldest first."""
         self._vanished: frozenset[int] = _NO_IDS
         """The ids of QoS 2 whose messages couldn't be sent again on this connection."""
@@ -486,7 +481,7 @@ class InFlight:
             del self._finished[: staged.finished]
             for changed, left in zip(staged.rewritten, staged.left, strict=True):
                 changed.written = left
-            again, self._again = self._again[: staged.again], self._again[staged.again :] or _EMPTY
+            again, self._again = self._again[: staged.again], self._again[staged.again :] or EMPTY_LIST
             if staged.released is not None:
                 for packet_id in staged.released.ids:
                     del self._received[packet_id]
@@ -495,7 +490,7 @@ class InFlight:
             for batch in staged.batches:
                 self.adopt(batch)
             if not self._stored:  # dictionaries don't shrink when items are removed
-                self.awaiting_puback = self.awaiting_pubrec = self.awaiting_pubcomp = self._stored = _NONE
+                self.awaiting_puback = self.awaiting_pubrec = self.awaiting_pubcomp = self._stored = EMPTY_DICT
             return again
 
     def adopt(self, batch: InFlightBatch) -> None:
@@ -563,8 +558,8 @@ class InFlight:
                 self.adopt(kept)
             else:
                 self._adopt_released(kept)
-        self._again = list(self.awaiting_pubcomp) or _EMPTY
-        self.resend = [kept for kept in found if isinstance(kept, InFlightBatch) and kept.left] or _EMPTY
+        self._again = list(self.awaiting_pubcomp) or EMPTY_LIST
+        self.resend = [kept for kept in found if isinstance(kept, InFlightBatch) and kept.left] or EMPTY_LIST
         for batch in self.resend:
             batch.unsent = {batch.ids[row]: row for row in self._waiting(batch)}
 
