@@ -18,12 +18,12 @@ def _refuse(*_: object, **__: object) -> NoReturn:
 
 class _EmptyDict(dict[Any, Any]):
     __slots__ = ()
-    __setitem__ = setdefault = update = __ior__ = _refuse  # type: ignore[assignment]
+    __setitem__ = setdefault = update = __ior__ = _refuse
 
 
 class _EmptyList(list[Any]):
     __slots__ = ()
-    append = extend = insert = __iadd__ = __setitem__ = _refuse  # type: ignore[assignment]
+    append = extend = insert = __iadd__ = __setitem__ = _refuse
 
 
 EMPTY_DICT: Final[dict[Any, Any]] = _EmptyDict()

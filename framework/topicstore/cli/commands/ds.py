@@ -113,10 +113,12 @@ def info(path: Path, url: str | None, token_file: Path | None, *, as_json: bool)
     If no server has the database open, its own site is shown as down. PATH is topicstore-data by default.
 
     \b
-    SITES                all sites; (x) down marks a site that doesn't answer, and "rests" one that takes no shards
-                         over for some seconds, because its writes have failed
+    SITES                all sites; (x) down marks a site that doesn't answer,
+                         "rests" one that takes no shards over for some seconds,
+                         because its writes have failed
     SHARDS               the sites that hold a replica of each shard
-    FAILED REPLICAS      sites that are up, and whose replica of a shard takes no writes since one failed
+    FAILED REPLICAS      sites that are up, and whose replica of a shard takes
+                         no writes since one failed
     REPLICA TRANSITIONS  sites that will receive (+) or release (-) a shard
     """  # noqa: D301 - click wants the character
     from topicstore.client.sites import placement_at_rest, placement_of
