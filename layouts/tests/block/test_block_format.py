@@ -16,6 +16,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore import MessageBatch, Properties
+from topicstore.contract.batch import ALL_FIELDS
 from topicstore.contract.columns import Constant, to_list
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.positions import COUNTER_BITS, MAX_TIME
@@ -183,6 +184,29 @@ def test_frames_keep_any_order(columns: Columns, codec: str, source: random.Rand
     assert rows_of(shuffled) == rows_of(block.columns())
     assert (True, 6, 1, end) == (block.frame, block.stream, block.base, block.last)
     assert (int(columns.positions.min()), len(order)) == (block.first, block.rows)
+
+
+@given(blocks(st.integers(1, 20)), codecs, st.data())
+def test_a_few_rows_of_a_frame(columns: Columns, codec: str, data: st.DataObject) -> None:
+    """A frame knows the rows of each of its topics, and returns a few neighbouring rows as they were encoded."""
+    rows = len(columns.positions)
+    texts = sorted(data.draw(st.lists(topics(), min_size=1, max_size=4, unique=True)))
+    held = sorted(data.draw(st.lists(st.sampled_from(texts), min_size=rows, max_size=rows)))
+    clients = coded(data.draw(st.lists(topics(), min_size=rows, max_size=rows)))
+    framed = msgspec.structs.replace(columns, topics=coded(held), client_ids=clients)
+    stream, seed = data.draw(st.sampled_from([MIXED, 5])), frame_seed(1 << 63, 0, SLAB)
+    frame = Block(encode_frame(framed, stream, 1, seed, Compressor(codec, 3)), 1 << 63, seed)
+    for text in [*texts, "in/no/frame"]:
+        found = frame.rows_of(text)
+        assert [row for row, each in enumerate(held) if each == text] == (
+            [] if found is None else [*range(rows)[found]]
+        )
+    start = data.draw(st.integers(0, rows - 1))
+    chosen = slice(start, data.draw(st.integers(start + 1, rows)))
+    expected = rows_of(framed.window(chosen.start, chosen.stop))
+    assert expected == rows_of(frame.cut(chosen, ALL_FIELDS))
+    fewer = rows_of(frame.cut(chosen, frozenset({"topics"})))
+    assert ([], [], [""] * (chosen.stop - start)) == (fewer["payloads"], fewer["sizes"], fewer["client_ids"])
 
 
 def test_frames_of_one_run_of_positions_need_none() -> None:

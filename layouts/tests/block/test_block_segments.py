@@ -169,7 +169,7 @@ def test_frames_are_selected_by_what_they_span(drawn: tuple[Segment, list[list[R
         [(stream, *between) for stream, between in by_stream.items()], everything, frozenset(), by_stream
     )
     first, bound = data.draw(st.integers(5, 45)), data.draw(st.integers(5, 45))
-    selected = segment.select(wanted, first, bound).tolist()
+    selected = segment.select(wanted, first, bound)
     for number, rows in enumerate(frames):
         spans = bool(rows) and segment.highest[number] >= first and segment.lowest[number] <= bound
         touched = everything or any(
@@ -532,7 +532,7 @@ def test_verify_checks_what_frames_hold(merged: Merged) -> None:
     """Verification reports a frame with rows out of order, of another stream, or with wrong lengths."""
     segment = merged.segments[1]
     segments = Segments(merged.engine, 0, 1)
-    blocks = segments.frames(merged.engine, segment, np.arange(8))
+    blocks = segments.frames(merged.engine, segment, range(8))
     columns, stream = blocks[0].columns(), blocks[0].stream
     reverse = columns.take(np.arange(blocks[0].rows)[::-1])
     lying = Columns(*[getattr(columns, name) for name in columns.__struct_fields__[:-1]], columns.sizes[::-1])

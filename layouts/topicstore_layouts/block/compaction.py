@@ -21,11 +21,11 @@ from topicstore.contract.engine import DATA, Engine, WriteBatch
 from topicstore.contract.layout import CompactStep
 
 from .compression import Compressor
-from .format import MIXED, Block, Columns, encode_frame
+from .format import MIXED, Block, Columns, encode_frame, own_times
 from .heads import merged_heads
 from .reading import Reading
 from .segments import FrameSpan, Segment, make_segment
-from .sorted_rows import Codes, SortedRows, arrays_of_blocks, own_times, sort_rows
+from .sorted_rows import Codes, SortedRows, arrays_of_blocks, sort_rows
 
 __all__ = ["Compaction"]
 
@@ -101,7 +101,7 @@ class Compaction:
     def _merge(self, segments: list[Segment], blocks: list[Block]) -> CompactStep:
         """Return the write that replaces neighbouring segments, and the blocks that follow, by one segment."""
         engine, write = self._engine, WriteBatch()
-        frames = [f for s in segments for f in self._segments.frames(engine, s, np.flatnonzero(s.rows))]
+        frames = [f for s in segments for f in self._segments.frames(engine, s, np.flatnonzero(s.rows).tolist())]
         freed = sum(map(self._segments.stored_bytes, segments)) + sum(block.size for block in blocks)
         base = segments[0].base if segments else blocks[0].base
         before = self._segments.end(engine, segments[0].end if segments else None)

@@ -46,6 +46,7 @@ The codecs and the container are public formats: zstd (RFC 8878), lz4 blocks
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -53,7 +54,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 from topicstore import MessageBatch, Properties
-from topicstore.contract.columns import Coded, Column, Constant, Indices, Texts, only, take, to_list
+from topicstore.contract.batch import unread
+from topicstore.contract.columns import Coded, Column, Constant, Indices, Texts, fold, only, take, to_list, window
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.positions import COUNTER_BITS, Positions, consecutive_positions, time_of
 
@@ -72,6 +74,7 @@ __all__ = [
     "encode_frame",
     "encode_message",
     "frame_seed",
+    "own_times",
 ]
 
 MIXED = 0
@@ -269,10 +272,23 @@ def _pack_times(values: Column, positions: Positions) -> tuple[int, _Numbers] | 
     if isinstance(values, Constant):
         return values.value, 0
     times = np.asarray(values, dtype=np.int64)
-    if np.array_equal(times, (positions >> np.uint64(COUNTER_BITS)).astype(np.int64)):
+    if np.array_equal(times, own_times(positions)):
         return None
     lowest = int(times.min())
     return lowest, _pack(times - lowest)
+
+
+def own_times(positions: Positions) -> Array:
+    """Return the time of each position, in microseconds."""
+    times: Array = (positions >> np.uint64(COUNTER_BITS)).astype(np.int64)
+    return times
+
+
+def _texts(names: _Names) -> tuple[list[str], int | bytes]:
+    """Return the texts of a frame's names, and the place of each row's name among them."""
+    if not isinstance(names, tuple):
+        raise CorruptionError("a frame has numbers in place of names")
+    return names
 
 
 class Block:
@@ -406,6 +422,51 @@ class Block:
             return Constant(texts[places], self.rows)
         return Coded(self._array(places), Texts.of(texts))
 
+    def rows_of(self, topic: str) -> slice | None:
+        """Return the rows of a topic in a frame; None if it has none. They lie together, in order of position."""
+        texts, places = _texts(self._columns().topics)
+        try:
+            number = texts.index(topic) if self.stream == MIXED else bisect_left(texts, topic)
+        except ValueError:
+            return None
+        if number == len(texts) or texts[number] != topic:
+            return None
+        if isinstance(places, int):
+            return slice(0, self.rows) if places == number else None
+        codes = self._array(places)  # of rows in order of topics, so they ascend
+        start, stop = (int(codes.searchsorted(codes.dtype.type(number), side)) for side in ("left", "right"))
+        return slice(start, stop) if start < stop else None
+
+    def cut(self, rows: slice, wanted: frozenset[str]) -> Columns[Column]:
+        """Return a few neighbouring rows of a frame; payloads and client ids only if they are ``wanted``.
+
+        Without payloads there are no sizes.
+        """
+        head, start, stop = self._columns(), rows.start, rows.stop
+        positions = self.positions()[rows]
+        times = own_times(positions) if head.timestamps is None else self.timestamps(self.positions())
+        payloads = self.payloads().pick(rows) if "payloads" in wanted else []
+        return Columns(
+            positions,
+            self._cut_names(head.topics, rows),
+            self._cut_names(head.client_ids, rows) if "client_ids" in wanted else unread("client_ids", stop - start),
+            self.qos()[rows],
+            window(self.retain(), start, stop),
+            times if head.timestamps is None else window(times, start, stop),
+            window(self.properties(), start, stop),
+            payloads,
+            list(map(len, payloads)),
+        )
+
+    def _cut_names(self, packed: _Names, rows: slice) -> list[str] | Constant[str]:
+        texts, places = _texts(packed)
+        try:
+            if isinstance(places, int) and places >= 0:
+                return Constant(texts[places], rows.stop - rows.start)
+            return fold([texts[place] for place in self._array(places)[rows].tolist()])
+        except IndexError:
+            raise CorruptionError(f"a name that is not among the {len(texts)} of its block") from None
+
     def qos(self) -> Constant[int] | Array:
         """Return the QoS of each row."""
         return self._numbers(self._columns().qos)
@@ -419,7 +480,7 @@ class Block:
         """Return the timestamps in microseconds; ``positions`` are those of the block."""
         packed = self._columns().timestamps
         if packed is None:
-            return (positions >> np.uint64(COUNTER_BITS)).astype(np.int64)
+            return own_times(positions)
         lowest, numbers = packed
         if isinstance(numbers, int):
             return Constant(lowest + numbers, self.rows)

@@ -59,8 +59,10 @@ class PackedPayloads(LazyColumn):
                 raise CorruptionError(f"a block of {len(self)} rows has {len(self._list)} payloads")
         return self._list
 
-    def pick(self, rows: Indices) -> list[bytes]:
+    def pick(self, rows: Indices | slice) -> list[bytes]:
         """Return some payloads. If they are few, they are found by their sizes without decoding the others."""
+        if isinstance(rows, slice):
+            rows = np.arange(rows.start, rows.stop)
         if self._list is not None or len(rows) * _SPARSE >= len(self):
             payloads = self.tolist()
             return [payloads[row] for row in rows.tolist()]
