@@ -21,8 +21,9 @@ from topicstore.contract.engine import DATA, Engine, WriteBatch
 from topicstore.contract.layout import CompactStep
 
 from .compression import Compressor
-from .format import MIXED, Block, Columns, encode_frame, own_times
+from .format import MIXED, Block, Columns, encode_frame
 from .heads import merged_heads
+from .packing import own_times
 from .reading import Reading
 from .segments import FrameSpan, Segment, make_segment
 from .sorted_rows import Codes, SortedRows, arrays_of_blocks, sort_rows

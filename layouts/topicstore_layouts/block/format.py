@@ -47,19 +47,31 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import xxhash
 from topicstore import MessageBatch, Properties
 from topicstore.contract.batch import unread
 from topicstore.contract.columns import Coded, Column, Constant, Indices, Texts, fold, only, take, to_list, window
 from topicstore.contract.errors import CorruptionError, NewerFormatError
-from topicstore.contract.positions import COUNTER_BITS, Positions, consecutive_positions, time_of
+from topicstore.contract.positions import Positions, consecutive_positions, time_of
 
 from .compression import Compressor, decompress
+from .packing import (
+    Array,
+    Names,
+    Number,
+    Numbers,
+    own_times,
+    pack_array,
+    pack_names,
+    pack_numbers,
+    pack_times,
+    unpack_array,
+    unpack_numbers,
+)
 from .payloads import PackedPayloads
 
 N = TypeVar("N", bound=Column, covariant=True)
@@ -74,7 +86,6 @@ __all__ = [
     "encode_frame",
     "encode_message",
     "frame_seed",
-    "own_times",
 ]
 
 MIXED = 0
@@ -86,31 +97,18 @@ _FRAME = 1
 _SPREAD, _FRAME_SPREAD, _U64 = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, (1 << 64) - 1
 _CHECKSUM = struct.Struct("<Q")
 _BODY = _HEADER.size + _CHECKSUM.size
-_WIDTHS = (
-    (1 << 8, np.dtype("<u1")),
-    (1 << 16, np.dtype("<u2")),
-    (1 << 32, np.dtype("<u4")),
-    (1 << 64, np.dtype("<u8")),
-)
-_DTYPES = {dtype.itemsize: dtype for _, dtype in _WIDTHS}
 _ENCODER = msgspec.msgpack.Encoder()
-
-_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-_Numbers = _Number | bytes
-# Without bounds: a bounded number in a union with a tuple makes msgspec 0.22's decoder crash in a garbage collection.
-_Names = int | bytes | tuple[list[str], int | bytes]
-Array = npt.NDArray[Any]
 
 
 class _Head(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     positions: bytes | None
-    topics: _Names
-    client_ids: _Names
-    qos: _Numbers
-    retain: _Numbers
-    timestamps: tuple[_Number, _Numbers] | None
+    topics: Names
+    client_ids: Names
+    qos: Numbers
+    retain: Numbers
+    timestamps: tuple[Number, Numbers] | None
     properties: list[Properties | None] | None
-    lengths: _Numbers
+    lengths: Numbers
 
 
 _HEADS = msgspec.msgpack.Decoder(_Head)
@@ -158,7 +156,7 @@ def encode_block(columns: Columns[Column], stream: int, base: int, seed: int, co
     positions, rows = columns.positions, len(columns.positions)
     first = int(positions[0])
     consecutive = int(positions[-1]) - first == rows - 1
-    packed = None if consecutive else _pack_array(positions - np.uint64(first))
+    packed = None if consecutive else pack_array(positions - np.uint64(first))
     return _encode(columns, packed, (0, stream, base, first), seed, compress)
 
 
@@ -199,13 +197,13 @@ def _encode(
     properties = columns.properties
     head = _Head(
         packed,
-        _pack_names(columns.topics),
-        _pack_names(columns.client_ids),
-        _pack(columns.qos),
-        _pack(columns.retain),
-        _pack_times(columns.timestamps, columns.positions),
+        pack_names(columns.topics),
+        pack_names(columns.client_ids),
+        pack_numbers(columns.qos),
+        pack_numbers(columns.retain),
+        pack_times(columns.timestamps, columns.positions),
         None if isinstance(properties, Constant) and properties.value is None else to_list(properties),
-        _pack(columns.sizes),
+        pack_numbers(columns.sizes),
     )
     return _join(head, columns.payloads, marks, seed, compress)
 
@@ -241,50 +239,7 @@ def _digest(header: bytes | memoryview, head: bytes | memoryview, payloads: byte
     return hasher.intdigest()
 
 
-def _pack_names(names: Column) -> _Names:
-    if isinstance(names, Constant) and isinstance(names.value, str):
-        return [names.value], 0
-    if not isinstance(names, Coded):
-        return _pack(names)
-    used = np.unique(names.codes)
-    texts = names.texts.values[used].tolist()
-    return texts, _pack_array(np.searchsorted(used, names.codes)) if len(texts) > 1 else 0
-
-
-def _pack(values: Column) -> _Numbers:
-    if isinstance(values, Constant):
-        return int(values.value)
-    if isinstance(values, list):
-        if values.count(values[0]) == len(values):
-            return int(values[0])
-        return _pack_array(np.array(values, dtype=np.uint64))
-    array = np.asarray(values)
-    return int(array[0]) if (array == array[0]).all() else _pack_array(array)
-
-
-def _pack_array(values: Array) -> bytes:
-    highest = int(values.max())
-    dtype = next(dtype for limit, dtype in _WIDTHS if highest < limit)
-    return values.astype(dtype).tobytes()
-
-
-def _pack_times(values: Column, positions: Positions) -> tuple[int, _Numbers] | None:
-    if isinstance(values, Constant):
-        return values.value, 0
-    times = np.asarray(values, dtype=np.int64)
-    if np.array_equal(times, own_times(positions)):
-        return None
-    lowest = int(times.min())
-    return lowest, _pack(times - lowest)
-
-
-def own_times(positions: Positions) -> Array:
-    """Return the time of each position, in microseconds."""
-    times: Array = (positions >> np.uint64(COUNTER_BITS)).astype(np.int64)
-    return times
-
-
-def _texts(names: _Names) -> tuple[list[str], int | bytes]:
+def _texts(names: Names) -> tuple[list[str], int | bytes]:
     """Return the texts of a frame's names, and the place of each row's name among them."""
     if not isinstance(names, tuple):
         raise CorruptionError("a frame has numbers in place of names")
@@ -391,7 +346,7 @@ class Block:
             elif self.frame:
                 self._positions = np.cumsum(self._steps(packed), dtype=np.uint64) + np.uint64(self.first)
             else:
-                self._positions = np.uint64(self.first) + self._array(packed).astype(np.uint64)
+                self._positions = np.uint64(self.first) + unpack_array(packed, self.rows).astype(np.uint64)
         return self._positions
 
     def _steps(self, packed: bytes) -> Positions:
@@ -410,17 +365,17 @@ class Block:
         """Return the client ids, in the same forms."""
         return self._names(self._columns().client_ids)
 
-    def _names(self, packed: _Names) -> Column:
+    def _names(self, packed: Names) -> Column:
         if not isinstance(packed, tuple):
             if isinstance(packed, int) and packed < 0:
                 raise CorruptionError(f"a name has the number {packed}")
-            return self._numbers(packed)
+            return unpack_numbers(packed, self.rows)
         texts, places = packed
-        if not 0 <= (places if isinstance(places, int) else int(self._array(places).max())) < len(texts):
+        if not 0 <= (places if isinstance(places, int) else int(unpack_array(places, self.rows).max())) < len(texts):
             raise CorruptionError(f"a name that is not among the {len(texts)} of its block")
         if isinstance(places, int):
             return Constant(texts[places], self.rows)
-        return Coded(self._array(places), Texts.of(texts))
+        return Coded(unpack_array(places, self.rows), Texts.of(texts))
 
     def rows_of(self, topic: str) -> slice | None:
         """Return the rows of a topic in a frame; None if it has none. They lie together, in order of position."""
@@ -433,7 +388,7 @@ class Block:
             return None
         if isinstance(places, int):
             return slice(0, self.rows) if places == number else None
-        codes = self._array(places)  # of rows in order of topics, so they ascend
+        codes = unpack_array(places, self.rows)  # of rows in order of topics, so they ascend
         start, stop = (int(codes.searchsorted(codes.dtype.type(number), side)) for side in ("left", "right"))
         return slice(start, stop) if start < stop else None
 
@@ -458,22 +413,22 @@ class Block:
             list(map(len, payloads)),
         )
 
-    def _cut_names(self, packed: _Names, rows: slice) -> list[str] | Constant[str]:
+    def _cut_names(self, packed: Names, rows: slice) -> list[str] | Constant[str]:
         texts, places = _texts(packed)
         try:
             if isinstance(places, int) and places >= 0:
                 return Constant(texts[places], rows.stop - rows.start)
-            return fold([texts[place] for place in self._array(places)[rows].tolist()])
+            return fold([texts[place] for place in unpack_array(places, self.rows)[rows].tolist()])
         except IndexError:
             raise CorruptionError(f"a name that is not among the {len(texts)} of its block") from None
 
     def qos(self) -> Constant[int] | Array:
         """Return the QoS of each row."""
-        return self._numbers(self._columns().qos)
+        return unpack_numbers(self._columns().qos, self.rows)
 
     def retain(self) -> Column:
         """Return the retain flags, as bool."""
-        flags = self._numbers(self._columns().retain)
+        flags = unpack_numbers(self._columns().retain, self.rows)
         return Constant(bool(flags.value), self.rows) if isinstance(flags, Constant) else flags.astype(bool)
 
     def timestamps(self, positions: Positions) -> Column:
@@ -484,7 +439,7 @@ class Block:
         lowest, numbers = packed
         if isinstance(numbers, int):
             return Constant(lowest + numbers, self.rows)
-        return self._array(numbers).astype(np.int64) + lowest
+        return unpack_array(numbers, self.rows).astype(np.int64) + lowest
 
     def properties(self) -> Column:
         """Return the properties."""
@@ -505,18 +460,7 @@ class Block:
 
     def sizes(self) -> Constant[int] | Array:
         """Return the number of bytes of each payload."""
-        return self._numbers(self._columns().lengths)
-
-    def _numbers(self, packed: _Numbers) -> Constant[int] | Array:
-        return Constant(packed, self.rows) if isinstance(packed, int) else self._array(packed)
-
-    def _array(self, packed: _Numbers) -> Array:
-        if isinstance(packed, int):
-            return np.full(self.rows, packed, dtype=np.uint64)
-        dtype = _DTYPES.get(len(packed) // self.rows)
-        if dtype is None or len(packed) != self.rows * dtype.itemsize:
-            raise CorruptionError(f"a column of {len(packed)} bytes in a block of {self.rows} rows")
-        return np.frombuffer(packed, dtype=dtype)
+        return unpack_numbers(self._columns().lengths, self.rows)
 
     def columns(self) -> Columns[Column]:
         """Return all columns as they were encoded."""

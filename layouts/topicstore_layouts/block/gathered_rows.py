@@ -14,7 +14,8 @@ from topicstore.contract.batch import unread
 from topicstore.contract.columns import Coded, Column, Constant, Indices, LazyColumn, Texts, concat, take, window
 from topicstore.contract.errors import CorruptionError
 
-from .format import Array, Block, Columns
+from .format import Block, Columns
+from .packing import Array
 from .payloads import PackedPayloads
 
 __all__ = ["Rows", "concat_names", "count", "gather", "picked"]

@@ -15,8 +15,9 @@ from topicstore.contract.layout import Heads
 
 from topicstore_layouts.shared.name_table import NameTable
 
-from .format import Array, Block
+from .format import Block
 from .gathered_rows import picked
+from .packing import Array
 from .reading import ALL, Reading
 
 if TYPE_CHECKING:

@@ -24,9 +24,10 @@ from topicstore_layouts.shared.learned_topics import LearnedTopics
 from topicstore_layouts.shared.name_table import NameTable
 
 from .batch_blocks import BatchBlocks
-from .format import MIXED, Array, Block
+from .format import MIXED, Block
 from .gathered_rows import Rows, concat_names, count, gather, picked
 from .matching import Mask, Matchers
+from .packing import Array
 from .payloads import PackedPayloads
 from .segments import Segment, Segments
 from .stream_ranges import StreamRanges, StreamRangesCache

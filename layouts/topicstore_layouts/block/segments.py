@@ -44,7 +44,8 @@ from topicstore.contract.engine import DATA, INDEX, META, Engine, Reader, WriteB
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 from .compression import ZSTD, decompress
-from .format import Array, Block, frame_seed
+from .format import Block, frame_seed
+from .packing import Array
 
 if TYPE_CHECKING:
     from .sorted_rows import SortedRows

@@ -20,7 +20,8 @@ from topicstore.contract.positions import Positions
 
 from topicstore_layouts.shared.name_table import NameTable
 
-from .format import Array, Block, own_times
+from .format import Block
+from .packing import Array, own_times
 
 __all__ = ["Codes", "RowArrays", "SortedRows", "arrays_of_blocks", "sort_rows"]
 
