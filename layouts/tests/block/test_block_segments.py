@@ -23,7 +23,8 @@ from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance.layout.damage import broken
 from topicstore_layouts.block import compaction, reading
 from topicstore_layouts.block.compression import Compressor
-from topicstore_layouts.block.format import Columns, encode_frame, frame_seed
+from topicstore_layouts.block.format import Columns, frame_seed
+from topicstore_layouts.block.frames import FrameRows, encode_frame
 from topicstore_layouts.block.segments import Segment, Segments
 from topicstore_layouts.block.stream_ranges import StreamRanges
 
@@ -417,8 +418,8 @@ def flipped(value: bytes, at: int) -> bytes:
 def test_a_frame_of_a_newer_version(merged: Merged) -> None:
     """A frame of a newer version raises `NewerFormatError`, and verification continues after it."""
     segment = merged.segments[1]
-    merged.put(DATA, (1, segment.end, 2), b"\2" + merged.get(DATA, (1, segment.end, 2))[1:])
-    with pytest.raises(NewerFormatError, match="version 2") as told:
+    merged.put(DATA, (1, segment.end, 2), b"\3" + merged.get(DATA, (1, segment.end, 2))[1:])
+    with pytest.raises(NewerFormatError, match="version 3") as told:
         merged.read()
     assert told.value.place.endswith(*named(segment, 2))
     assert (200 - segment.rows[2], named(segment, 2)) == merged.verified()
@@ -539,7 +540,7 @@ def test_verify_checks_what_frames_hold(merged: Merged) -> None:
     lying.sizes[0] += 1
     for bad, of in ((reverse, stream), (columns, stream + 1), (blocks[3].columns(), stream), (lying, stream)):
         seed = segments.frame_seed(segment.end, 0)
-        value = encode_frame(bad, of, segment.base, seed, Compressor("none", 0))
+        value = encode_frame(FrameRows.of(bad), of, segment.base, seed, Compressor("none", 0))
         merged.put(DATA, (1, segment.end, 0), value)
         assert named(segment, 0) == merged.verified()[1]
 

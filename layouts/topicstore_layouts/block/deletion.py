@@ -11,7 +11,8 @@ from topicstore.contract.engine import DATA, Engine, WriteBatch
 from topicstore.contract.layout import DeleteStep
 
 from .compression import Compressor
-from .format import Block, encode_frame
+from .format import Block
+from .frames import FrameRows, encode_frame
 from .reading import ALL, Reading
 from .segments import Segment
 
@@ -69,7 +70,8 @@ class Deletion:
 
     def _frame(self, block: Block, keep: Indices, segment: Segment, number: int) -> bytes:
         seed = self._segments.frame_seed(segment.end, number)
-        return encode_frame(block.columns().take(keep), block.stream, block.base, seed, self._compress)
+        rows = FrameRows.of(block.columns().take(keep))
+        return encode_frame(rows, block.stream, block.base, seed, self._compress)
 
     def _in_blocks(self, choice: _Choice, first: int, last: int) -> Iterator[DeleteStep]:
         more = True

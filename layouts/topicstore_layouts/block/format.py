@@ -4,7 +4,7 @@ Stored form, version 1 (keyspace ``data``; integers in keys unsigned; integers i
 little-endian)::
 
     (generation, 0, last position)      -> header head payloads     a block, as a batch was written
-    (generation, end of segment, number) -> header head payloads     a frame, part of a merged segment
+    (generation, end of segment, number) -> header head payloads     a frame, as earlier versions wrote it; see `frames`
 
     header    48 bytes: version:u8 = 1, codec of the head:u8, codec of the payloads:u8,
               flags:u8 (1: a frame), rows:u32, stream:u32 (0: of several streams),
@@ -72,7 +72,7 @@ from .packing import (
     unpack_array,
     unpack_numbers,
 )
-from .payloads import PackedPayloads
+from .payloads import PackedPayloads, Payloads
 
 N = TypeVar("N", bound=Column, covariant=True)
 """The type of the columns of topics and client ids."""
@@ -83,7 +83,6 @@ __all__ = [
     "Columns",
     "block_seed",
     "encode_block",
-    "encode_frame",
     "encode_message",
     "frame_seed",
 ]
@@ -180,15 +179,6 @@ def encode_message(
         len(payload),
     )
     return _join(head, [payload], (0, stream, position, position), seed, compress)
-
-
-def encode_frame(columns: Columns[Column], stream: int, base: int, seed: int, compress: Compressor) -> bytes:
-    """Return the stored value of a frame, whose rows are in any order; ``seed`` is its `frame_seed`."""
-    positions = columns.positions
-    first = positions.min()
-    steps = np.diff(positions, prepend=first)
-    packed = None if steps[0] == 0 and (steps[1:] == 1).all() else steps.view(np.uint8).reshape(-1, 8).T.tobytes()
-    return _encode(columns, packed, (_FRAME, stream, base, int(first)), seed, compress)
 
 
 def _encode(
@@ -301,7 +291,7 @@ class Block:
         self._head: _Head | None = None
         self._positions: Positions | None = None
         self._topics: Column | None = None
-        self._payloads: PackedPayloads | None = None
+        self._payloads: Payloads | None = None
 
     def holds(self, value: bytes) -> bool:
         """Return whether this block was decoded from ``value``."""
@@ -397,21 +387,31 @@ class Block:
 
         Without payloads there are no sizes.
         """
-        head, start, stop = self._columns(), rows.start, rows.stop
-        positions = self.positions()[rows]
-        times = own_times(positions) if head.timestamps is None else self.timestamps(self.positions())
+        start, stop = rows.start, rows.stop
+        positions = self.positions_of(rows)
         payloads = self.payloads().pick(rows) if "payloads" in wanted else []
+        own = self._columns().timestamps is None
         return Columns(
             positions,
-            self._cut_names(head.topics, rows),
-            self._cut_names(head.client_ids, rows) if "client_ids" in wanted else unread("client_ids", stop - start),
+            self._cut_topics(rows),
+            self._cut_client_ids(rows) if "client_ids" in wanted else unread("client_ids", stop - start),
             self.qos()[rows],
             window(self.retain(), start, stop),
-            times if head.timestamps is None else window(times, start, stop),
+            own_times(positions) if own else window(self.timestamps(self.positions()), start, stop),
             window(self.properties(), start, stop),
             payloads,
             list(map(len, payloads)),
         )
+
+    def positions_of(self, rows: slice) -> Positions:
+        """Return the positions of some rows."""
+        return self.positions()[rows]
+
+    def _cut_topics(self, rows: slice) -> Column:
+        return self._cut_names(self._columns().topics, rows)
+
+    def _cut_client_ids(self, rows: slice) -> Column:
+        return self._cut_names(self._columns().client_ids, rows)
 
     def _cut_names(self, packed: Names, rows: slice) -> list[str] | Constant[str]:
         texts, places = _texts(packed)
@@ -450,13 +450,13 @@ class Block:
             raise CorruptionError(f"a block of {self.rows} rows has {len(properties)} properties")
         return properties
 
-    def payloads(self) -> PackedPayloads:
-        """Return the payloads, decompressed but not decoded."""
-        if self._payloads is None:
-            _, _, codec, size = self._sizes
-            raw = decompress(codec, self._parts[1], size)
-            return PackedPayloads(raw, self.sizes())
-        return self._payloads
+    def payloads(self) -> Payloads:
+        """Return the payloads, decompressed at the latest when they are used."""
+        return self._open_payloads() if self._payloads is None else self._payloads
+
+    def _open_payloads(self) -> Payloads:
+        _, _, codec, size = self._sizes
+        return PackedPayloads(decompress(codec, self._parts[1], size), self.sizes())
 
     def sizes(self) -> Constant[int] | Array:
         """Return the number of bytes of each payload."""

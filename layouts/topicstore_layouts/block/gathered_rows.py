@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from topicstore.contract.errors import CorruptionError
 
 from .format import Block, Columns
 from .packing import Array
-from .payloads import PackedPayloads
 
 __all__ = ["Rows", "concat_names", "count", "gather", "picked"]
 
@@ -77,17 +75,18 @@ class _Parts:
     def objects(self) -> npt.NDArray[np.object_]:
         """Return the payloads as an array, from which NumPy selects faster than Python does."""
         if self._objects is None:
-            picked = (b.payloads().tolist() if rows is None else b.payloads().pick(rows) for b, rows in self._found)
-            self._objects = np.array(list(chain.from_iterable(picked)), dtype=object)
+            self._objects = np.concatenate([_objects(block, rows) for block, rows in self._found])
         return self._objects
 
     def toarrow(self) -> pa.Array:
         if self._arrow is None:
-            if all(rows is None for _, rows in self._found):
-                self._arrow = PackedPayloads.joined([block.payloads() for block, _ in self._found]).toarrow()
-            else:
-                self._arrow = pa.concat_arrays([_arrow(block, rows) for block, rows in self._found])
+            self._arrow = pa.concat_arrays([_arrow(block, rows) for block, rows in self._found])
         return self._arrow
+
+
+def _objects(block: Block, rows: Rows) -> npt.NDArray[np.object_]:
+    payloads = block.payloads()
+    return payloads.objects() if rows is None else np.array(payloads.pick(rows), dtype=object)
 
 
 def _arrow(block: Block, rows: Rows) -> pa.Array:

@@ -24,6 +24,7 @@ __all__ = [
     "pack_array",
     "pack_names",
     "pack_numbers",
+    "pack_texts",
     "pack_times",
     "unpack_array",
     "unpack_numbers",
@@ -70,11 +71,16 @@ def pack_array(values: Array) -> bytes:
 
 
 def pack_names(names: Column) -> Names:
-    """Return names as numbers of a dictionary, or as the texts in use and the place of each row's text among them."""
-    if isinstance(names, Constant) and isinstance(names.value, str):
+    """Return names in their stored form: numbers of a dictionary, or texts as `pack_texts` returns them."""
+    if isinstance(names, Coded) or (isinstance(names, Constant) and isinstance(names.value, str)):
+        return pack_texts(names)
+    return pack_numbers(names)
+
+
+def pack_texts(names: Coded | Constant[str]) -> tuple[list[str], Numbers]:
+    """Return the texts in use, and the place of each row's text among them."""
+    if isinstance(names, Constant):
         return [names.value], 0
-    if not isinstance(names, Coded):
-        return pack_numbers(names)
     used = np.unique(names.codes)
     texts = names.texts.values[used].tolist()
     return texts, pack_array(np.searchsorted(used, names.codes)) if len(texts) > 1 else 0

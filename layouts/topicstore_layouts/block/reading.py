@@ -28,7 +28,7 @@ from .format import MIXED, Block
 from .gathered_rows import Rows, concat_names, count, gather, picked
 from .matching import Mask, Matchers
 from .packing import Array
-from .payloads import PackedPayloads
+from .payloads import join_payloads
 from .segments import Segment, Segments
 from .stream_ranges import StreamRanges, StreamRangesCache
 from .topic_index import Lookup, Passing, Sought, TopicIndex
@@ -473,7 +473,7 @@ class Reading:
         if rows is None or (stream != ALL and frame.stream == MIXED and self.find_all([topic]) != [stream]):
             return False
         if frame.first < first or frame.last > bound:
-            positions = frame.positions()[rows]
+            positions = frame.positions_of(rows)
             start, stop = positions.searchsorted(np.array([first, bound + 1], dtype=np.uint64)).tolist()
             rows = slice(rows.start + start, rows.start + stop)
         return rows if rows.start < rows.stop else False
@@ -543,7 +543,7 @@ class Reading:
         if "payloads" not in wanted:
             payloads = unread("payloads", sum(map(len, positions)))
         elif all(rows is None for _, rows in found):
-            payloads = PackedPayloads.joined([block.payloads() for block, _ in found])
+            payloads = join_payloads([block.payloads() for block, _ in found])
         else:  # copies, which keep no block in memory
             copies = (b.payloads().tolist() if rows is None else b.payloads().pick(rows) for b, rows in found)
             payloads = list(chain.from_iterable(copies))

@@ -7,7 +7,7 @@ except that small streams share frames.
 
 Stored form, version 1 (integers in keys unsigned)::
 
-    data   (generation, end, number) -> frame, see `format`; numbers count from 0
+    data   (generation, end, number) -> frame, see `frames`; numbers count from 0
     index  (generation, end, 0)      -> version:u8 = 1, checksum:u64, size:u32, zstd of a msgpack array
     meta   generation(u32) 0x30      -> msgpack: messages in all segments of the generation; with checksum
 
@@ -45,6 +45,7 @@ from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 from .compression import ZSTD, decompress
 from .format import Block, frame_seed
+from .frames import open_frame
 from .packing import Array
 
 if TYPE_CHECKING:
@@ -447,7 +448,7 @@ class Segments:
         try:
             if value is None:
                 raise CorruptionError("it is missing")
-            block = Block(value, segment.end, self.frame_seed(segment.end, number))
+            block = open_frame(value, segment.end, self.frame_seed(segment.end, number))
             if not block.frame or block.base != segment.base or block.rows != segment.rows[number]:
                 raise CorruptionError("it is not the frame that its segment's index describes")
             return block
