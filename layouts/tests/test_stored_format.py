@@ -24,7 +24,8 @@ from topicstore.shard.records import GenerationRecord, Tail, load_generations, l
 from topicstore.shard.zones import Zone, ZoneRecord, load_zones, put_zone
 from topicstore_backends.memory import MemoryEngine
 from topicstore_layouts.block.compression import Compressor
-from topicstore_layouts.block.format import MIXED, Block, Columns, block_seed, encode_block, encode_frame, frame_seed
+from topicstore_layouts.block.format import MIXED, Block, Columns, block_seed, encode_block, frame_seed
+from topicstore_layouts.block.frames import FrameRows, encode_frame, open_frame
 from topicstore_layouts.block.layout import BlockLayout, BlockOptions
 from topicstore_layouts.block.slab import BlockSlab
 from topicstore_layouts.reference import ReferenceLayout, ReferenceOptions
@@ -157,13 +158,27 @@ FRAME_BYTES = (
 )
 
 
-def test_frames_are_read_and_written() -> None:
-    """A frame is decoded and encoded byte for byte under its key."""
+# The same frame in version 2: topics apart from the other columns, and payloads in a section of their own.
+FRAME_2_BYTES = (
+    "0200000103000000050000000f0000000f0000002f0000002f0000000300000000000000000000100200000000000010"
+    "f2167af92987154c02000000010201006100c3a92f310098c40605250000010092a27800c403000100010092cf000200"
+    "0000000000c403000500c0c403010002919403000303616263"
+)
+
+
+@pytest.mark.parametrize("stored", [FRAME_BYTES, FRAME_2_BYTES])
+def test_frames_are_read(stored: str) -> None:
+    """A frame of either version is decoded under its key."""
     end = FIRST + 400
-    block = Block(bytes.fromhex(FRAME_BYTES), end, frame_seed(end, 3, 0))
+    block = open_frame(bytes.fromhex(stored), end, frame_seed(end, 3, 0))
     assert rows_of(FRAME) == rows_of(block.columns())
     assert (True, 3, 5, FIRST, FIRST + 2) == (block.frame, block.rows, block.stream, block.base, block.first)
-    assert FRAME_BYTES == encode_frame(FRAME, 5, FIRST, frame_seed(end, 3, 0), Compressor("none", 0)).hex()
+
+
+def test_frames_are_written() -> None:
+    """A frame is encoded byte for byte under its key, in version 2."""
+    seed = frame_seed(FIRST + 400, 3, 0)
+    assert FRAME_2_BYTES == encode_frame(FrameRows.of(FRAME), 5, FIRST, seed, Compressor("none", 0)).hex()
 
 
 # --- the trie and names -------------------------------------------------------------
@@ -339,8 +354,8 @@ def test_a_slab_is_read() -> None:
     assert [Message("t", payload, "c", 1, False, TIME) for payload in (b"41.5", b"42.0")] == step.batch.to_messages()
 
 
-# Sixteen messages of two topics, stored as two batches and merged: the frame that the topics share, the segment's
-# index, and the total number of merged messages.
+# Sixteen messages of two topics, stored as two batches and merged: the frame that the topics share, in both versions,
+# the segment's index, and the total number of merged messages.
 MERGED = [Message("é/1" if n % 4 == 3 else "a", b"%d" % n, "c", timestamp=TIME) for n in range(16)]
 MERGED_OPTIONS = BlockOptions(compression="none", merged_compression="none")
 MERGED_FRAME = (
@@ -351,6 +366,11 @@ MERGED_FRAME = (
     "00000000000000000000010101019291a163000000c0c0c41001010101010101010202020201010202dc0010c40130c4"
     "0131c40132c40134c40135c40136c40138c40139c4023130c4023132c4023133c4023134c40133c40137c4023131c402"
     "3135"
+)
+MERGED_FRAME_2 = (
+    "0200000110000000000000000f0000000f00000033000000330000001600000000000000000000100000000000000010"
+    "0bc52fd89e11ca7002000000010c04006100c3a92f310098c4100001010201010201010201010304040492a163000000"
+    "c0c0c4100101010101010101020202020101020291941000161630313234353638393130313231333134333731313135"
 )
 MERGED_INDEX = (
     "019d9e4faa8df8c5520000005228b52ffd205215020034039acf10001bc40410000000c4080010c4080f0010c4080100"
@@ -377,11 +397,12 @@ def merged_slab() -> tuple[Engine, BlockSlab]:
     return engine, slab
 
 
-def test_a_merged_slab_is_read() -> None:
+@pytest.mark.parametrize("frame", [MERGED_FRAME, MERGED_FRAME_2])
+def test_a_merged_slab_is_read(frame: str) -> None:
     """A block slab reads a stored segment by the filter ``#`` and by topic, and verifies it."""
     engine, _ = merged_slab()
     write = WriteBatch()
-    write.put(DATA, (GENERATION, FIRST + 15, 0), bytes.fromhex(MERGED_FRAME))
+    write.put(DATA, (GENERATION, FIRST + 15, 0), bytes.fromhex(frame))
     write.put(INDEX, (GENERATION, FIRST + 15, 0), bytes.fromhex(MERGED_INDEX))
     engine.write(write)
     put(engine, TOTAL)
@@ -396,7 +417,7 @@ def test_a_merged_slab_is_read() -> None:
 def test_a_merged_slab_is_written() -> None:
     """A merge writes the frame and the index byte for byte, except for the index's compression."""
     engine, _ = merged_slab()
-    assert [((GENERATION, FIRST + 15, 0), MERGED_FRAME)] == hexed(engine, DATA)
+    assert [((GENERATION, FIRST + 15, 0), MERGED_FRAME_2)] == hexed(engine, DATA)
     ((key, index),) = hexed(engine, INDEX)
     assert (GENERATION, FIRST + 15, 0) == key
     assert index_body(MERGED_INDEX) == index_body(index)

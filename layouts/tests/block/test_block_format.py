@@ -28,7 +28,6 @@ from topicstore_layouts.block.format import (
     Columns,
     block_seed,
     encode_block,
-    encode_frame,
     encode_message,
     frame_seed,
 )
@@ -168,30 +167,6 @@ def check_round_trip(columns: Columns, codec: str, stream: int, gap: int, above:
 def test_what_goes_in_comes_out(columns: Columns, codec: str, stream: int, gap: int, above: int) -> None:
     """Every form of every column is decoded as it was encoded."""
     check_round_trip(columns, codec, stream, gap, above)
-
-
-@given(blocks(st.integers(1, 20)), codecs, st.randoms(use_true_random=False), st.integers(0, 9))
-def test_frames_keep_any_order(columns: Columns, codec: str, source: random.Random, number: int) -> None:
-    """A frame keeps its rows in any order of positions."""
-    end = int(columns.positions.max()) + 3
-    order = list(range(len(columns.positions)))
-    source.shuffle(order)
-    shuffled = columns.take(np.array(order, dtype=np.intp))
-    seed = frame_seed(end, number, SLAB)
-    value = encode_frame(shuffled, 6, 1, seed, Compressor(codec, 3))
-    block = Block(value, end, seed)
-    assert rows_of(shuffled) == rows_of(block.columns())
-    assert (True, 6, 1, end) == (block.frame, block.stream, block.base, block.last)
-    assert (int(columns.positions.min()), len(order)) == (block.first, block.rows)
-
-
-def test_frames_of_one_run_of_positions_need_none() -> None:
-    """If all positions of a frame are consecutive, they take no space in the frame."""
-    columns = columns_of([b"x"] * 1_000, topics=Constant("a/b", 1_000))
-    seed = frame_seed(1 << 61, 0, SLAB)
-    value = encode_frame(columns, 1, 1, seed, Compressor("none", 0))
-    assert len(value) < BODY + 3 + 3 * 1_000 + 40
-    assert rows_of(columns) == rows_of(Block(value, 1 << 61, seed).columns())
 
 
 def test_texts_of_a_block_are_those_it_needs() -> None:

@@ -23,7 +23,8 @@ from topicstore_backends.memory import MemoryEngine
 from topicstore_conformance.layout.damage import broken
 from topicstore_layouts.block import compaction, reading
 from topicstore_layouts.block.compression import Compressor
-from topicstore_layouts.block.format import Columns, encode_frame, frame_seed
+from topicstore_layouts.block.format import Columns, frame_seed
+from topicstore_layouts.block.frames import FrameRows, encode_frame
 from topicstore_layouts.block.segments import Segment, Segments
 from topicstore_layouts.block.stream_ranges import StreamRanges
 
@@ -169,7 +170,7 @@ def test_frames_are_selected_by_what_they_span(drawn: tuple[Segment, list[list[R
         [(stream, *between) for stream, between in by_stream.items()], everything, frozenset(), by_stream
     )
     first, bound = data.draw(st.integers(5, 45)), data.draw(st.integers(5, 45))
-    selected = segment.select(wanted, first, bound).tolist()
+    selected = segment.select(wanted, first, bound)
     for number, rows in enumerate(frames):
         spans = bool(rows) and segment.highest[number] >= first and segment.lowest[number] <= bound
         touched = everything or any(
@@ -417,8 +418,8 @@ def flipped(value: bytes, at: int) -> bytes:
 def test_a_frame_of_a_newer_version(merged: Merged) -> None:
     """A frame of a newer version raises `NewerFormatError`, and verification continues after it."""
     segment = merged.segments[1]
-    merged.put(DATA, (1, segment.end, 2), b"\2" + merged.get(DATA, (1, segment.end, 2))[1:])
-    with pytest.raises(NewerFormatError, match="version 2") as told:
+    merged.put(DATA, (1, segment.end, 2), b"\3" + merged.get(DATA, (1, segment.end, 2))[1:])
+    with pytest.raises(NewerFormatError, match="version 3") as told:
         merged.read()
     assert told.value.place.endswith(*named(segment, 2))
     assert (200 - segment.rows[2], named(segment, 2)) == merged.verified()
@@ -532,14 +533,14 @@ def test_verify_checks_what_frames_hold(merged: Merged) -> None:
     """Verification reports a frame with rows out of order, of another stream, or with wrong lengths."""
     segment = merged.segments[1]
     segments = Segments(merged.engine, 0, 1)
-    blocks = segments.frames(merged.engine, segment, np.arange(8))
+    blocks = segments.frames(merged.engine, segment, range(8))
     columns, stream = blocks[0].columns(), blocks[0].stream
     reverse = columns.take(np.arange(blocks[0].rows)[::-1])
     lying = Columns(*[getattr(columns, name) for name in columns.__struct_fields__[:-1]], columns.sizes[::-1])
     lying.sizes[0] += 1
     for bad, of in ((reverse, stream), (columns, stream + 1), (blocks[3].columns(), stream), (lying, stream)):
         seed = segments.frame_seed(segment.end, 0)
-        value = encode_frame(bad, of, segment.base, seed, Compressor("none", 0))
+        value = encode_frame(FrameRows.of(bad), of, segment.base, seed, Compressor("none", 0))
         merged.put(DATA, (1, segment.end, 0), value)
         assert named(segment, 0) == merged.verified()[1]
 

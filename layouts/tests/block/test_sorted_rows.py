@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from topicstore import Properties
 from topicstore_layouts.block import sorted_rows
-from topicstore_layouts.block.sorted_rows import RowArrays, SortedRows, own_times, sort_rows
+from topicstore_layouts.block.packing import own_times
+from topicstore_layouts.block.sorted_rows import RowArrays, SortedRows, sort_rows
 
 Row = tuple[str, str, int, bool, bytes, int]
 rows = st.lists(

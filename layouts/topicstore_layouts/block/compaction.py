@@ -21,11 +21,13 @@ from topicstore.contract.engine import DATA, Engine, WriteBatch
 from topicstore.contract.layout import CompactStep
 
 from .compression import Compressor
-from .format import MIXED, Block, Columns, encode_frame
+from .format import MIXED, Block
+from .frames import FrameRows, encode_frame
 from .heads import merged_heads
+from .packing import own_times
 from .reading import Reading
 from .segments import FrameSpan, Segment, make_segment
-from .sorted_rows import Codes, SortedRows, arrays_of_blocks, own_times, sort_rows
+from .sorted_rows import Codes, SortedRows, arrays_of_blocks, sort_rows
 
 __all__ = ["Compaction"]
 
@@ -101,7 +103,7 @@ class Compaction:
     def _merge(self, segments: list[Segment], blocks: list[Block]) -> CompactStep:
         """Return the write that replaces neighbouring segments, and the blocks that follow, by one segment."""
         engine, write = self._engine, WriteBatch()
-        frames = [f for s in segments for f in self._segments.frames(engine, s, np.flatnonzero(s.rows))]
+        frames = [f for s in segments for f in self._segments.frames(engine, s, np.flatnonzero(s.rows).tolist())]
         freed = sum(map(self._segments.stored_bytes, segments)) + sum(block.size for block in blocks)
         base = segments[0].base if segments else blocks[0].base
         before = self._segments.end(engine, segments[0].end if segments else None)
@@ -158,9 +160,7 @@ def _fits(rows: int, size: int) -> bool:
     return rows <= SEGMENT_ROWS and size <= SEGMENT_BYTES
 
 
-def _frames(
-    rows: SortedRows, streams: Codes, small: npt.NDArray[np.bool_]
-) -> Iterator[tuple[Columns[Coded], FrameSpan]]:
+def _frames(rows: SortedRows, streams: Codes, small: npt.NDArray[np.bool_]) -> Iterator[tuple[FrameRows, FrameSpan]]:
     """Cut sorted rows into frames; return each with the streams, topics and positions that it spans."""
     topics, clients = Texts.of(rows.topic_texts), Texts.of(rows.client_texts)
     for begin, end in _groups(streams, small):
@@ -178,12 +178,10 @@ def _frames(
             )
 
 
-def _window(rows: SortedRows, start: int, stop: int, topics: Texts, clients: Texts) -> Columns[Coded]:
-    """Return the rows from ``start`` to before ``stop`` as columns."""
-    positions = rows.positions[start:stop]
-    marks = rows.offsets[start : stop + 1].tolist()
-    payloads = [rows.data[begin:end] for begin, end in pairwise(marks)]
-    return Columns(
+def _window(rows: SortedRows, start: int, stop: int, topics: Texts, clients: Texts) -> FrameRows:
+    """Return the rows from ``start`` to before ``stop``."""
+    positions, offsets = rows.positions[start:stop], rows.offsets[start : stop + 1]
+    return FrameRows(
         positions,
         Coded(rows.topics[start:stop], topics),
         Coded(rows.clients[start:stop], clients),
@@ -191,8 +189,8 @@ def _window(rows: SortedRows, start: int, stop: int, topics: Texts, clients: Tex
         rows.retain[start:stop],
         own_times(positions) if rows.timestamps is None else rows.timestamps[start:stop],
         Constant(None, stop - start) if rows.properties is None else rows.properties[start:stop],
-        payloads,
-        list(map(len, payloads)),
+        np.diff(offsets),
+        rows.data[int(offsets[0]) : int(offsets[-1])],
     )
 
 

@@ -11,7 +11,8 @@ from topicstore.contract.engine import DATA, Engine, WriteBatch
 from topicstore.contract.layout import DeleteStep
 
 from .compression import Compressor
-from .format import Block, encode_frame
+from .format import Block
+from .frames import FrameRows, encode_frame
 from .reading import ALL, Reading
 from .segments import Segment
 
@@ -49,10 +50,10 @@ class Deletion:
             with self._reading.deleting():
                 yield step
 
-    def _some_frames(self, segment: Segment, numbers: Indices, choice: _Choice) -> tuple[DeleteStep, Segment]:
+    def _some_frames(self, segment: Segment, numbers: Sequence[int], choice: _Choice) -> tuple[DeleteStep, Segment]:
         """Return the step that deletes from some frames of a segment, and the segment's new index."""
         write, left, freed = WriteBatch(), dict[int, int](), 0
-        for number, block in zip(numbers.tolist(), self._segments.frames(self._engine, segment, numbers), strict=True):
+        for number, block in zip(numbers, self._segments.frames(self._engine, segment, numbers), strict=True):
             keep = choice.others(block)
             if keep is not None:
                 key = self._segments.frame_key(segment.end, number)
@@ -69,7 +70,8 @@ class Deletion:
 
     def _frame(self, block: Block, keep: Indices, segment: Segment, number: int) -> bytes:
         seed = self._segments.frame_seed(segment.end, number)
-        return encode_frame(block.columns().take(keep), block.stream, block.base, seed, self._compress)
+        rows = FrameRows.of(block.columns().take(keep))
+        return encode_frame(rows, block.stream, block.base, seed, self._compress)
 
     def _in_blocks(self, choice: _Choice, first: int, last: int) -> Iterator[DeleteStep]:
         more = True
@@ -119,7 +121,7 @@ class _Choice:
         rows = self._reading.match(block, ALL, topic_filter, self.first, self.last)
         if isinstance(rows, bool):
             return np.empty(0, dtype=np.intp)
-        return np.arange(block.rows) if rows is None else rows
+        return np.arange(block.rows)[slice(None) if rows is None else rows]
 
 
 def _replace(key: tuple[int, int, int], value: bytes | None, write: WriteBatch) -> int:

@@ -4,7 +4,7 @@ Stored form, version 1 (keyspace ``data``; integers in keys unsigned; integers i
 little-endian)::
 
     (generation, 0, last position)      -> header head payloads     a block, as a batch was written
-    (generation, end of segment, number) -> header head payloads     a frame, part of a merged segment
+    (generation, end of segment, number) -> header head payloads     a frame, as earlier versions wrote it; see `frames`
 
     header    48 bytes: version:u8 = 1, codec of the head:u8, codec of the payloads:u8,
               flags:u8 (1: a frame), rows:u32, stream:u32 (0: of several streams),
@@ -46,19 +46,33 @@ The codecs and the container are public formats: zstd (RFC 8878), lz4 blocks
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Any, Generic, TypeVar
+from bisect import bisect_left
+from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import xxhash
 from topicstore import MessageBatch, Properties
-from topicstore.contract.columns import Coded, Column, Constant, Indices, Texts, only, take, to_list
+from topicstore.contract.batch import unread
+from topicstore.contract.columns import Coded, Column, Constant, Indices, Texts, fold, only, take, to_list, window
 from topicstore.contract.errors import CorruptionError, NewerFormatError
-from topicstore.contract.positions import COUNTER_BITS, Positions, consecutive_positions, time_of
+from topicstore.contract.positions import Positions, consecutive_positions, time_of
 
 from .compression import Compressor, decompress
-from .payloads import PackedPayloads
+from .packing import (
+    Array,
+    Names,
+    Number,
+    Numbers,
+    own_times,
+    pack_array,
+    pack_names,
+    pack_numbers,
+    pack_times,
+    unpack_array,
+    unpack_numbers,
+)
+from .payloads import PackedPayloads, Payloads
 
 N = TypeVar("N", bound=Column, covariant=True)
 """The type of the columns of topics and client ids."""
@@ -69,7 +83,6 @@ __all__ = [
     "Columns",
     "block_seed",
     "encode_block",
-    "encode_frame",
     "encode_message",
     "frame_seed",
 ]
@@ -83,31 +96,18 @@ _FRAME = 1
 _SPREAD, _FRAME_SPREAD, _U64 = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, (1 << 64) - 1
 _CHECKSUM = struct.Struct("<Q")
 _BODY = _HEADER.size + _CHECKSUM.size
-_WIDTHS = (
-    (1 << 8, np.dtype("<u1")),
-    (1 << 16, np.dtype("<u2")),
-    (1 << 32, np.dtype("<u4")),
-    (1 << 64, np.dtype("<u8")),
-)
-_DTYPES = {dtype.itemsize: dtype for _, dtype in _WIDTHS}
 _ENCODER = msgspec.msgpack.Encoder()
-
-_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-_Numbers = _Number | bytes
-# Without bounds: a bounded number in a union with a tuple makes msgspec 0.22's decoder crash in a garbage collection.
-_Names = int | bytes | tuple[list[str], int | bytes]
-Array = npt.NDArray[Any]
 
 
 class _Head(msgspec.Struct, frozen=True, gc=False, array_like=True, forbid_unknown_fields=True):
     positions: bytes | None
-    topics: _Names
-    client_ids: _Names
-    qos: _Numbers
-    retain: _Numbers
-    timestamps: tuple[_Number, _Numbers] | None
+    topics: Names
+    client_ids: Names
+    qos: Numbers
+    retain: Numbers
+    timestamps: tuple[Number, Numbers] | None
     properties: list[Properties | None] | None
-    lengths: _Numbers
+    lengths: Numbers
 
 
 _HEADS = msgspec.msgpack.Decoder(_Head)
@@ -155,7 +155,7 @@ def encode_block(columns: Columns[Column], stream: int, base: int, seed: int, co
     positions, rows = columns.positions, len(columns.positions)
     first = int(positions[0])
     consecutive = int(positions[-1]) - first == rows - 1
-    packed = None if consecutive else _pack_array(positions - np.uint64(first))
+    packed = None if consecutive else pack_array(positions - np.uint64(first))
     return _encode(columns, packed, (0, stream, base, first), seed, compress)
 
 
@@ -181,28 +181,19 @@ def encode_message(
     return _join(head, [payload], (0, stream, position, position), seed, compress)
 
 
-def encode_frame(columns: Columns[Column], stream: int, base: int, seed: int, compress: Compressor) -> bytes:
-    """Return the stored value of a frame, whose rows are in any order; ``seed`` is its `frame_seed`."""
-    positions = columns.positions
-    first = positions.min()
-    steps = np.diff(positions, prepend=first)
-    packed = None if steps[0] == 0 and (steps[1:] == 1).all() else steps.view(np.uint8).reshape(-1, 8).T.tobytes()
-    return _encode(columns, packed, (_FRAME, stream, base, int(first)), seed, compress)
-
-
 def _encode(
     columns: Columns[Column], packed: bytes | None, marks: tuple[int, int, int, int], seed: int, compress: Compressor
 ) -> bytes:
     properties = columns.properties
     head = _Head(
         packed,
-        _pack_names(columns.topics),
-        _pack_names(columns.client_ids),
-        _pack(columns.qos),
-        _pack(columns.retain),
-        _pack_times(columns.timestamps, columns.positions),
+        pack_names(columns.topics),
+        pack_names(columns.client_ids),
+        pack_numbers(columns.qos),
+        pack_numbers(columns.retain),
+        pack_times(columns.timestamps, columns.positions),
         None if isinstance(properties, Constant) and properties.value is None else to_list(properties),
-        _pack(columns.sizes),
+        pack_numbers(columns.sizes),
     )
     return _join(head, columns.payloads, marks, seed, compress)
 
@@ -238,41 +229,11 @@ def _digest(header: bytes | memoryview, head: bytes | memoryview, payloads: byte
     return hasher.intdigest()
 
 
-def _pack_names(names: Column) -> _Names:
-    if isinstance(names, Constant) and isinstance(names.value, str):
-        return [names.value], 0
-    if not isinstance(names, Coded):
-        return _pack(names)
-    used = np.unique(names.codes)
-    texts = names.texts.values[used].tolist()
-    return texts, _pack_array(np.searchsorted(used, names.codes)) if len(texts) > 1 else 0
-
-
-def _pack(values: Column) -> _Numbers:
-    if isinstance(values, Constant):
-        return int(values.value)
-    if isinstance(values, list):
-        if values.count(values[0]) == len(values):
-            return int(values[0])
-        return _pack_array(np.array(values, dtype=np.uint64))
-    array = np.asarray(values)
-    return int(array[0]) if (array == array[0]).all() else _pack_array(array)
-
-
-def _pack_array(values: Array) -> bytes:
-    highest = int(values.max())
-    dtype = next(dtype for limit, dtype in _WIDTHS if highest < limit)
-    return values.astype(dtype).tobytes()
-
-
-def _pack_times(values: Column, positions: Positions) -> tuple[int, _Numbers] | None:
-    if isinstance(values, Constant):
-        return values.value, 0
-    times = np.asarray(values, dtype=np.int64)
-    if np.array_equal(times, (positions >> np.uint64(COUNTER_BITS)).astype(np.int64)):
-        return None
-    lowest = int(times.min())
-    return lowest, _pack(times - lowest)
+def _texts(names: Names) -> tuple[list[str], int | bytes]:
+    """Return the texts of a frame's names, and the place of each row's name among them."""
+    if not isinstance(names, tuple):
+        raise CorruptionError("a frame has numbers in place of names")
+    return names
 
 
 class Block:
@@ -330,7 +291,7 @@ class Block:
         self._head: _Head | None = None
         self._positions: Positions | None = None
         self._topics: Column | None = None
-        self._payloads: PackedPayloads | None = None
+        self._payloads: Payloads | None = None
 
     def holds(self, value: bytes) -> bool:
         """Return whether this block was decoded from ``value``."""
@@ -375,7 +336,7 @@ class Block:
             elif self.frame:
                 self._positions = np.cumsum(self._steps(packed), dtype=np.uint64) + np.uint64(self.first)
             else:
-                self._positions = np.uint64(self.first) + self._array(packed).astype(np.uint64)
+                self._positions = np.uint64(self.first) + unpack_array(packed, self.rows).astype(np.uint64)
         return self._positions
 
     def _steps(self, packed: bytes) -> Positions:
@@ -394,36 +355,91 @@ class Block:
         """Return the client ids, in the same forms."""
         return self._names(self._columns().client_ids)
 
-    def _names(self, packed: _Names) -> Column:
+    def _names(self, packed: Names) -> Column:
         if not isinstance(packed, tuple):
             if isinstance(packed, int) and packed < 0:
                 raise CorruptionError(f"a name has the number {packed}")
-            return self._numbers(packed)
+            return unpack_numbers(packed, self.rows)
         texts, places = packed
-        if not 0 <= (places if isinstance(places, int) else int(self._array(places).max())) < len(texts):
+        if not 0 <= (places if isinstance(places, int) else int(unpack_array(places, self.rows).max())) < len(texts):
             raise CorruptionError(f"a name that is not among the {len(texts)} of its block")
         if isinstance(places, int):
             return Constant(texts[places], self.rows)
-        return Coded(self._array(places), Texts.of(texts))
+        return Coded(unpack_array(places, self.rows), Texts.of(texts))
+
+    def rows_of(self, topic: str) -> slice | None:
+        """Return the rows of a topic in a frame; None if it has none. They lie together, in order of position."""
+        texts, places = _texts(self._columns().topics)
+        try:
+            number = texts.index(topic) if self.stream == MIXED else bisect_left(texts, topic)
+        except ValueError:
+            return None
+        if number == len(texts) or texts[number] != topic:
+            return None
+        if isinstance(places, int):
+            return slice(0, self.rows) if places == number else None
+        codes = unpack_array(places, self.rows)  # of rows in order of topics, so they ascend
+        start, stop = (int(codes.searchsorted(codes.dtype.type(number), side)) for side in ("left", "right"))
+        return slice(start, stop) if start < stop else None
+
+    def cut(self, rows: slice, wanted: frozenset[str]) -> Columns[Column]:
+        """Return a few neighbouring rows of a frame; payloads and client ids only if they are ``wanted``.
+
+        Without payloads there are no sizes.
+        """
+        start, stop = rows.start, rows.stop
+        positions = self.positions_of(rows)
+        payloads = self.payloads().pick(rows) if "payloads" in wanted else []
+        own = self._columns().timestamps is None
+        return Columns(
+            positions,
+            self._cut_topics(rows),
+            self._cut_client_ids(rows) if "client_ids" in wanted else unread("client_ids", stop - start),
+            self.qos()[rows],
+            window(self.retain(), start, stop),
+            own_times(positions) if own else window(self.timestamps(self.positions()), start, stop),
+            window(self.properties(), start, stop),
+            payloads,
+            list(map(len, payloads)),
+        )
+
+    def positions_of(self, rows: slice) -> Positions:
+        """Return the positions of some rows."""
+        return self.positions()[rows]
+
+    def _cut_topics(self, rows: slice) -> Column:
+        return self._cut_names(self._columns().topics, rows)
+
+    def _cut_client_ids(self, rows: slice) -> Column:
+        return self._cut_names(self._columns().client_ids, rows)
+
+    def _cut_names(self, packed: Names, rows: slice) -> list[str] | Constant[str]:
+        texts, places = _texts(packed)
+        try:
+            if isinstance(places, int) and places >= 0:
+                return Constant(texts[places], rows.stop - rows.start)
+            return fold([texts[place] for place in unpack_array(places, self.rows)[rows].tolist()])
+        except IndexError:
+            raise CorruptionError(f"a name that is not among the {len(texts)} of its block") from None
 
     def qos(self) -> Constant[int] | Array:
         """Return the QoS of each row."""
-        return self._numbers(self._columns().qos)
+        return unpack_numbers(self._columns().qos, self.rows)
 
     def retain(self) -> Column:
         """Return the retain flags, as bool."""
-        flags = self._numbers(self._columns().retain)
+        flags = unpack_numbers(self._columns().retain, self.rows)
         return Constant(bool(flags.value), self.rows) if isinstance(flags, Constant) else flags.astype(bool)
 
     def timestamps(self, positions: Positions) -> Column:
         """Return the timestamps in microseconds; ``positions`` are those of the block."""
         packed = self._columns().timestamps
         if packed is None:
-            return (positions >> np.uint64(COUNTER_BITS)).astype(np.int64)
+            return own_times(positions)
         lowest, numbers = packed
         if isinstance(numbers, int):
             return Constant(lowest + numbers, self.rows)
-        return self._array(numbers).astype(np.int64) + lowest
+        return unpack_array(numbers, self.rows).astype(np.int64) + lowest
 
     def properties(self) -> Column:
         """Return the properties."""
@@ -434,28 +450,17 @@ class Block:
             raise CorruptionError(f"a block of {self.rows} rows has {len(properties)} properties")
         return properties
 
-    def payloads(self) -> PackedPayloads:
-        """Return the payloads, decompressed but not decoded."""
-        if self._payloads is None:
-            _, _, codec, size = self._sizes
-            raw = decompress(codec, self._parts[1], size)
-            return PackedPayloads(raw, self.sizes())
-        return self._payloads
+    def payloads(self) -> Payloads:
+        """Return the payloads, decompressed at the latest when they are used."""
+        return self._open_payloads() if self._payloads is None else self._payloads
+
+    def _open_payloads(self) -> Payloads:
+        _, _, codec, size = self._sizes
+        return PackedPayloads(decompress(codec, self._parts[1], size), self.sizes())
 
     def sizes(self) -> Constant[int] | Array:
         """Return the number of bytes of each payload."""
-        return self._numbers(self._columns().lengths)
-
-    def _numbers(self, packed: _Numbers) -> Constant[int] | Array:
-        return Constant(packed, self.rows) if isinstance(packed, int) else self._array(packed)
-
-    def _array(self, packed: _Numbers) -> Array:
-        if isinstance(packed, int):
-            return np.full(self.rows, packed, dtype=np.uint64)
-        dtype = _DTYPES.get(len(packed) // self.rows)
-        if dtype is None or len(packed) != self.rows * dtype.itemsize:
-            raise CorruptionError(f"a column of {len(packed)} bytes in a block of {self.rows} rows")
-        return np.frombuffer(packed, dtype=dtype)
+        return unpack_numbers(self._columns().lengths, self.rows)
 
     def columns(self) -> Columns[Column]:
         """Return all columns as they were encoded."""

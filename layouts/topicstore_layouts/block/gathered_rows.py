@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,16 +10,33 @@ import numpy.typing as npt
 import pyarrow as pa
 from topicstore import MessageBatch
 from topicstore.contract.batch import unread
-from topicstore.contract.columns import Coded, Column, Constant, Indices, LazyColumn, Texts, concat, take
+from topicstore.contract.columns import Coded, Column, Constant, Indices, LazyColumn, Texts, concat, take, window
 from topicstore.contract.errors import CorruptionError
 
-from .format import Array, Block
-from .payloads import PackedPayloads
+from .format import Block, Columns
+from .packing import Array
 
-__all__ = ["Rows", "concat_names", "gather"]
+__all__ = ["Rows", "concat_names", "count", "gather", "picked"]
 
-Rows = Indices | None
-"""The indexes of rows of a block. None means all rows."""
+Rows = Indices | slice | None
+"""Rows of a block: their indexes, or a slice from one row to before another. None means all rows."""
+
+_FEW = 4
+"""Rows are copied one by one if less than one row in this many of each frame is wanted."""
+
+
+def count(block: Block, rows: Rows) -> int:
+    """Return the number of these rows of a block."""
+    if rows is None:
+        return block.rows
+    return int(rows.stop - rows.start) if isinstance(rows, slice) else len(rows)
+
+
+def picked(column: Column, rows: Rows) -> Column:
+    """Return these rows of a column of a block."""
+    if rows is None:
+        return column
+    return window(column, rows.start, rows.stop) if isinstance(rows, slice) else take(column, rows)
 
 
 class _Payloads(LazyColumn):
@@ -59,21 +75,24 @@ class _Parts:
     def objects(self) -> npt.NDArray[np.object_]:
         """Return the payloads as an array, from which NumPy selects faster than Python does."""
         if self._objects is None:
-            picked = (b.payloads().tolist() if rows is None else b.payloads().pick(rows) for b, rows in self._found)
-            self._objects = np.array(list(chain.from_iterable(picked)), dtype=object)
+            self._objects = np.concatenate([_objects(block, rows) for block, rows in self._found])
         return self._objects
 
     def toarrow(self) -> pa.Array:
         if self._arrow is None:
-            if all(rows is None for _, rows in self._found):
-                self._arrow = PackedPayloads.joined([block.payloads() for block, _ in self._found]).toarrow()
-            else:
-                self._arrow = pa.concat_arrays([_arrow(block, rows) for block, rows in self._found])
+            self._arrow = pa.concat_arrays([_arrow(block, rows) for block, rows in self._found])
         return self._arrow
+
+
+def _objects(block: Block, rows: Rows) -> npt.NDArray[np.object_]:
+    payloads = block.payloads()
+    return payloads.objects() if rows is None else np.array(payloads.pick(rows), dtype=object)
 
 
 def _arrow(block: Block, rows: Rows) -> pa.Array:
     array = block.payloads().toarrow()
+    if isinstance(rows, slice):
+        return array.slice(rows.start, rows.stop - rows.start)
     return array if rows is None else array.take(pa.array(rows))
 
 
@@ -82,11 +101,14 @@ def gather(found: Sequence[tuple[Block, Rows]], shard: int, columns: frozenset[s
 
     Payloads and client ids are returned only if they are among ``columns``; without payloads, the bytes are 0.
     """
+    few = [block.cut(rows, columns) for block, rows in found if isinstance(rows, slice) and _are_few(block, rows)]
+    if len(few) == len(found):
+        return _joined_few(few, shard, columns)
     positions = [block.positions() for block, _ in found]
-    picked = [_picked(column, found) for column in zip(*map(_columns, found, positions), strict=True)]
+    chosen = [_picked(column, found) for column in zip(*map(_columns, found, positions), strict=True)]
     at = _joined(_picked(positions, found))
     order = np.argsort(at)
-    topics, clients, qos, retain, timestamps, properties, sizes = picked
+    topics, clients, qos, retain, timestamps, properties, sizes = chosen
     payloads = "payloads" in columns
     batch = MessageBatch(
         topics=take(concat_names(topics), order),
@@ -100,6 +122,32 @@ def gather(found: Sequence[tuple[Block, Rows]], shard: int, columns: frozenset[s
         shards=Constant(shard, len(order)),
     )
     return batch, _joined(sizes)[order] if payloads else np.zeros(len(order), dtype=np.int64)
+
+
+def _are_few(block: Block, rows: slice) -> bool:
+    return _FEW * count(block, rows) < block.rows
+
+
+def _joined_few(parts: Sequence[Columns[Column]], shard: int, columns: frozenset[str]) -> tuple[MessageBatch, Array]:
+    """Return copied rows of one or more frames in order of position, and the number of bytes of each row's payload."""
+    at = np.concatenate([part.positions for part in parts])
+    payloads = "payloads" in columns
+    batch = MessageBatch(
+        topics=concat([part.topics for part in parts]),
+        payloads=[each for part in parts for each in part.payloads] if payloads else unread("payloads", len(at)),
+        client_ids=concat([part.client_ids for part in parts]),
+        qos=concat([part.qos for part in parts]),
+        retain=concat([part.retain for part in parts]),
+        timestamps=concat([part.timestamps for part in parts]),
+        properties=concat([part.properties for part in parts]),
+        positions=at,
+        shards=Constant(shard, len(at)),
+    )
+    sizes = np.array([size for part in parts for size in part.sizes], dtype=np.int64)
+    if (at[1:] > at[:-1]).all():
+        return batch, sizes
+    order = np.argsort(at)
+    return batch.take(order), sizes[order]
 
 
 def _columns(found: tuple[Block, Rows], positions: Any) -> tuple[Column, ...]:
@@ -116,7 +164,7 @@ def _columns(found: tuple[Block, Rows], positions: Any) -> tuple[Column, ...]:
 
 
 def _picked(columns: Sequence[Column], found: Sequence[tuple[Block, Rows]]) -> list[Column]:
-    return [c if rows is None else take(c, rows) for c, (_, rows) in zip(columns, found, strict=True)]
+    return [picked(column, rows) for column, (_, rows) in zip(columns, found, strict=True)]
 
 
 def _joined(columns: list[Column]) -> Array:

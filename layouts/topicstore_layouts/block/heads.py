@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 from topicstore import TopicFilter
-from topicstore.contract.columns import Coded, Column, Constant, Texts, take
+from topicstore.contract.columns import Coded, Column, Constant, Texts
 from topicstore.contract.engine import Reader
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.layout import Heads
 
 from topicstore_layouts.shared.name_table import NameTable
 
-from .format import Array, Block
-from .gathered_rows import Rows
+from .format import Block
+from .gathered_rows import picked
+from .packing import Array
 from .reading import ALL, Reading
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class _Found:
             return None
         numbers = self._reading.select(segment, ALL, self._filter, self._first, self._last)
         frames = segments.frames(view, segment, numbers)
-        for number, frame in zip(numbers.tolist(), frames, strict=True):
+        for number, frame in zip(numbers, frames, strict=True):
             self._add(frame, segments.place(segment.end, number))
         return self._heads(segment.end)
 
@@ -97,10 +98,10 @@ class _Found:
         try:
             rows = self._reading.match(block, ALL, self._filter, self._first, self._last)
             if not isinstance(rows, bool):
-                self._topics.append(_picked(block.topics(), rows))
-                self._client_ids.append(_picked(block.client_ids(), rows))
-                self._positions.append(_picked(block.positions(), rows))
-                self._sizes.append(_picked(block.sizes(), rows))
+                self._topics.append(picked(block.topics(), rows))
+                self._client_ids.append(picked(block.client_ids(), rows))
+                self._positions.append(picked(block.positions(), rows))
+                self._sizes.append(picked(block.sizes(), rows))
         except CorruptionError as bad:
             raise CorruptionError(bad.reason, place) from bad
 
@@ -135,10 +136,6 @@ def _names(table: NameTable, columns: list[Column]) -> Constant[str] | Coded:
             used, rows = np.unique(texts.codes, return_inverse=True)
             codes.append(numbered(texts.texts.values[used].tolist())[rows])
     return Coded(np.concatenate(codes), Texts.of(list(numbers)))
-
-
-def _picked(column: Column, rows: Rows) -> Column:
-    return column if rows is None else take(column, rows)
 
 
 def _numbers(columns: list[Column], dtype: npt.DTypeLike) -> Array:

@@ -36,7 +36,7 @@ class BlockOptions:
 class BlockLayout(Layout):
     """A layout of compressed columnar blocks, one per batch, and of sorted segments merged from them."""
 
-    format = 2  # 2: new names are one record a write (see `topicstore_layouts.shared.name_table`)
+    format = 3  # 2: new names are one record a write (see `topicstore_layouts.shared.name_table`). 3: `frames`
 
     Options = BlockOptions
     options: BlockOptions

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
 from topicstore import TopicFilter
-from topicstore.contract.columns import Indices
 from topicstore.contract.engine import INDEX, Reader
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.positions import Positions
@@ -147,7 +146,7 @@ def _segments(reading: Reading, view: Reader, last: int) -> Iterator[Segment]:
             yield segments.open(key[1], value)
 
 
-def _begin(segment: Segment, numbers: Indices, last: int, rows: int) -> int:
+def _begin(segment: Segment, numbers: Sequence[int], last: int, rows: int) -> int:
     """Return a position from which frames of a segment have about ``rows`` rows up to ``last``, in few frames."""
     highest, lowest = segment.highest[numbers], segment.lowest[numbers]
     # A frame surely has a row at its highest position, so the last frames by it have at least a row each.

@@ -1,25 +1,41 @@
-"""The payloads of a block, decoded when they are used: into bytes, or directly into Arrow."""
+"""The payloads of a block or frame, decoded when they are used: into bytes, or directly into Arrow."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Self
+from itertools import accumulate, chain
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from topicstore.contract.columns import Constant, Indices, LazyColumn
+from topicstore.contract.columns import Column, Constant, Indices, LazyColumn
 from topicstore.contract.errors import CorruptionError
 
-__all__ = ["PackedPayloads"]
+from .compression import decompress
+
+__all__ = ["PackedPayloads", "Payloads", "Section", "SectionedPayloads", "join_payloads"]
 
 _DECODER = msgspec.msgpack.Decoder(list[bytes])
 _SPARSE = 4
 """If fewer than one row in this many is wanted, payloads are cut out one by one instead of decoding all."""
 
 
-class PackedPayloads(LazyColumn):
+class Payloads(LazyColumn):
+    """Payloads of a block or frame."""
+
+    @abstractmethod
+    def pick(self, rows: Indices | slice) -> list[bytes]:
+        """Return some payloads. Indexes ascend. If they are few, they are found without decoding the others."""
+
+    @abstractmethod
+    def objects(self) -> npt.NDArray[np.object_]:
+        """Return all payloads as an array of bytes objects, from which NumPy selects faster than Python does."""
+
+
+class PackedPayloads(Payloads):
     """A msgpack array of byte strings, with the length of each."""
 
     def __init__(self, raw: bytes | memoryview, sizes: Constant[int] | npt.NDArray[Any]) -> None:
@@ -59,8 +75,14 @@ class PackedPayloads(LazyColumn):
                 raise CorruptionError(f"a block of {len(self)} rows has {len(self._list)} payloads")
         return self._list
 
-    def pick(self, rows: Indices) -> list[bytes]:
+    def objects(self) -> npt.NDArray[np.object_]:
+        """Return all payloads as an array."""
+        return np.array(self.tolist(), dtype=object)
+
+    def pick(self, rows: Indices | slice) -> list[bytes]:
         """Return some payloads. If they are few, they are found by their sizes without decoding the others."""
+        if isinstance(rows, slice):
+            rows = np.arange(rows.start, rows.stop)
         if self._list is not None or len(rows) * _SPARSE >= len(self):
             payloads = self.tolist()
             return [payloads[row] for row in rows.tolist()]
@@ -110,6 +132,110 @@ class PackedPayloads(LazyColumn):
         """Compare the sum of the lengths and their prefixes with the actual size. Raises `CorruptionError`."""
         if self._head + size != len(self._raw):
             raise CorruptionError("the lengths of a block don't fit its payloads")
+
+
+def join_payloads(parts: Sequence[Payloads]) -> Column:
+    """Return the payloads of all parts, one part after the other."""
+    packed = [part for part in parts if isinstance(part, PackedPayloads)]
+    return PackedPayloads.joined(packed) if len(packed) == len(parts) else list(chain.from_iterable(parts))
+
+
+class Section(NamedTuple):
+    """The payloads of some rows of a frame, one after the other, compressed by themselves."""
+
+    rows: int
+    codec: int
+    stored: memoryview
+    size: int
+    """The uncompressed bytes."""
+
+    def data(self) -> bytes | memoryview:
+        """Decompress the payloads. Raises `CorruptionError`."""
+        return decompress(self.codec, self.stored, self.size)
+
+
+class SectionedPayloads(Payloads):
+    """Payloads in sections, of which only those are decompressed that have wanted rows."""
+
+    def __init__(self, sections: Sequence[Section], sizes: Constant[int] | npt.NDArray[Any]) -> None:
+        self._sections = sections
+        self._sizes = sizes
+        self._objects: npt.NDArray[np.object_] | None = None
+        self._list: list[bytes] | None = None
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def tolist(self) -> list[bytes]:
+        """Return all payloads."""
+        if self._list is None:
+            self._list = self.objects().tolist()
+        return self._list
+
+    def objects(self) -> npt.NDArray[np.object_]:
+        """Return all payloads as an array."""
+        if self._objects is None:
+            self._objects = self.toarrow().to_numpy(zero_copy_only=False)
+        return self._objects
+
+    def pick(self, rows: Indices | slice) -> list[bytes]:
+        """Return some payloads; of few, only the sections that hold them are decompressed."""
+        if isinstance(rows, slice):
+            return self._cut(rows.start, rows.stop)
+        if self._objects is not None or len(rows) * _SPARSE >= len(self):
+            picked: list[bytes] = self.objects()[rows].tolist()
+            return picked
+        offsets, found, first = self._offsets(), list[bytes](), 0
+        for section in self._sections:
+            start, stop = rows.searchsorted([first, first + section.rows]).tolist()
+            if start < stop:
+                mine, before = rows[start:stop], int(offsets[first])
+                ends = offsets[mine + 1] - before
+                found += _cut_out(section, (offsets[mine] - before).tolist(), ends.tolist())
+            first += section.rows
+        return found
+
+    def _cut(self, start: int, stop: int) -> list[bytes]:
+        found, first = list[bytes](), 0
+        for section in self._sections:
+            begin, end = max(start - first, 0), min(stop - first, section.rows)
+            if begin < end:
+                if isinstance(self._sizes, Constant):
+                    marks = [row * self._sizes.value for row in range(begin, end + 1)]
+                else:
+                    before = int(self._sizes[first : first + begin].sum())
+                    sizes = self._sizes[first + begin : first + end].tolist()
+                    marks = list(accumulate(sizes, initial=before))
+                found += _cut_out(section, marks[:-1], marks[1:])
+            first += section.rows
+        return found
+
+    def _offsets(self) -> npt.NDArray[np.int64]:
+        """Return the offset of each payload, and the end of the last one."""
+        rows = len(self)
+        if isinstance(self._sizes, Constant):
+            return np.arange(rows + 1, dtype=np.int64) * self._sizes.value
+        offsets = np.zeros(rows + 1, dtype=np.int64)
+        np.cumsum(self._sizes, out=offsets[1:])
+        return offsets
+
+    def toarrow(self) -> pa.Array:
+        """Return a binary array of all payloads, without a copy if they are one section."""
+        parts = [section.data() for section in self._sections]
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        offsets = self._offsets()
+        if len(data) != int(offsets[-1]) or len(data) >= 1 << 31:
+            raise CorruptionError("the lengths of a frame don't fit its payloads")
+        buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data)]
+        return pa.Array.from_buffers(pa.binary(), len(self), buffers)
+
+
+def _cut_out(section: Section, starts: list[int], ends: list[int]) -> list[bytes]:
+    """Return the payloads of a section between these offsets. Raises `CorruptionError`."""
+    raw = bytes(section.data())  # no copy if it was compressed
+    if ends[-1] > len(raw):
+        raise CorruptionError("the lengths of a frame don't fit its payloads")
+    return [raw[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
 def _prefixes(sizes: npt.NDArray[Any]) -> npt.NDArray[Any] | int:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
+from typing import Literal
 
 import attrs
 import numpy as np
 from topicstore import MessageBatch, TopicFilter
 from topicstore.contract.batch import ALL_FIELDS, unread
-from topicstore.contract.columns import Coded, Column, Constant, Indices, concat, take, to_integers
+from topicstore.contract.columns import Coded, Column, Constant, concat, to_integers
 from topicstore.contract.engine import Engine, Reader
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 from topicstore.contract.layout import ReadCounters, ReadLimits
@@ -23,10 +24,11 @@ from topicstore_layouts.shared.learned_topics import LearnedTopics
 from topicstore_layouts.shared.name_table import NameTable
 
 from .batch_blocks import BatchBlocks
-from .format import MIXED, Array, Block
-from .gathered_rows import Rows, concat_names, gather
+from .format import MIXED, Block
+from .gathered_rows import Rows, concat_names, count, gather, picked
 from .matching import Mask, Matchers
-from .payloads import PackedPayloads
+from .packing import Array
+from .payloads import join_payloads
 from .segments import Segment, Segments
 from .stream_ranges import StreamRanges, StreamRangesCache
 from .topic_index import Lookup, Passing, Sought, TopicIndex
@@ -68,7 +70,7 @@ class Piece(ABC):
 
 _MOST_TOGETHER = 64
 """The most segments that are read together, also if no frame of them may match."""
-_Part = tuple[Segment, Indices]
+_Part = tuple[Segment, list[int]]
 """A segment, and the numbers of its frames that may hold matching rows."""
 _Found = tuple[Block, Rows]
 """A block and its matching rows."""
@@ -263,14 +265,14 @@ class Reading:
                         yield self._found_piece(held, ask)  # the messages before the damage come first
                     yield BatchPiece(self, blocks, ask)  # raises an error that names the block
                     return
-                more = sum(map(_count, found))
+                more = sum(count(block, rows) for block, rows in found)
                 if held and rows + more > limits.rows:
                     yield self._found_piece(held, ask)
                     held, rows, size, stored = [], 0, 0, 0
                 passing.add(blocks)
                 held += found
                 rows += more
-                size += sum([each[0].payload_bytes * _count(each) // each[0].rows for each in found])
+                size += sum([block.payload_bytes * count(block, rows) // block.rows for block, rows in found])
                 stored += sum([block.size for block, _ in found])
                 late = limits.deadline is not None and time.monotonic() >= limits.deadline
                 if rows >= limits.rows or size >= limits.bytes or stored >= _TOGETHER_BYTES or late:
@@ -308,7 +310,7 @@ class Reading:
         try:
             for segment in self.segments.between(view, ask.at, ask.bound):
                 numbers = self.select(segment, ask.stream, ask.topic_filter, ask.at, ask.bound)
-                more = int(segment.rows[numbers].sum())
+                more = sum(map(segment.rows.item, numbers))
                 if held and (rows + more > _TOGETHER or len(held) == _MOST_TOGETHER):
                     yield held
                     held, rows = [], 0
@@ -349,12 +351,12 @@ class Reading:
 
         Later segments are left out once the frames that were read are large.
         """
-        found: list[tuple[Block, Rows]] = []
+        found: list[_Found] = []
         end, size = ask.at, 0
         for segment, numbers in parts:
             if size >= _TOGETHER_BYTES:
                 break
-            for number, block in zip(numbers.tolist(), self.segments.frames(view, segment, numbers), strict=True):
+            for number, block in zip(numbers, self.segments.frames(view, segment, numbers), strict=True):
                 size += block.size
                 try:
                     rows = self.match(block, ask.stream, ask.topic_filter, ask.at, ask.bound)
@@ -416,27 +418,40 @@ class Reading:
 
     # --- frames and rows ---
 
-    def select(self, segment: Segment, stream: int, topic_filter: TopicFilter, first: int, bound: int) -> Indices:
+    def select(self, segment: Segment, stream: int, topic_filter: TopicFilter, first: int, bound: int) -> list[int]:
         """Return the numbers of the frames that may hold matching rows."""
         wanted = self._wanted.of(topic_filter, None if stream == ALL else stream)
         numbers = segment.select(wanted, first, bound)
         if len(segment.places) and len(numbers) > _FEW_FRAMES and not wanted.everything:
             listed, directory = segment.topics_in(numbers), self.segments.directory(segment)
             matching = self._matchers.of(topic_filter).judge_texts([directory[topic] for topic in listed.tolist()])
-            numbers = numbers[segment.holding(listed[matching])[numbers]]
+            holding = segment.holding(listed[matching])
+            numbers = [number for number in numbers if holding.item(number)]
         self.counters.skipped += len(segment.rows) - len(numbers)
         return numbers
 
-    def match(self, block: Block, stream: int, topic_filter: TopicFilter, first: int, bound: int) -> Rows | bool:
-        """Return the indexes of the matching rows of a block: None for all, False for none."""
-        if stream not in (ALL, block.stream) and block.stream != MIXED:
+    def match(
+        self, block: Block, stream: int, topic_filter: TopicFilter, first: int, bound: int
+    ) -> Rows | Literal[False]:
+        """Return the matching rows of a block: None for all, False for none."""
+        rows = self._match(block, stream, topic_filter, first, bound)
+        if rows is False:
             self.counters.skipped += 1
             return False
+        self.counters.visited += 1
+        return None if count(block, rows) == block.rows else rows
+
+    def _match(
+        self, block: Block, stream: int, topic_filter: TopicFilter, first: int, bound: int
+    ) -> Rows | Literal[False]:
+        if stream not in (ALL, block.stream) and block.stream != MIXED:
+            return False
+        if block.frame and topic_filter.literal:
+            return self._rows_of_topic(block, stream, topic_filter.text, first, bound)
         wanted = self._wanted.of(topic_filter, None if stream == ALL else stream)
         elsewhere = block.stream != MIXED and not wanted.everything and block.stream not in wanted.by_stream
         if elsewhere and block.stream in self.trie:  # a stream that was lost by damage may have any topics
-            self.counters.skipped += 1  # without decoding its head
-            return False
+            return False  # without decoding its head
         topics = block.topics()
         mask = wanted.everything or block.stream in wanted.covered or self._mask(block, topic_filter, wanted)
         if mask is not False and stream != ALL and block.stream == MIXED:
@@ -445,14 +460,23 @@ class Reading:
             positions = block.positions()
             mask = mask & (positions >= np.uint64(first)) & (positions <= np.uint64(bound))
         if mask is True:
-            self.counters.visited += 1
             return None
         rows = np.flatnonzero(mask)
         if mask is False or not len(rows):
-            self.counters.skipped += 1
             return False
-        self.counters.visited += 1
-        return None if len(rows) == block.rows else rows
+        start, stop = int(rows[0]), int(rows[-1]) + 1
+        return slice(start, stop) if block.frame and stop - start == len(rows) else rows
+
+    def _rows_of_topic(self, frame: Block, stream: int, topic: str, first: int, bound: int) -> slice | Literal[False]:
+        """Return the rows of one topic in a frame, which lie together, in order of position."""
+        rows = frame.rows_of(topic)
+        if rows is None or (stream != ALL and frame.stream == MIXED and self.find_all([topic]) != [stream]):
+            return False
+        if frame.first < first or frame.last > bound:
+            positions = frame.positions_of(rows)
+            start, stop = positions.searchsorted(np.array([first, bound + 1], dtype=np.uint64)).tolist()
+            rows = slice(rows.start + start, rows.start + stop)
+        return rows if rows.start < rows.stop else False
 
     def _mask(self, block: Block, topic_filter: TopicFilter, wanted: StreamRanges) -> Mask | bool:
         matcher, topics = self._matchers.of(topic_filter), block.topics()
@@ -493,7 +517,7 @@ class Reading:
                 *(block.qos(), block.retain(), block.timestamps(at), block.properties()),
             )
             if rows is not None:
-                columns, at = [take(column, rows) for column in columns], at[rows]
+                columns, at = [picked(column, rows) for column in columns], at[rows]
             if "payloads" not in wanted:
                 payloads = unread("payloads", len(at))
             elif rows is None:
@@ -514,15 +538,15 @@ class Reading:
             clients = block.client_ids() if "client_ids" in wanted else unread("client_ids", block.rows)
             names, rest = (block.topics(), clients), (block.qos(), block.retain(), block.properties())
             columns = (*names, *rest, block.timestamps(at), at)
-            parts.append(columns if rows is None else [take(column, rows) for column in columns])
+            parts.append([picked(column, rows) for column in columns])
         topics, client_ids, qos, retain, properties, timestamps, positions = zip(*parts, strict=True)
         if "payloads" not in wanted:
             payloads = unread("payloads", sum(map(len, positions)))
         elif all(rows is None for _, rows in found):
-            payloads = PackedPayloads.joined([block.payloads() for block, _ in found])
+            payloads = join_payloads([block.payloads() for block, _ in found])
         else:  # copies, which keep no block in memory
-            picked = (b.payloads().tolist() if rows is None else b.payloads().pick(rows) for b, rows in found)
-            payloads = list(chain.from_iterable(picked))
+            copies = (b.payloads().tolist() if rows is None else b.payloads().pick(rows) for b, rows in found)
+            payloads = list(chain.from_iterable(copies))
         batch = MessageBatch(
             topics=self.texts(self.topics, *topics),
             payloads=payloads,
@@ -556,11 +580,6 @@ class Reading:
         return table.names(np.concatenate(list(map(to_integers, names))))
 
 
-def _count(found: _Found) -> int:
-    block, rows = found
-    return block.rows if rows is None else len(rows)
-
-
 class BatchPiece(Piece):
     """The blocks of one or more batches."""
 
@@ -568,7 +587,8 @@ class BatchPiece(Piece):
         self, reading: Reading, blocks: Sequence[Block], ask: _Ask, found: Sequence[_Found] | None = None
     ) -> None:
         """Make a piece of blocks, of which those with matching rows are ``found``; None if that is unknown."""
-        self.most = sum([block.rows for block in blocks]) if found is None else sum(map(_count, found))
+        counts = [block.rows for block in blocks] if found is None else [count(block, rows) for block, rows in found]
+        self.most = sum(counts)
         self.bytes = 0
         self.last = blocks[-1].last
         self._reading = reading

@@ -7,7 +7,7 @@ except that small streams share frames.
 
 Stored form, version 1 (integers in keys unsigned)::
 
-    data   (generation, end, number) -> frame, see `format`; numbers count from 0
+    data   (generation, end, number) -> frame, see `frames`; numbers count from 0
     index  (generation, end, 0)      -> version:u8 = 1, checksum:u64, size:u32, zstd of a msgpack array
     meta   generation(u32) 0x30      -> msgpack: messages in all segments of the generation; with checksum
 
@@ -44,7 +44,9 @@ from topicstore.contract.engine import DATA, INDEX, META, Engine, Reader, WriteB
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 
 from .compression import ZSTD, decompress
-from .format import Array, Block, frame_seed
+from .format import Block, frame_seed
+from .frames import open_frame
+from .packing import Array
 
 if TYPE_CHECKING:
     from .sorted_rows import SortedRows
@@ -142,23 +144,24 @@ class Segment:
         """The number of messages in the segment."""
         return int(self.rows.sum())
 
-    def select(self, wanted: StreamRanges, first: int, bound: int) -> Indices:
+    def select(self, wanted: StreamRanges, first: int, bound: int) -> list[int]:
         """Return the numbers of the frames that may hold matching topics with positions from ``first`` to ``bound``.
 
-        All rows of a stream are in frames of its own, or in shared ones.
+        They ascend. All rows of a stream are in frames of its own, or in shared ones.
         """
-        alive = (self.rows > 0) & (self.highest >= np.uint64(first)) & (self.lowest <= np.uint64(bound))
+        rows, lowest, highest = self.rows.item, self.lowest.item, self.highest.item
+        numbers: Sequence[int] = range(len(self.rows))
         if not wanted.everything:
-            spanned = np.zeros(len(alive), dtype=bool)
+            spanned: set[int] = set()
             for stream, low, high in wanted.ranges:
                 behind: tuple[int] | tuple[int, str] = (stream + 1,) if high is None else (stream, high)
                 begin, end = bisect_left(self.first, (stream,), 0, self.small), self.small
                 if begin == end or self.first[begin][0] != stream:  # without frames of its own, it is in shared ones
-                    begin, end = self.small, len(alive)
+                    begin, end = self.small, len(self.rows)
                 start = bisect_left(self.last, (stream, low), begin, end)
-                spanned[start : bisect_right(self.first, behind, start, end)] = True
-            alive &= spanned
-        return np.flatnonzero(alive)
+                spanned.update(range(start, bisect_right(self.first, behind, start, end)))
+            numbers = sorted(spanned)
+        return [n for n in numbers if rows(n) and highest(n) >= first and lowest(n) <= bound]
 
     def holding(self, topics: Indices) -> npt.NDArray[np.bool_]:
         """Return for each frame whether it holds any of these topics of the directory."""
@@ -168,10 +171,10 @@ class Segment:
         held: npt.NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
         return held
 
-    def topics_in(self, numbers: Indices) -> Indices:
+    def topics_in(self, numbers: Sequence[int]) -> Indices:
         """Return the numbers of the topics of the directory that are in these frames."""
         held = np.zeros(len(self.rows) + 1, dtype=np.int64)
-        held[numbers + 1] = 1
+        held[np.array(numbers, np.intp) + 1] = 1
         before = np.cumsum(held)  # the number of these frames before each frame
         return np.flatnonzero(before[self.places[:, 1].astype(np.int64) + 1] > before[self.places[:, 0]])
 
@@ -428,24 +431,24 @@ class Segments:
 
     # --- frames ---
 
-    def frames(self, reader: Reader, segment: Segment, numbers: Indices) -> list[Block]:
+    def frames(self, reader: Reader, segment: Segment, numbers: Sequence[int]) -> list[Block]:
         """Return frames by number. Raises `CorruptionError` or `NewerFormatError` that names an unreadable frame."""
+        found: Sequence[bytes | None]
         if 2 * len(numbers) > len(segment.rows):  # for most frames a scan is cheaper than looking each up
-            chosen = set(numbers.tolist())
+            chosen = set(numbers)
             scan = reader.scan(DATA, self.frame_key(segment.end, 0), self.frame_key(segment.end + 1, 0))
             values = {key[2]: value for chunk in scan for key, value in chunk if key[2] in chosen}
+            found = [values.get(number) for number in numbers]
         else:
-            keys = [self.frame_key(segment.end, number) for number in numbers.tolist()]
-            found = reader.get_many(DATA, keys)
-            values = {key[2]: value for key, value in zip(keys, found, strict=True) if value is not None}
-        return [self.frame(segment, number, values.get(number)) for number in numbers.tolist()]
+            found = reader.get_many(DATA, [self.frame_key(segment.end, number) for number in numbers])
+        return [self.frame(segment, number, value) for number, value in zip(numbers, found, strict=True)]
 
     def frame(self, segment: Segment, number: int, value: bytes | None) -> Block:
         """Return a frame decoded from its value."""
         try:
             if value is None:
                 raise CorruptionError("it is missing")
-            block = Block(value, segment.end, self.frame_seed(segment.end, number))
+            block = open_frame(value, segment.end, self.frame_seed(segment.end, number))
             if not block.frame or block.base != segment.base or block.rows != segment.rows[number]:
                 raise CorruptionError("it is not the frame that its segment's index describes")
             return block

@@ -16,13 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 from topicstore import Properties
 from topicstore.contract.columns import Coded, Column, Constant, Indices, to_list
-from topicstore.contract.positions import COUNTER_BITS, Positions
+from topicstore.contract.positions import Positions
 
 from topicstore_layouts.shared.name_table import NameTable
 
-from .format import Array, Block
+from .format import Block
+from .packing import Array, own_times
 
-__all__ = ["Codes", "RowArrays", "SortedRows", "arrays_of_blocks", "own_times", "sort_rows"]
+__all__ = ["Codes", "RowArrays", "SortedRows", "arrays_of_blocks", "sort_rows"]
 
 Codes = npt.NDArray[np.int64]
 _RADIX_BITS = 16
@@ -78,12 +79,6 @@ class SortedRows:
     def raw_bytes(self) -> int:
         """The approximate bytes of all payloads and names, each name counted once."""
         return len(self.data) + sum(map(len, self.topic_texts)) + sum(map(len, self.client_texts))
-
-
-def own_times(positions: Positions) -> Array:
-    """Return the time of each position, in microseconds."""
-    times: Array = (positions >> np.uint64(COUNTER_BITS)).astype(np.int64)
-    return times
 
 
 def arrays_of_blocks(blocks: Sequence[Block], topics: NameTable, clients: NameTable) -> RowArrays:

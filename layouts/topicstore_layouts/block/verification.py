@@ -137,7 +137,7 @@ def _check_index(segment: Segment, end_before: int) -> None:
 
 def _listed(segment: Segment, number: int) -> set[str]:
     """Return the topics of the directory that are in a frame."""
-    return {segment.directory[topic] for topic in segment.topics_in(np.array([number])).tolist()}
+    return {segment.directory[topic] for topic in segment.topics_in([number]).tolist()}
 
 
 def _check_sizes(block: Block, columns: Columns[Column]) -> None:

@@ -13,7 +13,8 @@ from topicstore_layouts.shared.learned_topics import LearnedTopics
 from topicstore_layouts.shared.name_table import NameTable
 
 from .batch_blocks import BatchBlocks
-from .format import MIXED, Array, Columns
+from .format import MIXED, Columns
+from .packing import Array
 
 __all__ = ["Writing"]
 
