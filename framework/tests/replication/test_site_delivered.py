@@ -464,7 +464,7 @@ def test_many_filters_in_memory_are_noted_as_one(
     while len(found) < 5:
         assert b.sessions.wait(30)
         found += take(session)
-    assert [] == take(session)  # looks for more of all filters
+    assert [] == take(session)  # moves the cursors of all filters past the messages that were read
     assert (5, []) == (removed(a, b), stored(a))
 
 

@@ -35,7 +35,7 @@ def published(db: ts.Database, session: Session) -> list[tuple[bytes, int, bool]
 
 
 def hand_over(first: ts.Database, second: ts.Database) -> None:
-    """Close a site, after the other one has a replica of all shards; return when that one owns them."""
+    """Close the first site when the second has replicas of all shards; return when the second owns all shards."""
     wait_until(lambda: all({"a", "b"} <= some for some in replicas(first)), "replicas at both sites")
     first.close()
     wait_until(lambda: all(owns(second)), "the shards at the other site")

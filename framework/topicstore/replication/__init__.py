@@ -7,7 +7,7 @@ changes: messages with their positions, state and generations. Each site encodes
 
 An **epoch** is a fencing token: it grows with each change of owner. A **fence** is the first entry of an epoch. A
 **cluster document** lists the sites, and the owner and replicas of each shard. A **base** is a snapshot of a shard. A
-**cut** is an object that says below which index entries may have been deleted. A **beat** is a heartbeat of a site. A
+**cut** is an object that says below which index entries may have been deleted. A **beat** is a site's heartbeat. A
 **claim** reserves a store for the database whose first document is about to be created. An existing database begins
 with a base and a cut of each shard, at the same index, and no entries.
 
