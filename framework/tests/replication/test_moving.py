@@ -311,7 +311,7 @@ def test_reads_that_a_base_overtakes_begin_again(sites: Sites, monkeypatch: pyte
     planning, replacing = threading.Event(), threading.Event()
     reaches = reader._reaches
 
-    def reaches_late(*args: Any) -> bool:  # so that a plan that has begun sees a half of the contents
+    def reaches_late(*args: Any) -> bool:  # so that a plan which has begun sees half replaced contents
         if not planning.is_set():
             planning.set()
             assert replacing.wait(NEVER)

@@ -168,7 +168,10 @@ def test_an_owner_without_another_site_keeps_its_shard(sites: Sites, monkeypatch
 def test_a_shard_that_no_site_can_write_is_written_by_the_first_that_can_again(
     sites: Sites, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While all copies have failed, documents and logs come to rest. Another copy than the owner's can be the first."""
+    """While all copies have failed, the sites create no further documents and entries.
+
+    The first copy that recovers is written, even if another site was the owner.
+    """
     names = "abc"
     dbs = [closing.enter_context(sites.open(name)) for name in names]
     wait_until(lambda: [{*names}] == replicas(dbs[0]), "three replicas")
@@ -201,7 +204,7 @@ def test_a_shard_that_no_site_can_write_is_written_by_the_first_that_can_again(
 def test_a_site_that_closes_passes_its_shards_on_to_copies_that_take_writes(
     sites: Sites, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A closing site names no other site the owner whose copy has failed by its last heartbeat."""
+    """A closing site doesn't pass its shards on to a site whose last heartbeat reports a failed copy."""
     a, *others = (closing.enter_context(sites.open(name)) for name in "abc")
     wait_until(lambda: [{*"abc"}] == replicas(a), "three replicas")
     (heir,) = choose_owners([""], [["b", "c"]])  # without the failure
@@ -284,7 +287,7 @@ def test_a_recovered_site_reads_again_what_its_engine_has_lost(
             found = payloads(db)
             assert found == payloads(a)
             assert len(found) == db.info().messages
-            if bad is a:  # what raised may have been logged
+            if bad is a:  # a store that raised may still be in the log
                 found = [one for one in found if one != 4]
             assert [0, 1, 2, 3, *([] if bad is a else [4]), 5] == found
             assert [] == db.verify().damages

@@ -601,7 +601,7 @@ def test_a_note_is_right_while_a_site_takes_a_copy(
     session.subscribe("t/#", 1)
     publish(a, b"1")
     assert [b"1"] == take_all(b, session, 1)
-    assert [] == take(session)  # now it is known to have everything
+    assert [] == take(session)  # after this empty read, the session's cursor is known to be at the end
     shard, number, listener = owns(a).index(True), owns(b).index(True), b.storage.listener
     place = b.storage.shards[shard].writer.watermark
     notes = list[Any]()

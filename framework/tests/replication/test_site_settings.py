@@ -1,4 +1,4 @@
-"""Settings of a database that sites share: what the owner of shard 0 sets holds on every site."""
+"""Settings of a database that sites share: settings made by the owner of shard 0 apply on every site."""
 
 from __future__ import annotations
 

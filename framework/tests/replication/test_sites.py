@@ -78,9 +78,9 @@ def replicas(db: ts.Database) -> list[set[str]]:
 
 
 def test_a_silent_store_is_waited_for_once_by_all_shards(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a wait in vain in one shard, others are refused at once too, until the store answers a heartbeat.
+    """After a wait in one shard timed out, writes of all shards are refused until the store answers a heartbeat.
 
-    A shard whose own entries have no answer is refused further, while others are written.
+    Writes of a shard whose own entries are still unanswered stay refused, while other shards are written.
     """
     cluster = ts.Cluster(sites.url, beat_interval=0.02, takeover_after=NEVER, store_timeout=0.2)
     how: dict[str, Any] = {"cluster": cluster, "site": "a", "shards": 2}

@@ -187,7 +187,7 @@ def abdicated(document: ClusterDocument, number: int, known: Known, takeover_aft
 
 
 def assigned(document: ClusterDocument, shards: Sequence[int], sites: Sequence[str]) -> ClusterDocument | None:
-    """Return the document in which an administrator has said which sites keep shards; with no sites, placement chooses.
+    """Return the document in which an administrator assigns shards to sites; with no sites, placement chooses them.
 
     Returns None if the document already says so. Raises `UnknownSiteError`, and `ReplicasRefusedError` for a site that
     is leaving.

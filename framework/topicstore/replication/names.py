@@ -56,7 +56,7 @@ def site_of(name: str) -> str:
     """Return the site of a heartbeat with this name. Raises `CorruptionError` for another object's name."""
     parts_of = name.split("/")
     if len(parts_of) != 3:
-        raise CorruptionError("it is not the name of a beat", name)
+        raise CorruptionError("it is not the name of a heartbeat", name)
     return parts_of[1]
 
 

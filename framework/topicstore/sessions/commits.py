@@ -125,7 +125,7 @@ class Commits:
             raise
         for session in asked:
             if session.ended is None and session.failure is None:
-                session.ask()  # the delivery may hold PUBRECs that their thread has recorded but not announced yet
+                session.ask()  # a PUBREC of another thread may have been committed before its thread requests a turn
             elif session.ended is None:
                 session.touched()
         return failures

@@ -130,9 +130,9 @@ class Generations:
 
     @contextmanager
     def replacing(self) -> Iterator[Engine]:
-        """Let the block replace all contents of the shard; yield its engine. Afterwards they are loaded anew.
+        """Yield the shard's engine to a ``with`` block that replaces all contents; then load the contents anew.
 
-        The block holds the locks of rewriting and writing, and readers wait until it has ended.
+        The locks of rewriting and writing are held during the block, and readers wait until it has ended.
         """
         with self.rewrite_lock, self._writer.lock, self._replaced:
             engine = self._writer.open_engine()

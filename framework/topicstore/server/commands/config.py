@@ -177,7 +177,7 @@ def init(
 
     The options choose the settings in FILE; without any it has all settings with their defaults. Users, a token for the
     page and certificates stand in files beside it. Each user may publish and read everything, all others nothing.
-    Passwords and the token are printed this one time. Existing files are never overwritten.
+    Passwords and the token are printed only once. Existing files are never overwritten.
 
     \b
     Examples:
