@@ -29,7 +29,7 @@ TRANSFORM, HUB = Shifting, Hub
 
 
 def subject_of(row: M) -> Pair:
-    registry().plugins["shifting"] = SHIFTING  # only in the process that runs the suites
+    registry().plugins["shifting"] = SHIFTING  # in the process of the suites alone
     return pair_of(*row.on.split("-"), plugins=["shifting"])
 
 
