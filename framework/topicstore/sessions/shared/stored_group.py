@@ -1,10 +1,10 @@
 """`StoredGroup`: a shared subscription of a cluster, as it is stored; assigns its messages to members on any site.
 
-The members of a group may be on any site, and a member's site reads the messages itself. So only two things must pass
-between sites: which partitions a member has, and up to where it has delivered them. Both are small values of state, and
-pass through the log of the shards as all state does; a site that doesn't keep a shard reads them at one that does. Each
-value has one writer, the owner of its shard, whose writes the log fences. There are no leases that end by a clock, and
-nothing is kept in memory that a site which is killed could lose.
+The members of a group may be on any site, and a member's site reads the messages itself. So sites exchange only the
+partitions of each member, and the places up to which the member has delivered them. Both are small values of state, and
+pass through the log of the shards as all state does; a site that doesn't keep a shard reads them at a site that does.
+Each value has one writer, the owner of its shard, whose writes the log fences. There are no leases that expire by a
+clock, and a site that is killed loses no data, because all of it is in the log.
 
 * The owner of the subscription's shard **grants** partitions to connected members (`GrantRecord`). A member is
   connected if its session's record says so, which its site writes; if that site dies, the next owner of the session's
