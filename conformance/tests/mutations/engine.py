@@ -591,7 +591,7 @@ def put_of_old(call: Call, me: Any, given: Given) -> None:
 
 
 def renewed(call: Call, me: Any, given: Given) -> Any:
-    """Read a snapshot as of a minute ago at most."""
+    """Read from a snapshot that is replaced by a new one every minute."""
     now = time.monotonic()
     if now - vars(me).setdefault("since", now) > 60:
         me.since, me.inner = now, me.engine.inner.snapshot()

@@ -82,7 +82,7 @@ class ReplicaLag:
 
 
 class Site:
-    """A process as a site of a cluster: `start` takes part with the shards of a database, and `close` ends that."""
+    """A process as a site of a cluster: `start` joins the cluster with the shards of a database; `close` leaves it."""
 
     def __init__(self, cluster: Cluster, name: str, store: CountedLogStore) -> None:
         self.cluster = cluster

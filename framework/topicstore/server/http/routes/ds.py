@@ -43,7 +43,7 @@ def sites(context: TheContext) -> list[str]:
 
 @get("/ds/sites/{site:str}", guards=[needs("read")], tags=_TAGS, sync_to_thread=True)
 def site(context: TheContext, site: _Site) -> SiteInfo:
-    """Return a site: the name of its node, whether it is up, and its shards."""
+    """Return a site: the name of its node, whether it is up, its shards, and its remaining back-off in seconds."""
     return context.sites.site(site)
 
 
