@@ -219,7 +219,7 @@ db = ts.open(sys.argv[1], backend=sys.argv[2])
 message = ts.Message("a", b"1")
 db.store([message])
 stop = threading.Event()
-threads = [threading.Thread(target=stop.wait) for _ in range(8)]  # with whose stacks C gives back those of the engine's
+threads = [threading.Thread(target=stop.wait) for _ in range(8)]  # their stacks make C release those of the engine's
 for thread in threads:
     thread.start()
 db.writer().put(message).result()

@@ -526,7 +526,8 @@ class Database:
         """Return the last stored message (the highest position) of each matching topic, in ascending order of topics.
 
         If a device sends messages late, this message may have an older timestamp than messages stored before it. The
-        call counts as `topics` does, and reads few messages besides those that it returns.
+        call first counts the messages of each topic in the way of `topics`, with its costs. It then reads few messages
+        besides those that it returns.
         """
         from .storage.counting import contents
 

@@ -132,7 +132,7 @@ class TestTable(Table, LayoutSuite):
 @pytest.mark.slow
 @declaring(CAPABILITIES["table"])
 class TestTableAtLimits(Table, Limits, Changes, Borders):
-    """The tests of thousands of reads."""
+    """The suite's tests that read thousands of times."""
 
 
 @declaring(CAPABILITIES["wildcard_optimized"])

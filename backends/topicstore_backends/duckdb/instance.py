@@ -239,8 +239,9 @@ class Instance:
                 _close(root)
             left, self._left = self._left, []
             for file in left:
-                with contextlib.suppress(FileNotFoundError):  # another process removed the file after it was detached
-                    sync(file)  # DuckDB truncates the file without an fsync
+                # Detaching truncates the file without an fsync. Another process may have removed the file since.
+                with contextlib.suppress(FileNotFoundError):
+                    sync(file)
 
 
 class View:

@@ -61,7 +61,7 @@ class Question:
 
 @attrs.frozen(kw_only=True)
 class ReplayFigures:
-    """Measurements of one layout's replays of one question."""
+    """Measurements of one layout's replays of one query."""
 
     messages: int
     seconds: float
@@ -85,9 +85,9 @@ class LayoutFigures:
     delay_seconds: float
     """Maximum seconds until a stored message is visible: the length of an epoch, or 0 without epochs."""
     replays: list[ReplayFigures]
-    """Figures of the replays, in the order of the questions."""
+    """Figures of the replays, in the order of ``Comparison.questions``."""
     total_seconds: float
-    """Sum of the median durations after compaction, each times the weight of its question."""
+    """Sum of the median durations after compaction, each times the weight of its replay."""
     unmerged_seconds: float | None
     """Sum of the weighted median durations before compaction; None for layouts with nothing to compact."""
     cost: float

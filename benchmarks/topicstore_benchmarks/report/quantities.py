@@ -11,7 +11,7 @@ _STEPS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def quantity(metric: str, value: float) -> str:
-    """Return a value of a metric with its unit; times have no metric prefix, and are in seconds from a second on."""
+    """Return a value of a metric with its unit. Times of a second or more are in s, shorter ones in ms."""
     unit = UNITS[metric]
     if unit == "ms" and value >= _LARGE:
         unit, value = "s", value / 1e3
@@ -29,12 +29,12 @@ def bare(metric: str, value: float) -> str:
 
 
 def unprefixed(value: float) -> str:
-    """Return a number with about three digits, or as an integer from a thousand on."""
+    """Return a number with about three digits, or as an integer if it has at least four digits."""
     return f"{value:,.0f}" if value >= _LARGE else _digits(value)
 
 
 def short(value: float) -> str:
-    """Return a number with about three digits, and a metric prefix from a thousand on."""
+    """Return a number with about three digits, with a metric prefix if it is at least 1,000."""
     for size, prefix in _STEPS:
         if value >= 0.9995 * size:
             return f"{_digits(value / size)} {prefix}"

@@ -103,34 +103,34 @@ MEMORY, EPOCHAL, DISK = "memory-block", "memory-wildcard_optimized", "rocksdb-bl
 # fmt: off
 ROWS = [
     *(M("nothing", "", {}, on) for on in (MEMORY, EPOCHAL, DISK)),
-    # storing
+    # --- storing ---
     M("each commit is shown with the next", "test_what_was_stored_is_seen_at_once", {"WRITER.commit_locked": watermark_late}, MEMORY),
     M("a shard's state is in reverse", "test_machine", {"STATE.scan": result(lambda pairs: iter(list(pairs)[::-1]))}, MEMORY),
     M("payloads are cut", "test_empty_and_large_payloads", {STORE: messages(lambda m: msgspec.structs.replace(m, payload=m.payload[: 1 << 20]))}, MEMORY),
     M("positions begin anew", "test_machine", {"OPENER.open": forget_position}, DISK, raises=ts.DataLossError),
     M("a clock that is behind isn't reported", "test_a_last_position_in_the_future_is_reported", {"WRITER._warn_of_clock": lie()}, DISK),
-    # reading
+    # --- reading ---
     M("fetched batches lack their first message", "test_empty_and_large_payloads", LOSES, MEMORY),
     M("fetched batches lack their first message", "test_more_topics_than_memory_keeps", LOSES, MEMORY),
     M("topics have no upper case", "test_every_edge_topic_by_itself", {STORE: messages(lambda m: msgspec.structs.replace(m, topic=m.topic.lower().replace(" ", "")  or "x"))}, MEMORY),
     M("no order is kept", "test_order_over_layouts_and_shards", {REPLAY: argument(order="any"), "DATABASE.replay_arrow": argument(order="any")}, MEMORY),
     M("deletes do nothing", "test_machine", {"DATABASE.delete": lie(0)}, MEMORY),
-    # cursors
+    # --- cursors ---
     M("compacted batches lack their first message", "test_machine", COMPACTED, MEMORY),
-    # generations
+    # --- generations ---
     M("generations aren't completed", "test_machine", {**UNFINISHED, "ENGINE.write": late}, DISK, raises=ts.EngineError),
-    # visibility
+    # --- visibility ---
     M("fetched batches lack their first message", "test_nothing_is_skipped_or_reordered", LOSES, EPOCHAL),
-    # threads
+    # --- threads ---
     M("generations are listed twice", "test_generations_beside_writers", {"DATABASE.generations": result(lambda infos: [*infos, infos[-1]])}, MEMORY),
     M("closed is any error", "test_close_while_others_work", {STORE: disguise(ts.DatabaseClosedError, ts.EngineError)}, MEMORY),
-    # compaction
+    # --- compaction ---
     M("replays lack their first message", "test_readers_beside_writers_and_compactions", {"DATABASE.replay_arrow": result(lambda batches: itertools.islice(batches, 1, None))}, MEMORY),
     M("deletes are miscounted", "test_deletes_beside_compactions", {"DATABASE.delete": result(lambda count: count + 1)}, MEMORY),
     M("drops count twice", "test_generations_beside_writers", {DROP: result(lambda dropped: 2 * dropped)}, MEMORY),
     M("checkpoints are empty", "test_checkpoints_beside_compactions", {"DATABASE.checkpoint": also(empty_copy)}, DISK),
     M("closed is any error", "test_close_beside_a_compaction", {"DATABASE.compact": disguise(ts.DatabaseClosedError, ts.EngineError)}, MEMORY),
-    # durability
+    # --- durability ---
     M("every second flush does nothing", "test_every_thread_waits_for_a_sync", {"WRITER._fsync": nth(2, lie())}, DISK),
     M("commit flushes", "test_commit_does_not_sync", {"WRITER.finish_commit": also(lambda me, given: me.engine.flush_log())}, DISK),
     M("batches are written in parts", "test_power_failure", {"ENGINE.write": in_parts}, DISK),
@@ -139,7 +139,7 @@ ROWS = [
     M("writes wait for the next", "test_kill", {"ENGINE.write": late}, DISK, raises=ts.EngineError),
     M("a database is there before its shards", "test_kill_while_creating", {"MAKING.write_manifest": argument(manifest=lambda manifest: attrs.evolve(manifest, complete=True))}, DISK, raises=ts.EngineError),
     M("failures are forgotten", "test_full_disk", {"WRITER.fail": lie()}, DISK),
-    # damage
+    # --- damage ---
     M("verify finds no damage", "test_flipped_or_missing", NO_DAMAGE, DISK),
     M("files aren't listed", "test_files_of_a_closed_database", {"CLOSED_FILES.write": lie()}, DISK),
     M("a name has fewer messages", "test_what_is_salvaged_was_stored", {"DATABASE.replay_arrow": by_name_less}, DISK),

@@ -591,7 +591,7 @@ def put_of_old(call: Call, me: Any, given: Given) -> None:
 
 
 def renewed(call: Call, me: Any, given: Given) -> Any:
-    """Read a snapshot as of a minute ago at most."""
+    """Read from a snapshot that is replaced by a new one every minute."""
     now = time.monotonic()
     if now - vars(me).setdefault("since", now) > 60:
         me.since, me.inner = now, me.engine.inner.snapshot()
@@ -747,7 +747,7 @@ WRITE, SCAN, GETS, CLOSE, OPEN = "ENGINE.write", "READER.scan", "READER.get_many
 # fmt: off
 ROWS = [
     *(M("nothing", "", {}, on) for on in ("memory", "rocksdb", "duckdb")),
-    # keys
+    # --- keys ---
     M("bytes are signed", "test_keys_of_bytes_are_ordered_as_bytes", {SCAN: in_order(lambda key: [(b + 128) % 256 for b in key], shaped=False)}),
     M("numbers are text", "test_keys_of_tuples_are_ordered_as_numbers", {SCAN: in_order(str, shaped=True)}),
     M("short keys come first", "test_order_is_that_of_keys_not_of_writes", {SCAN: in_order(lambda key: (len(key), key), shaped=False)}),
@@ -759,7 +759,7 @@ ROWS = [
     M("an empty value is missing", "test_get_finds_exactly_its_key", {GETS: result(lambda found: [value or None for value in found])}),
     M("answers are sorted", "test_get_many_answers_in_the_order_asked", {GETS: argument(keys=sorted)}),
     M("the next prefix is inside", "test_neighbouring_prefixes_are_apart", {SCAN: argument(end=lambda end: end + b"\0" if isinstance(end, bytes) and len(end) == 4 else end)}),
-    # scans
+    # --- scans ---
     M("scans go on after the end", "test_the_start_is_inside_and_the_end_is_not", {SCAN: when(lambda me, given: not given["reverse"], argument(end=None))}),
     M("scans begin after the start", "test_the_start_is_inside_and_the_end_is_not", {SCAN: lambda call, me, given: chunks(lambda _, chunk: [p for p in chunk if p[0] != given["start"]])(call, me, given)}),
     M("the end is inside in reverse", "test_the_start_is_inside_and_the_end_is_not", {SCAN: when(lambda me, given: given["reverse"] and given["keyspace"] is DATA, argument(end=lambda end: end and (*end[:2], min(end[2] + 1, 2**64 - 1))))}),
@@ -771,7 +771,7 @@ ROWS = [
     M("the last list is empty", "test_lists_are_not_empty_and_hold_a_megabyte", {SCAN: lambda call, me, given: (chunk for part in (call(), [[]]) for chunk in part)}),
     M("scans have no close", "test_a_scan_can_be_dropped_or_closed_at_any_moment", {SCAN: result(partial(map, list))}, raises=AttributeError),
     M("there is one cursor", "test_scans_take_turns", {SCAN: one_cursor}),
-    # batches
+    # --- batches ---
     M("deletes come first", "test_operations_apply_in_their_order", {WRITE: operations(partial(sorted, key=lambda o: o[2] is not None))}),
     M("ranges come last", "test_ranges_apply_first", {WRITE: ranges_last}),
     M("a batch has two ranges", "test_ranges_may_overlap", {WRITE: argument(batch=lambda batch: remade(batch.operations, batch.ranges[:2], batch.rows))}),
@@ -781,12 +781,12 @@ ROWS = [
     M("the end of a range goes, too", "test_the_end_of_a_range_delete_stays", {WRITE: also(also_the_end, before=True)}),
     M("what was deleted stays gone", "test_deleted_keys_can_be_put_again", {WRITE: keep_what_is_gone}),
     M("empty batches are refused", "test_an_empty_batch_is_a_write", {WRITE: when(lambda me, given: not given["batch"], fail(EngineError("nothing to write")))}, raises=EngineError),
-    # sizes
+    # --- sizes ---
     M("one batch in fifty loses an operation", "test_no_write_of_many_is_lost", {WRITE: nth(50, operations(lambda all_: all_[1:]))}),
     M("values are cut", "test_values_of_any_bytes_and_size", {WRITE: values(lambda value: value[:65_535])}),
     M("large values share a list", "test_values_of_any_bytes_and_size", {SCAN: large_lists}),
     M("batches have 65,536 operations", "test_a_hundred_thousand_keys_in_one_batch", {WRITE: operations(lambda all_: all_[: 1 << 16])}),
-    # isolation
+    # --- isolation ---
     M("snapshots are live", "test_a_snapshot_sees_the_moment_it_was_made", {"SNAPSHOT.scan": lambda call, me, given: me.engine.inner.scan(**given), "SNAPSHOT.get_many": lambda call, me, given: me.engine.inner.get_many(**given)}),
     M("scans share a cursor", "test_scans_that_take_turns_lose_no_key", {"SNAPSHOT.scan": one_cursor}),
     M("there is one snapshot", "test_two_snapshots_see_two_moments", {"ENGINE.snapshot": stale(lambda given: ())}),
@@ -794,7 +794,7 @@ ROWS = [
     M("scans are of the moment of the call", "test_a_scan_sees_the_moment_of_its_first_list", {"ENGINE.scan": lambda call, me, given: me.inner.snapshot().scan(**given)}),
     M("each list is of its own moment", "test_a_scan_sees_the_moment_of_its_first_list", {SCAN: step_by_step}),
     M("open scans see range deletes", "test_a_scan_outlives_a_range_delete", {WRITE: also(remember_ranges), "ENGINE.scan": ranges_are_seen}),
-    # reopening
+    # --- reopening ---
     M("the last batch is forgotten", "test_everything_is_there_after_reopening", {WRITE: also(note_the_last, before=True), CLOSE: undo_the_last}, "rocksdb"),
     M("deletes come back", "test_everything_is_there_after_reopening", {WRITE: also(note_the_deleted, before=True), CLOSE: put_back}, "rocksdb"),
     M("scans skip after reopening", "test_random_histories", {"ENGINE.scan": lambda call, me, given: chunks(lambda n, chunk: chunk[1:] if me.reopened and n == 2 and len(chunk) > 1 else chunk)(call, me, given)}, "rocksdb"),
@@ -806,7 +806,7 @@ ROWS = [
     M("a directory is made for nothing", "test_what_does_not_persist_leaves_no_trace", {OPEN: also(lambda me, given: given["path"].mkdir(parents=True, exist_ok=True))}),
     M("values have another form", "test_what_was_written_lies_there", {WRITE: values(lambda value: value[::-1]), GETS: result(lambda found: [v and v[::-1] for v in found]), SCAN: each(lambda chunk: [(key, v[::-1]) for key, v in chunk])}),
     M("only what was written here is read", "test_what_was_put_around_is_read", {WRITE: also(note_keys), GETS: read_known_only}),
-    # crashes and failures
+    # --- crashes and failures ---
     M("batches are written in halves", "test_batches_are_whole_when_killed", {WRITE: half_then_rest}, "rocksdb"),
     M("batches are written in two", "test_a_log_cut_short_keeps_what_is_before", {WRITE: in_two}, "rocksdb"),
     M("repairing cuts one more", "test_a_damaged_log_shows_what_repairing_leaves", {"BACKEND.repair_log": also(lambda me, given: cut_logs(given["path"]))}, "rocksdb"),
@@ -824,7 +824,7 @@ ROWS = [
     M("verify finds nothing", "test_a_flipped_byte_is_reported_or_harmless", {"ENGINE.verify": lambda call, me, given: iter(())}, "rocksdb"),
     M("only one damage is reported", "test_each_damaged_file_is_reported", {"ENGINE.verify": result(lambda damages: islice(damages, 1))}, "rocksdb"),
     M("damaged engines stay open", "test_what_damage_raised_may_be_kept", {SCAN: after_damage, CLOSE: when(lambda me, given: vars(me).get("failed"), lie())}, "rocksdb", raises=EngineError),
-    # threads
+    # --- threads ---
     M("half a batch is seen", "test_readers_beside_a_writer_see_whole_batches", {WRITE: show_first(first_runs), "ENGINE.snapshot": also(lambda me, given: Shown.of(me).seen())}),
     M("ranges are seen before their batch", "test_scans_beside_a_writer_are_whole", {WRITE: show_first(lambda batch: remade((), batch.ranges)), SCAN: seen_scan}),
     M("scans belong to a thread", "test_any_thread_may_go_on_with_a_scan", {SCAN: own_thread}, raises=EngineError),
@@ -833,14 +833,14 @@ ROWS = [
     M("close ends scans", "test_close_beside_all_other_calls", {CLOSE: pull_away, SCAN: end_at_close}),
     M("close waits for scans", "test_close_waits_for_no_scan_that_nobody_reads", {CLOSE: also(wait_for_scans, before=True), SCAN: counted_scan}, waits="seconds for close to return"),
     M("writes wait for scans", "test_writes_go_on_beside_what_is_left_open", {WRITE: also(wait_for_scans, before=True), SCAN: counted_scan}, waits="seconds for the writes to return"),
-    # leaks
+    # --- leaks ---
     M("a file stays open", "test_close_gives_everything_back", {OPEN: also(lambda me, given: os.open(given["path"] / "kept", os.O_CREAT))}, "rocksdb"),
     M("snapshots keep the lock", "test_close_gives_everything_back", {"ENGINE.snapshot": lambda call, me, given: keep_snapshots(me, call()), CLOSE: when(lambda me, given: vars(me).get("held"), lie())}, "rocksdb", raises=EngineError),
     M("failed openings are remembered", "test_a_failed_opening_keeps_nothing", {OPEN: remember_failures}, "rocksdb", raises=EngineError),
     M("openings leave threads", "test_openings_do_not_pile_up", {OPEN: also(lambda me, given: threading.Thread(target=threading.Event().wait, daemon=True).start())}, waits="seconds for handles and threads to be given back"),
     M("scans leave handles", "test_dropped_scans_give_back_what_they_hold", {"ENGINE.scan": nth(10, also(lambda me, given: os.open(os.devnull, os.O_RDONLY)))}),
     M("snapshots need their engine", "test_a_closed_engine_can_be_dropped", {"ENGINE.snapshot": complain_when_gone}, raises=EngineError),
-    # capabilities
+    # --- capabilities ---
     M("sync is declared without persistence", "test_capabilities_are_known", {}, declares="sync"),
     M("undeclared checkpoints are made", "test_checkpoints_raise_where_undeclared", {"ENGINE.checkpoint": lambda call, me, given: given["path"].mkdir()}),
     M("checkpoints are declared", "test_random_histories", {}, declares="checkpoint", raises=UnsupportedError),
@@ -870,7 +870,7 @@ ROWS = [
     M("errors of writing are swallowed", "test_random_histories", {WRITE: swallow(EngineError, StorageFullError)}, "rocksdb", raises=StorageFullError),
     M("reclaiming deletes", "test_random_histories", {"ENGINE.reclaim": also(lambda me, given: write(me, ranges=[tuple(given.values())]))}),
     M("checkpoints are empty", "test_random_histories", {"ENGINE.checkpoint": also(empty_checkpoint)}, "rocksdb"),
-    # limits
+    # --- limits ---
     M("scans cut values of 64 KB", "test_values_of_every_size_by_every_method", {SCAN: by_size(65_536, lambda v: v[:65_535])}),
     M("reverse scans lose values of 4,096 bytes", "test_values_of_every_size_by_every_method", {SCAN: when(lambda me, given: given["reverse"], by_size(4_096, lambda v: b"" if len(v) == 4_096 else v))}),
     M("snapshots cut values of a megabyte", "test_values_of_every_size_by_every_method", {"SNAPSHOT.get_many": result(lambda found: [v and v[: 1 << 20] for v in found])}),
@@ -893,7 +893,7 @@ ROWS = [
     M("zstd data are taken for its own", "test_values_are_byte_for_byte", {GETS: result(lambda found: [v and v.removeprefix(b"\x28\xb5\x2f\xfd") for v in found])}),
     M("keys are known by crc32", "test_keys_are_compared_by_all_their_bytes", {WRITE: keys_of_bytes(lambda key: b"buckeroo" if key == b"plumless" else key)}),
     M("keys are lower case", "test_keys_are_compared_by_all_their_bytes", {WRITE: keys_of_bytes(bytes.lower)}),
-    # changes and readings
+    # --- changes and readings ---
     M("range deletes leave the cache", "test_every_reading_after_every_change", {GETS: cached, WRITE: also(forget_cached)}),
     M("missing keys are remembered", "test_every_reading_after_every_change", {"ENGINE.get_many": lambda call, me, given: [None if (given["keyspace"], key) in vars(me).setdefault("missed", set()) else value if value is not None else me.missed.add((given["keyspace"], key)) for key, value in zip(given["keys"], call(), strict=True)]}),
     M("reverse scans with an end begin one late", "test_every_reading_after_every_change", {SCAN: when(lambda me, given: given["reverse"] and given["end"] and given["start"] is None, lambda call, me, given: chunks(lambda n, chunk: chunk[1:] if not n else chunk)(call, me, given))}),
@@ -908,7 +908,7 @@ ROWS = [
     M("readers follow their writer", "test_a_reader_beside_its_writer_stays", {OPEN: note_latest, "BACKEND.open_reader": lambda call, me, given: call() if given["alone"] else ENGINE(LATEST[given["path"]].inner)}, "rocksdb"),
     M("snapshots last a minute", "test_frozen_views_do_not_age", {"SNAPSHOT.scan": renewed, "SNAPSHOT.get_many": renewed}),
     M("a thousand snapshots are kept", "test_frozen_views_do_not_age", {"ENGINE.snapshot": evicted}),
-    # every kind of write
+    # --- every kind of write ---
     M("threads flush what they wrote", "test_every_kind_of_write_is_made_durable", {WRITE: also(lambda me, given: vars(me).update(writer=threading.get_ident())), "ENGINE.flush_log": own_flush}, "rocksdb"),
     M("only puts are fsynced", "test_every_kind_of_write_is_made_durable", {WRITE: lambda call, me, given: call(sync=given["sync"] and bool(given["batch"].runs))}, "rocksdb"),
     M("a flush joins another", "test_a_flush_within_a_flush_covers_its_own_writes", {"ENGINE.flush_log": joined_flush}, "rocksdb"),
@@ -920,7 +920,7 @@ ROWS = [
     M("wrong keys are missing in snapshots", "test_every_call_refuses_a_wrong_key", {"SNAPSHOT.get_many": swallow(InvalidArgumentError, value=[None])}),
     M("verify leaves out the index", "test_damage_in_each_keyspace_is_reported", {"ENGINE.verify": lambda call, me, given: (told for told in call() if "index" not in told)}, "rocksdb"),
     M("ranges of a second keyspace are ignored", "test_batches_of_any_content", {WRITE: argument(batch=lambda batch: remade(batch.operations, [r for r in batch.ranges if r[0] is batch.ranges[0][0]], batch.rows))}),
-    # life cycles
+    # --- life cycles ---
     M("a second close ends the next engine", "test_a_second_close_touches_nothing_new", {OPEN: note_latest, CLOSE: close_latest}, "rocksdb", raises=TopicstoreError),
     M("a second close ends the siblings", "test_siblings_stay_when_one_is_closed", {OPEN: note_others, CLOSE: close_siblings}, raises=TopicstoreError),
     M("a second close of a snapshot ends others", "test_views_stay_when_another_is_closed", {"ENGINE.snapshot": lambda call, me, given: keep_snapshots(me, call()), "SNAPSHOT.close": close_twice_frees_another}, raises=TopicstoreError),

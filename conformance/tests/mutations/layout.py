@@ -548,14 +548,14 @@ STORE, NEXT, DELETE, COMPACT, VERIFY = "SLAB.store", "SLAB.next", "SLAB.delete",
 # fmt: off
 ROWS = [
     *(M("nothing", "", {}, on) for on in ("reference", "block", "skipstream")),
-    # contents
+    # --- contents ---
     M("one message in a thousand is lost", "test_no_message_of_many_is_lost", {STORE: stored_rows(lambda batch: [row for row in range(len(batch)) if int(batch.positions[row]) % 1_000])}, "reference"),
     M("user properties are dropped", "test_every_field_comes_back", {STORE: stored(properties=lambda all_: all_ and msgspec.structs.replace(all_, user_properties=()))}, "reference"),
     M("empty retained messages are lost", "test_any_messages_come_back", {STORE: stored_rows(lambda batch: [n for n, m in enumerate(batch.to_messages()) if m.payload or not m.retain])}, "reference"),
     M("topics are cut", "test_hostile_topics", {STORE: stored(topic=lambda topic: topic[:10_000])}, "reference"),
     M("payloads are cut", "test_large_payloads", {STORE: stored(payload=lambda payload: payload[: 1 << 20])}, "reference"),
     M("batches have 8,192 messages", "test_a_large_batch", {STORE: stored_rows(lambda batch: range(min(len(batch), 8_192)))}, "reference"),
-    # reading
+    # --- reading ---
     M("the limit is one more", "test_the_limit_of_rows", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, rows=limits.rows + 1))}, "reference"),
     M("bytes have no limit", "test_the_limit_of_bytes", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, bytes=1 << 40))}, "reference"),
     M("columns are left unread", "test_the_columns_that_are_asked_for", {NEXT: argument(limits=lambda limits: attrs.evolve(limits, columns=limits.columns if len(limits.columns) > 2 else frozenset()))}, "block"),
@@ -575,13 +575,13 @@ ROWS = [
     M("patterns are wrong", "test_a_streams_pattern_matches_its_topics", {"SLAB.streams": result(lambda all_: [attrs.evolve(info, pattern="f/#") for info in all_])}, "reference"),
     M("nothing is counted", "test_counters_count_rows", {"LAYOUT.open": result(lambda slab: vars(slab).update(counters=type(slab.counters)()) or slab)}, "reference"),
     M("streams are miscounted", "test_info_counts_streams", {"SLAB.info": result(lambda info: attrs.evolve(info, streams=info.streams + 1))}, "reference"),
-    # topics and filters
+    # --- topics and filters ---
     M("# matches $", "test_wildcards_do_not_match_dollar_topics", matching(lambda f, topic: f.matches(topic) or f.text == "#"), "reference"),
     M("empty levels are none", "test_empty_levels_are_levels", matching(lambda f, topic: f.matches(topic.strip("/") or topic)), "reference"),
     M("# wants a level", "test_a_filter_matches_the_level_above_its_hash", matching(lambda f, topic: f.matches(topic) and f"{topic}/#" != f.text), "reference"),
     M("the last + wants a text", "test_filters_made_of_topics", matching(lambda f, topic: f.matches(topic) and not (f.text.endswith("+") and topic.endswith("/"))), "reference"),
     M("the last level may miss", "test_topics_nobody_published_to", matching(lambda f, topic: f.matches(topic) or f.matches(f"{topic}/no")), "reference"),
-    # places of cursors
+    # --- places of cursors ---
     M("places are kept in memory", "test_places_survive_all_changes", {"SLAB.begin": known_places, NEXT: known_places}, "reference"),
     M("places end with stores", "test_places_survive_all_changes", {STORE: count("stores"), **with_suffix(lambda me: vars(me).get("stores", 0), after_stores)}, "reference"),
     M("places count rows", "test_places_survive_all_changes", with_suffix(lambda me: 0, by_rows), "reference"),
@@ -589,7 +589,7 @@ ROWS = [
     M("places say what is there", "test_places_say_what_was_read", {"SLAB.reached": lie(1 << 60)}, "reference"),
     M("all streams are there", "test_streams_that_are_not_there", {"SLAB.begin": argument(stream=0)}, "reference"),
     M("any place is the beginning", "test_places_that_are_none", {NEXT: argument(place=lambda place: place if len(place) == 8 else bytes(8))}, "reference"),
-    # structure
+    # --- structure ---
     M("nothing is learned", "test_few_streams_serve_many_topics", {"SKIPSTREAM.open": lambda call, me, given: SkipstreamSlab(*given.values(), LearnedTopics(given["generation"], (1_000_000,)))}, "skipstream"),
     M("topics move", "test_no_topic_moves", {"SLAB.streams": lie(TWO), "SLAB.cover": lie([0, 1]), "SLAB.begin": argument(stream=lambda stream: stream // 2), NEXT: two_halves}, "reference"),
     M("streams beyond the numbers of a byte are left out", "test_more_structures_than_a_byte_counts", {"SLAB.cover": result(lambda streams: [stream for stream in streams if stream < 256])}, "skipstream"),
@@ -599,12 +599,12 @@ ROWS = [
     M("an heir shows its parent's messages", "test_an_heir_has_no_messages_of_its_parent", {"REFERENCE.open": open_parent}, "reference"),
     M("generations are one", "test_generations_keep_apart", {"REFERENCE.open": argument(generation=1)}, "reference"),
     M("a note is beside the generation", "test_a_generation_goes_by_range_deletes", {STORE: also(lambda me, given: given["write"].put(KEYS, b"note", b""))}, "reference"),
-    # writing
+    # --- writing ---
     M("failed batches are shown", "test_a_failed_write_leaves_nothing", {STORE: also(lambda me, given: vars(me).update(last=given["batch"])), NEXT: with_the_last}, "reference"),
     M("what was learned is saved too early", "test_what_a_failed_write_learned_is_stored_by_the_next", {STORE: also(lambda me, given: me.inner.committed())}, "skipstream", raises=CorruptionError),
     M("two failures stop the slab", "test_several_failures_in_a_row", {STORE: one_failure_only, "SLAB.committed": also(lambda me, given: vars(me).update(waiting=0))}, "reference"),
     M("the slab writes by itself", "test_storing_changes_nothing_until_the_commit", {STORE: write_by_itself}, "reference"),
-    # deletes
+    # --- deletes ---
     M("the last position stays", "test_exactly_what_matches_goes", {DELETE: argument(last=lambda last: last - 1)}, "reference"),
     M("freed bytes are miscounted", "test_exactly_what_matches_goes", {DELETE: each(lambda one: attrs.evolve(one, freed=2 * one.freed))}, "reference"),
     M("nothing is spared", "test_what_is_to_be_spared_stays", {DELETE: argument(spare=())}, "reference"),
@@ -612,21 +612,21 @@ ROWS = [
     M("a delete is one step", "test_steps_are_bounded", {DELETE: at_once(in_one_step)}, "reference"),
     M("later messages are deleted", "test_others_write_between_steps", {DELETE: on_and_on}, "reference"),
     M("a delete is begun once", "test_a_delete_is_resumed", {DELETE: once}, "reference"),
-    # heads
+    # --- heads ---
     M("heads lack a message", "test_heads_are_those_of_the_messages", {"SLAB.heads": each(without_the_first)}, "block"),
     M("heads lack a range", "test_heads_are_those_of_the_messages", {"SLAB.heads": each(lambda heads: attrs.evolve(heads, last=heads.last + 1))}, "block"),
     M("heads end too late", "test_heads_of_any_range", {"SLAB.heads": argument(last=lambda last: last + 9)}, "block"),
     M("steps lack a message", "test_compaction_steps_have_the_heads_of_a_range", {COMPACT: each(lambda step: attrs.evolve(step, heads=without_the_first(step.heads)))}, "block"),
     M("steps end too late", "test_compaction_steps_have_the_heads_of_a_range", {COMPACT: each(lambda step: attrs.evolve(step, heads=attrs.evolve(step.heads, last=FAR)))}, "block"),
 
-    # compaction
+    # --- compaction ---
     M("compaction loses the newest", "test_compaction_changes_nothing", {COMPACT: lose_the_newest}, "block"),
     M("everything waits", "test_the_backlog_is_what_waits", {"SLAB.backlog": lambda call, me, given: given["messages"]}, "reference"),
     M("compaction continues to the end", "test_compaction_ends_at_its_bound", {COMPACT: argument(bound=FAR)}, "block"),
     M("each step must be committed", "test_steps_that_are_never_committed", {COMPACT: insist}, "block"),
     M("steps are committed twice", "test_deletes_between_steps_of_a_compaction", {COMPACT: twice_committed}, "block"),
     M("steps remove later stores", "test_stores_beside_compaction", {COMPACT: over_stores}, "block"),
-    # damage
+    # --- damage ---
     M("damaged messages are skipped", "test_flipped_bits_are_reported", {"REFERENCE_SLAB._scan": readable}, "reference"),
     M("verify finds all well", "test_other_values_of_messages_are_reported", {VERIFY: each(lambda found: found if isinstance(found, int) else 1)}, "reference"),
     M("errors have no place", "test_flipped_bits_are_reported", {NEXT: not_its_place}, "reference"),
@@ -636,12 +636,12 @@ ROWS = [
     M("damaged structure begins anew", "test_damaged_structure_is_reported", {"SKIPSTREAM.open": open_anew_if_damaged}, "skipstream"),
     M("any damage ends reading", "test_the_rest_stays_readable", {NEXT: give_up}, "reference", raises=CorruptionError),
     M("missing names are guessed", "test_missing_writes_change_no_message", {"NAMES.check": guessed}, "block"),
-    # threads and histories
+    # --- threads and histories ---
     M("a delete during a call loses a message", "test_a_change_at_any_moment_of_a_read", {DELETE: count("deletes"), NEXT: overtaken}, "reference"),
     M("threads read for each other", "test_readers_beside_a_writer_and_compaction", {NEXT: wanted_elsewhere}, "reference"),
     M("a failure after a delete loses messages", "test_random_histories", {DELETE: also(lambda me, given: happened(me).add("delete")), STORE: after_a_failure, "SLAB.committed": also(lambda me, given: vars(me).update(failed=False))}, "reference"),
     M("every third batch is lost", "test_random_histories", {STORE: nth(3, lie())}, "reference"),
-    # limits
+    # --- limits ---
     M("payloads of 32 KB lose a byte", "test_one_payload_of_many_sizes", {STORE: stored(payload=lambda payload: payload[:-1] if len(payload) == 32_768 else payload)}, "reference"),
     M("payloads of 64 KB are cut", "test_payloads_of_every_size", {STORE: stored(payload=lambda payload: payload[:65_535])}, "reference"),
     M("payloads have lengths of three bytes", "test_a_payload_past_every_buffer", {STORE: stored(payload=lambda payload: payload[: len(payload) & 0xFFFFFF])}, "reference"),
@@ -664,7 +664,7 @@ ROWS = [
     M("topics are normalised", "test_names_with_equal_hashes_stay_apart", {STORE: stored(topic=lambda text: unicodedata.normalize("NFC", text))}, "reference"),
     M("empty properties are none", "test_payloads_and_fields_are_byte_for_byte", {STORE: stored(properties=lambda all_: None if all_ == Properties() else all_)}, "reference"),
     M("an empty content type is none", "test_payloads_and_fields_are_byte_for_byte", {STORE: stored(properties=lambda all_: all_ and msgspec.structs.replace(all_, content_type=all_.content_type or None))}, "reference"),
-    # changes and readings
+    # --- changes and readings ---
     M("answers outlast deletes", "test_every_reading_after_every_change", {NEXT: stale_reads, STORE: also(forget_answers)}, "block"),
     M("heads outlast deletes", "test_every_reading_after_every_change", {"SLAB.heads": lambda call, me, given: iter(vars(me).setdefault("known_heads", {}).setdefault((given["topic_filter"].text, given["first"], given["last"]), [*call()])), STORE: also(lambda me, given: vars(me).pop("known_heads", None))}, "block"),
     M("places end with a delete", "test_old_places_after_every_change", {DELETE: count("compactions"), **with_suffix(lambda me: vars(me).get("compactions", 0), after_compaction)}, "block"),
@@ -677,7 +677,7 @@ ROWS = [
     M("empty slabs have one message", "test_a_slab_without_messages", {VERIFY: lambda call, me, given: call() if given["bound"] >= 0 else iter([1])}, "reference"),
     M("filters are kept", "test_nothing_that_is_read_stays_in_memory", {"SLAB.begin": also(keep_readings)}, "reference"),
     M("openings are kept", "test_nothing_that_is_read_stays_in_memory", {"LAYOUT.open": also(keep_readings)}, "reference"),
-    # borders
+    # --- borders ---
     M("the first of a batch stays", "test_deletes_at_the_borders_of_batches", {STORE: also(note_firsts), DELETE: border_stays}, "reference"),
     M("the next batch goes with the last", "test_deletes_at_the_borders_of_batches", {STORE: also(note_ends), DELETE: end_goes}, "block"),
     M("every eighth position can't be deleted", "test_deletes_at_every_position", {DELETE: when(lambda me, given: given["first"] == given["last"] and given["first"] % 8 == 1, lambda call, me, given: iter(()))}, "reference"),

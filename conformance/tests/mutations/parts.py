@@ -167,17 +167,17 @@ ERRORS = (ts.TopicstoreError, OverflowError, ValueError, KeyError)
 # fmt: off
 ROWS = [
     *(M("nothing", "", {}, on) for on in (MEMORY, DISK)),
-    # arguments
+    # --- arguments ---
     M("rules may have any client id", "test_wrong_arguments_change_nothing", {"RULE.check_utf8": lie("")}, MEMORY, raises=ERRORS),
     M("the highest identifier is refused", "test_extreme_arguments_are_accepted", {"SESSION.subscribe": argument(subscription_identifier=lambda number: number + (number > 7))}, MEMORY),
-    # reports
+    # --- reports ---
     M("a generation has more bytes", "test_reports_of_generations", {"REWRITER._replace_locked": argument(freed=lambda freed: -freed)}, MEMORY),
     M("databases are made in 1970", "test_reports_of_the_creation", {"MANIFEST.format_time": result(lambda text: "1970" + text[4:])}, MEMORY),
     M("single messages aren't counted", "test_reports_of_topics", {"DATABASE.topics": result(lambda found: [one for one in found if one.messages > 1])}, MEMORY, raises=ERRORS),
     M("deletes are counted twice", "test_reports_of_work", {"DATABASE.info": result(lambda info: attrs.evolve(info, shards=[*info.shards, *info.shards]))}, MEMORY),
     M("nothing waits to be sent again", "test_reports_of_sessions", {"SESSION.status": result(lambda status: attrs.evolve(status, to_resend=0))}, MEMORY),
     M("no window is full", "test_reports_of_subscriptions", {"SUBSCRIPTION.status": result(lambda status: attrs.evolve(status, stuck=False))}, MEMORY),
-    # publishing and retained messages
+    # --- publishing and retained messages ---
     M("empty payloads clear nothing", "test_the_last_retained_message_counts", CLEARED, MEMORY),
     M("retained messages are in reverse", "test_retained_messages_are_found_by_filter", {"LOOKUP.retained": result(lambda found: found[::-1])}, MEMORY, brief=True),
     M("leaps pass the next match", "test_retained_messages_are_found_among_many", {"LEAPS.after": result(lambda text: text and text + "~")}, MEMORY),
@@ -193,7 +193,7 @@ ROWS = [
     M("rules have no lowest QoS", "test_rules_have_publishers_and_levels", {"RULES.add": argument(least_qos=0)}, MEMORY),
     M("nothing is due", "test_stores_cause_the_removal_of_expired_messages", {"ENDS.expect": lie()}, MEMORY, brief=True),
     M("what replaced an expired message goes with it", "test_replaced_messages_do_not_expire", {"RETAINED._remove_expired": without_condition}, MEMORY),
-    # sessions
+    # --- sessions ---
     M("deliveries lack their first message", "test_each_message_once", DELIVERED, MEMORY),
     M("every start is clean", "test_sessions_outlast_reopening", CLEAN, DISK, raises=ERRORS),
     M("every start is clean", "test_retained_messages_in_flight_outlast_reopening", CLEAN, DISK, raises=ERRORS),
@@ -209,7 +209,7 @@ ROWS = [
     M("wills wait twice as long", "test_wills_come_with_the_end_of_a_session", {"SESSIONS.open": argument(will=lambda will: will and Will(will.message, 2 * will.delay))}, MEMORY),
     M("wills are published after a DISCONNECT", "test_wills_of_clients_that_return", {"SESSION.disconnect": argument(send_will=True)}, DISK),
     M("deliveries lack the first", "test_wills_reach_sessions_that_are_away", DELIVERED, DISK),
-    # packet ids
+    # --- packet ids ---
     M("every row of a call is new", "test_repetitions_within_a_call_are_stored_once", {"RECEIVING.new_messages": lambda call, me, given: (list(given["rows"]), call()[1])}, MEMORY),
     M("packet ids of clients aren't stored", "test_repetitions_after_reopening_are_stored_once", {"RECEIVING.writes_of": lie({})}, DISK),
     M("PUBRELs aren't stored", "test_released_ids_can_be_used_again", {"QOS2._removals": lie([])}, DISK),
@@ -219,7 +219,7 @@ ROWS = [
     M("a take-over commits nothing", "test_acknowledgements_outlast_a_take_over", {"COMMITS.checkpoint": lie([])}, MEMORY),
     M("every PUBREC accepts", "test_a_refused_message_is_over", {"SESSION.pubrec": argument(accepted=True)}, MEMORY),
     M("ended sessions count", "test_bounded_sessions", {"COUNTS.add": argument(change=lambda change: max(change, 0))}, MEMORY, raises=ERRORS),
-    # subscriptions of sessions
+    # --- subscriptions of sessions ---
     M("retained messages are always sent", "test_retained_messages_are_sent_as_asked", {"SESSION.subscribe": argument(retain_handling=0)}, MEMORY),
     M("identifiers are forgotten", "test_flags_of_messages", {"SESSION.subscribe": argument(subscription_identifier=0)}, MEMORY),
     M("no_local is forgotten", "test_own_messages_are_left_out", {"SESSION.subscribe": argument(no_local=False)}, MEMORY),
@@ -239,7 +239,7 @@ ROWS = [
     M("bytes have no limit", "test_deliveries_of_some_bytes", {"SESSION.deliver": argument(max_bytes=None)}, MEMORY),
     M("nothing pauses", "test_paused_sessions_are_sent_nothing", {"SESSION.pause": lie()}, MEMORY),
     M("no answer is an answer", "test_undecided_messages_wait", {"PERMIT._ask": result(lambda answers: [answer is not False for answer in answers])}, MEMORY),
-    # shared subscriptions
+    # --- shared subscriptions ---
     M("shared subscriptions aren't shared", "test_each_message_to_one_member", {"SESSION.subscribe": argument(topic_filter=lambda text: text.removeprefix("$share/group/"))}, MEMORY),
     M("everything is allowed", "test_refused_messages_go_to_other_members", {"SESSION.restrict": argument(allow=None)}, MEMORY),
     M("every start is clean", "test_groups_outlast_reopening", CLEAN, DISK),
@@ -247,14 +247,14 @@ ROWS = [
     M("members don't expire", "test_an_expired_member_leaves_its_messages", TICK, MEMORY),
     M("members leave nothing", "test_what_was_sent_at_qos_2_goes_to_no_other_member", {"STORED_SESSIONS.revocable": lie([])}, MEMORY),
     M("every start is clean", "test_a_killed_group", CLEAN, DISK, raises=ERRORS),
-    # subscriptions
+    # --- subscriptions ---
     M("fetches lack their first message", "test_stored_then_new", FETCHED, MEMORY, brief=True),
     M("places are the beginning", "test_places_outlast_reopening", AGAIN, DISK),
     M("nobody is woken", "test_waiting_followers_are_woken", {"NOTIFIER.notify": lie()}, MEMORY, brief=True),
     M("dropped generations aren't reported", "test_followers_pass_dropped_generations", {"SUBSCRIPTION.fetch": result(lambda found: attrs.evolve(found, dropped=()))}, MEMORY),
     M("retention does nothing", "test_followers_pass_expired_messages", {"RETENTION.run": lie()}, MEMORY, brief=True),
     M("places are the beginning", "test_a_killed_follower", AGAIN, DISK),
-    # queues
+    # --- queues ---
     M("queues are in reverse", "test_first_in_first_out", {"QUEUE.peek": result(lambda found: attrs.evolve(found, messages=found.messages[::-1]))}, MEMORY),
     M("every policy drops the newest", "test_bounds", {"QUEUES.open": argument(overflow="drop_newest")}, MEMORY),
     M("commits do nothing", "test_queues_outlast_reopening", {"QUEUE.commit": lie(0)}, DISK),
@@ -266,7 +266,7 @@ ROWS = [
     M("generations go when they were read", "test_large_queues_keep_what_was_read", {"QUEUE._drop_passed": gone_when_read}, DISK, raises=ERRORS),
     M("bounds don't change", "test_changed_bounds_outlast_reopening", {"QUEUE.bound": lie()}, DISK),
     M("queues aren't dropped", "test_a_dropped_queue_is_gone", {"QUEUES.drop": lie(True)}, DISK),
-    # retention
+    # --- retention ---
     M("a run drops the oldest generation", "test_nothing_goes_without_a_limit", {"RETENTION.run": also(drop_oldest)}, MEMORY),
     M("a run is days ahead", "test_young_messages_stay", {"RETENTION.run": days_later(1.5)}, MEMORY),
     M("filters are ignored", "test_filters_have_ages_of_their_own", {"RETENTION.set": argument(filters={})}, MEMORY),
@@ -281,7 +281,7 @@ ROWS = [
     M("stores cause no run", "test_stores_cause_removals", {"RETENTION._wake_if_due": lie()}, MEMORY, brief=True),
     M("stores cause no run", "test_stores_cause_removals_by_filter", {"RETENTION._wake_if_due": lie()}, MEMORY, brief=True),
     M("an outlook drops a generation", "test_an_outlook_changes_nothing", {"RETENTION.outlook": also(drop_oldest)}, MEMORY),
-    # archives
+    # --- archives ---
     M("archives lack messages", "test_archived_messages_read_as_before", LOST, MEMORY),
     M("archives lack messages", "test_any_messages_of_an_archive_can_be_selected", LOST, MEMORY),
     M("topics of archives are missing", "test_archived_messages_are_counted", {"DATABASE.topics": if_archived(lambda tallies: tallies[1:])}, MEMORY),
@@ -292,7 +292,7 @@ ROWS = [
     M("fetches lack their first message", "test_followers_read_archives", FETCHED, MEMORY, brief=True),
     M("nothing is archived", "test_expired_generations_are_archived", {"RETENTION.set": argument(archive_to=None)}, MEMORY),
     M("archives lack messages", "test_a_killed_archiving", LOST, DISK),
-    # whole databases
+    # --- whole databases ---
     M("clocks aren't bounded", "test_any_clock", {"POLICY.now": lambda call, me, given: me.clock()}, MEMORY, raises=ERRORS),
     M("positions begin anew", "test_clocks_that_jump", {"OPENER.open": forget_position}, DISK, raises=ts.DataLossError),
     M("replays are in reverse", "test_clocks_that_jump", {"DATABASE.replay": result(lambda messages: iter(list(messages)[::-1]))}, DISK),
@@ -304,7 +304,7 @@ ROWS = [
     M("nobody holds the lock", "test_one_opening_at_a_time", {"LOCK._lock": lie()}, DISK, raises=ERRORS),
     M("timestamps are those of positions", "test_timestamps", {"DATABASE.replay": argument(by="position")}, MEMORY),
     M("deletes are miscounted", "test_deletes_between_generations", {"DATABASE.delete": result(lambda count: count + 1)}, MEMORY),
-    # histories
+    # --- histories ---
     M("publishers can't ask for persistence", "test_publishing_histories", UNASKED, MEMORY),
     M("fetches lack their first message", "test_subscription_histories", FETCHED, MEMORY),
     M("deliveries of many lack the first", "test_sessions_histories", {"SESSIONS.deliver_batches": result(lambda found: found[1:])}, MEMORY),

@@ -72,7 +72,7 @@ def skips(holds: Callable[[Any, Given], object]) -> Any:
 
 
 def each_way(change: Callable[[list[bytes], Call], list[bytes]]) -> Any:
-    """Replace the function of payloads; ``change`` gets them and the function."""
+    """Replace a function of payloads by ``change``, which gets the payloads and the original function."""
     return lambda call, me, given: change(list(given["payloads"]), lambda some: call(payloads=some))
 
 
@@ -218,7 +218,7 @@ TWICE = {READ: lambda call, me, given: call(result=call())}
 # fmt: off
 ROWS = [
     *(M("nothing", "", {}, on) for on in (MEMORY, PLAIN, DISK)),
-    # content
+    # --- content ---
     M("properties are lost", "test_every_field", {STORE: rows(column(properties=lambda _: None))}, MEMORY),
     M("timestamps are lost", "test_every_field", {STORE: rows(column(timestamps=lambda _: None))}, MEMORY),
     M("RETAIN flags are lost", "test_every_field", {READ: read(lambda found: batch_of(found, column(retain=lambda _: False)))}, MEMORY),
@@ -232,7 +232,7 @@ ROWS = [
     M("payloads are stripped", "test_any_payloads", {ENCODE: argument(payloads=lambda given: [bytes(p).strip(b"\0") for p in given])}, MEMORY),
     M("Arrow isn't encoded", "test_arrow", {STORE: skips(is_arrow)}, MEMORY, raises=ANY),
     M("the whole of sliced Arrow is stored", "test_parts_of_arrow", {STORE: when(is_arrow, rows(lambda batch: MessageBatch.concat([batch, batch[:1]])))}, MEMORY, raises=ANY),
-    # what is passed on
+    # --- rows and fields ---
     M("rows are stored in order of topics", "test_rows_are_stored_in_order", {STORE: rows(by_topic)}, MEMORY),
     M("client ids are hidden", "test_rows_are_stored_in_order", {STORE: rows(column(client_ids=lambda text: text[::-1]))}, MEMORY),
     M("QoS becomes 0", "test_rows_are_stored_in_order", {STORE: rows(column(qos=lambda _: 0))}, MEMORY),
@@ -247,7 +247,7 @@ ROWS = [
     M("errors of a store are swallowed", "test_errors_reach_the_caller", {"TRANSFORM.topicstore_store": swallowing}, MEMORY),
     M("threads share a buffer", "test_threads", {ENCODE: shared_buffer}, MEMORY, raises=ANY),
     M("only what was never read is decoded", "test_copies_of_messages", {DECODE: remembered}, MEMORY, raises=ANY),
-    # reading
+    # --- reading ---
     M("payloads are decoded twice", "test_each_way_of_reading", TWICE, MEMORY),
     M("one row is read as it is stored", "test_each_way_of_reading", {READ: when(lambda me, given: len(given["result"].batch) == 1, lambda call, me, given: given["result"])}, MEMORY),
     M("a second read decodes twice", "test_reading_again", {DECODE: over_again}, MEMORY),
@@ -256,7 +256,7 @@ ROWS = [
     M("empty batches raise", "test_empty_reads", {DECODE: lambda call, me, given: call(payloads=[min(payloads := list(given["payloads"])), *payloads][1:])}, MEMORY, raises=ANY),
     M("an empty batch is the end", "test_empty_reads_are_not_the_end", {READ: read(lambda found: found if len(found.batch) else attrs.evolve(found, caught_up=True))}, MEMORY),
     M("topics are hidden", "test_filters_deletes_and_counts", {STORE: rows(column(topics=lambda text: text[::-1])), READ: read(lambda found: batch_of(found, column(topics=lambda text: text[::-1])))}, MEMORY),
-    # kept messages
+    # --- kept messages ---
     M("kept messages aren't encoded", "test_retained_messages", {STORE: skips(kept)}, MEMORY, raises=ANY),
     M("kept messages aren't decoded", "test_retained_messages", {READ: skips(lambda me, given: given["request"].cursor.generation == 0)}, MEMORY),
     M("kept messages are neither encoded nor decoded", "test_kept_messages_are_transformed", {STORE: skips(kept), READ: skips(lambda me, given: given["request"].cursor.generation == 0)}, MEMORY),
@@ -267,7 +267,7 @@ ROWS = [
     M("payloads are decoded twice", "test_queues", TWICE, MEMORY, raises=ANY),
     M("messages that are stored nowhere are encoded", "test_messages_that_are_stored_nowhere", {"HUB.route": argument(messages=lambda given: [ts.Message(m.topic, SHIFTING.encode([m.payload])[0]) for m in given])}, MEMORY),
     M("payloads are decoded twice", "test_archives", TWICE, MEMORY),
-    # time and other transforms
+    # --- time and other transforms ---
     M("messages with properties are encoded twice", "test_machine", {STORE: lambda call, me, given: (call(), given["request"].batch)[0] if all(p is None for p in to_iterable(given["request"].batch.properties)) else twice(call, me, given)}, MEMORY),
     M("long batches aren't decoded", "test_compaction", {READ: skips(lambda me, given: len(given["result"].batch) > 30)}, MEMORY),
     M("payloads are encoded by the day", "test_later", {STORE: dated, READ: undated}, MEMORY),

@@ -30,7 +30,7 @@ SUITES = Path(topicstore_conformance.__file__).parent
 VARIABLE = "MUTATION"
 """The environment variable that names the mutation of child processes."""
 SHORT = 1.0
-"""The timeout, in seconds, of waits that are known to be in vain."""
+"""The timeout, in seconds, of waits that are expected to time out."""
 WORSE = {"skipped": 0, "passed": 1, "failed": 3}
 """The outcomes by rank; an error that is not the suite's ranks 2."""
 
@@ -50,9 +50,9 @@ class M:
     declares: str = ""
     """Capabilities that the subject falsely declares."""
     waits: str = ""
-    """The name, in the test's error message, of the event that the test awaits in vain, with the timeout `SHORT`."""
+    """The event, as named in the test's error message, whose wait times out; its timeout is `SHORT`."""
     brief: bool = False
-    """Whether the test would wait in vain after it failed, so that the timeout is `SHORT`."""
+    """Whether the test, once it has failed, waits until a timeout, which is therefore `SHORT`."""
     raises: type[Exception] | tuple[type[Exception], ...] = ()
     """Errors of the mutation with which the test may fail, besides assertions, because its guarantee excludes them."""
 

@@ -93,7 +93,10 @@ def fork(make: Make, path: Path) -> None:
 
 
 class Reopening(Fixtures):
-    """Tests of closing and opening."""
+    """Tests that a shard has its data after it was closed and opened again, and that only one engine has it open.
+
+    They also test the errors of opening, forked processes, and the bytes in the underlying store.
+    """
 
     @requires("persistent")
     def test_everything_is_there_after_reopening(self, backend: Backend, shard: Path) -> None:

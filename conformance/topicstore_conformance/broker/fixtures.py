@@ -43,8 +43,8 @@ def needs(*features: str) -> Callable[[F], F]:
 class Broker:
     """A broker under test, which may have other clients and messages.
 
-    strict: whether the broker must also do what the standard recommends or leaves open, and topicstore's server does:
-            say why it ends a connection, and share subscriptions of MQTT 3.1.1.
+    strict: whether to test also two features that MQTT doesn't demand and topicstore's server has: the reason why it
+            ends a connection, and shared subscriptions of MQTT 3.1.1.
     """
 
     host: str

@@ -96,7 +96,7 @@ class _File:
         kind = draw.choice(("all", "nothing", "short", "zeros", "noise", "holes"))
         size = sum(len(write.data or b"") for write in pending)
         room = {"all": size, "holes": size, "nothing": 0}.get(kind, draw.randint(0, size))
-        if kind in ("short", "zeros", "noise") and draw.random() < 0.3:  # end at a call's end, as files often do
+        if kind in ("short", "zeros", "noise") and draw.random() < 0.3:  # often a file ends at the end of a write call
             ends = [0]
             for write in pending:
                 ends.append(ends[-1] + len(write.data or b""))

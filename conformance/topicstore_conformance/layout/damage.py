@@ -40,7 +40,7 @@ def broken(value: bytes) -> Iterator[bytes]:
 
 
 def told(stored: Stored, *places: str) -> str:
-    """Return "told" if damage was reported in the slab or in its learned topics, else a text with the wrong places."""
+    """Return "told" if all ``places`` name the slab or its learned topics, else a text with the wrong places."""
     good = f"shard {SHARD}, generation {stored.generation}, ", "learned topics, key "
     return "told" if all(place.startswith(good) for place in places) else f"told at {places}"
 

@@ -171,7 +171,7 @@ class Stored:
         return counts
 
     def forget(self, topic_filter: str, first: int, last: int, spare: Sequence[str] = ()) -> None:
-        """Delete from the list only."""
+        """Delete matching rows from the list of expected rows, not from the slab."""
 
         def goes(position: int, topic: str) -> bool:
             matching = match(topic_filter, topic) and not any(match(one, topic) for one in spare)
@@ -206,7 +206,10 @@ class Stored:
         return [Reader(self, stream, text) for text in filters for stream in self.slab.cover(TopicFilter(text))]
 
     def check_read(self, readers: Sequence[Reader], deleted: Collection[int] = ()) -> None:
-        """Check, for each filter, that its readers got the `wanted` and some deleted rows, none of them twice."""
+        """Check that the readers of each filter together got every remaining matching row, and no row twice.
+
+        The readers may also have got rows at the positions ``deleted``, from before the delete.
+        """
         for text in {reader.text for reader in readers}:
             got = [row for reader in readers if reader.text == text for row in reader.got]
             assert len({position for position, _ in got}) == len(got)
@@ -381,23 +384,26 @@ class Reader:
 
 
 class Acting:
-    """A wrapper of an engine, or of its snapshot, that takes an action once, before or after one of its reads.
+    """A wrapper of an engine, or of its snapshot, that calls a function once, immediately before or after a read.
 
-    Reads of ``meta`` don't count, because the slab may hold a lock meanwhile.
+    Reads of the keyspace ``meta`` don't count, because the slab may hold a lock meanwhile.
     """
 
     def __init__(self, inner: Any, engine: Acting | None = None) -> None:
         self.inner, self.engine = inner, engine or self
         self.left = -1
-        """The number of moments, two a read, before the action; negative if it was taken or there is none."""
+        """The remaining number of starts and ends of reads before the action; negative if none is pending."""
         self.action: Callable[[], object] = bool
 
     def arm(self, moments: int, action: Callable[[], object]) -> None:
-        """Set the action, and the number of moments before it."""
+        """Call ``action`` once, after ``moments`` further starts and ends of reads; each read has a start and an end.
+
+        A scan has one such moment before its first chunk, and one after each chunk.
+        """
         self.left, self.action = moments, action
 
     def moment(self, *arguments: Any) -> None:
-        """Count a moment, and take the action if it is due; ignore reads of ``meta``."""
+        """Count the start or the end of a read, and call the action if it is due; ignore reads of ``meta``."""
         if META not in arguments:
             self.engine.left -= 1
             if self.engine.left == -1:
@@ -417,7 +423,7 @@ class Acting:
         return read
 
     def scan(self, *arguments: Any, **options: Any) -> Iterator[list[tuple[Key, bytes]]]:
-        """Scan the inner engine; there is a moment before the first chunk and one after each."""
+        """Scan the inner engine; count a moment before the first chunk, and one after each."""
         self.moment(*arguments)
         for chunk in self.inner.scan(*arguments, **options):
             self.moment(*arguments)

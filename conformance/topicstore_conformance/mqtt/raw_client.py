@@ -66,7 +66,7 @@ class RawClient:
         return bool(data)
 
     def next(self) -> Packet:
-        """Return the next packet; the server must not close the connection instead."""
+        """Return the next packet; fail if the server closes the connection instead."""
         packet = self.receive()
         assert packet is not None, "the server closed the connection"
         return packet

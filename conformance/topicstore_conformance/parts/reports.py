@@ -53,7 +53,10 @@ class Reports(Fixtures):
             assert f"topicstore {ts.__version__}" == db.manifest.created_by
 
     def test_reports_of_topics(self, world: World) -> None:
-        """Topics and clients are counted with their messages and bytes, from a single message on, over generations."""
+        """`topics` and `clients` count messages and bytes over all generations, also of a topic with one message.
+
+        `latest` returns the last message of the topic.
+        """
         for number in range(1, 4):
             world.db.store([Message("t/a", b"123", "p")])
             list(world.db.replay("#"))  # ends the epochs of layouts that have them

@@ -337,7 +337,10 @@ class Subscribing(Fixtures):
         assert [["18"], ["19"]] == [[text.lstrip("0") for text in texts(session, max_bytes=1)] for _ in range(2)]
 
     def test_paused_sessions_are_sent_nothing(self, world: World) -> None:
-        """A paused session is sent nothing, neither new messages nor again, and after that each message once."""
+        """A paused session gets no new messages and no redeliveries; after it resumes, no message is lost or repeated.
+
+        After `resume` the messages in flight are redelivered with DUP, under their packet ids.
+        """
         session = subscribed(world)
         world.db.publish(numbered(range(4)))
         settled(world)

@@ -27,7 +27,7 @@ class Passing(Fixtures):
     def test_rows_are_read_in_order(self, probed: ts.Database, probe: Probe) -> None:
         """A read returns the layout's rows in order, its cursor, and whether the stream ended or is caught up."""
         probed.store(messages(40)[::-1])
-        probed.add_generation()  # seals the first one, whose streams then have an end
+        probed.add_generation()  # seals the first generation, so that its streams end
         for stream in (stream for stream in probed.streams("#") if stream.sealed):
             cursor, ended = probed.cursor(stream, "#"), False
             while not ended:

@@ -118,7 +118,7 @@ class _ObservedCopy(Copy):
 
 
 class Site(LogStore):
-    """A site with one shard, and its connection to the store, which repeats the known answers."""
+    """A site with one shard, and its log store, which replays the recorded answers and stops at the next call."""
 
     def __init__(self, name: str, answers: tuple[Answer, ...]) -> None:
         self.name = name
@@ -178,7 +178,7 @@ class Site(LogStore):
         return "memory:///"
 
     def create(self, name: str, data: bytes) -> None:
-        """Create an object, or raise the error that is the answer."""
+        """Record the creation of an object; raise the error that is the known answer to this call."""
         if self._proposals:
             self._propose()
         answer = self._ask(Call(Verb.CREATE, name, data))
@@ -188,7 +188,7 @@ class Site(LogStore):
             raise StorageUnavailableError("no answer")
 
     def get(self, name: str) -> bytes:
-        """Return the contents that are the answer."""
+        """Return an object's contents from the known answers, or raise `ObjectNotFoundError` if the answer says so."""
         answer = self._ask(Call(Verb.GET, name))
         if answer is Refusal.NOT_FOUND:
             raise ObjectNotFoundError(name, self.place)

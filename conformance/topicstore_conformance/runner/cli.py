@@ -70,11 +70,11 @@ def conformance(
 ) -> None:
     """Test whether an installed backend or layout keeps what it promises.
 
-    With both names only the two, and databases of them. With --plugins only these, on the pairs of the names, by
-    default on rocksdb and block. In the full mode --all tests each backend and each layout fully in one pair, and
-    the other pairs quickly. First each plugin opens, stores, reads and opens again; if that fails, the cause is named
-    and nothing else is tried. The verdict at the end names what was not tried here, and why. Ends with 1 if a promise
-    was broken.
+    With both names, only the two are tested, and databases of them. With --plugins, only these plugins are tested, on
+    the pairs of the names, by default on rocksdb and block. In the full mode, --all tests each backend and each layout
+    fully in one pair, and the other pairs quickly. First each plugin opens, stores, reads and opens again; if that
+    fails, the cause is printed and nothing else is tried. The verdict at the end names the tests that were skipped, and
+    why. Ends with 1 if a promise was broken.
     """
     if ctx.invoked_subcommand is not None:
         return
@@ -115,8 +115,8 @@ def mqtt(ctx: click.Context, *, address: str, first_failure: bool, as_json: bool
 
     The broker must accept clients without a password. Each case is printed with the numbers of its statements in the
     standard of MQTT 5. The cases use topics and client ids of their own, and leave nothing behind, so that the broker
-    may serve other clients meanwhile. What the standard leaves open is not demanded, and cases are skipped for a
-    version or a feature that the broker doesn't offer. Ends with 1 if a statement was broken.
+    may serve other clients meanwhile. Behaviour that the standard leaves open is not tested, and cases are skipped for
+    a version or a feature that the broker doesn't offer. Ends with 1 if a statement was broken.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():

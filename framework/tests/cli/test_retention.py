@@ -141,7 +141,7 @@ def test_what_filters_remove_is_counted_before_it_goes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [("--max-age", "30s"), ("--filter", "a=1h")])
 def test_what_goes_is_shown_before_limits_change(tmp_path: Path, limit: tuple[str, str]) -> None:
-    """Limits by which the next run would remove messages need ``--yes`` where nobody can be asked; others don't."""
+    """Without a terminal, ``--yes`` is required for limits by which the next run would remove messages."""
     path = tmp_path / "db"
     with ts.open(path, clock=Clock(START)) as db:
         db.store([ts.Message("a", b"x")] * 3)

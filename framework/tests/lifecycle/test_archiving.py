@@ -56,20 +56,20 @@ class History:
 
     generations: list[tuple[str, list[list[ts.Message]]]]
     archived: set[int]
-    questions: list[tuple[str, int, int | None, int]]
+    queries: list[tuple[str, int, int | None, int]]
 
 
 def histories(layouts: tuple[str, ...], *, dollar: bool) -> st.SearchStrategy[History]:
     topics = strategies.topics() if dollar else strategies.topics().filter(lambda topic: topic[0] != "$")
     batches = st.lists(st.lists(strategies.messages(topics), min_size=1, max_size=12), max_size=4)
     generations = st.lists(st.tuples(st.sampled_from(layouts), batches), min_size=1, max_size=4)
-    question = st.tuples(
+    query = st.tuples(
         strategies.filters(topics),
         st.integers(0, 60),
         st.none() | st.integers(0, 60),
         st.integers(1, 40),
     )
-    return st.builds(History, generations, st.sets(st.integers(1, 4)), st.lists(question, min_size=1, max_size=4))
+    return st.builds(History, generations, st.sets(st.integers(1, 4)), st.lists(query, min_size=1, max_size=4))
 
 
 PAIRS = [
@@ -122,7 +122,7 @@ def _archive_and_compare(directory: Path, backend: str, history: History) -> Non
 
 def _answers(db: ts.Database, history: History) -> Iterator[object]:
     """Yield each replay in order of time, by topic and publisher, and with positions."""
-    for text, start, until, size in history.questions:
+    for text, start, until, size in history.queries:
         end = None if until is None else START + until
         yield list(db.replay(text, START + start, end, order="time", batch_size=size))
         yield by_publisher(db.replay(text, START + start, end, batch_size=size))

@@ -202,7 +202,7 @@ def test_by_itself_it_waits_until_it_is_worth_the_work(db: ts.Database, clock: C
 
 
 def test_it_works_by_itself_when_something_is_stored(tmp_path: Path, clock: Clock) -> None:
-    """In the background, a store triggers a run once one and a quarter times the age has passed."""
+    """A store starts a retention run in the background when a message is 1.25 times as old as its filter's limit."""
     with ts.open(tmp_path / "db", clock=clock, monotonic=clock.monotonic) as db:
         db.retention.set(filters={"debug/#": 100})
         put(db, "debug/a")

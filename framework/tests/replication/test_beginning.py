@@ -38,7 +38,7 @@ def path(sites: Sites) -> Path:
 
 
 def check(sites: Sites) -> None:
-    """Check that two sites, one of them with an empty directory, have everything, go on, and read the same cursors."""
+    """Check that two sites, one with an empty directory, have all contents, store more, and read the same cursors."""
     with sites.open("a") as a, sites.open("b") as b:
         assert [*range(41)] == payloads(a) == payloads(b)
         assert [2, 3] == [one.number for one in a.generations()] == [one.number for one in b.generations()]
@@ -100,9 +100,9 @@ def test_an_interrupted_beginning_is_repeated(
 
 
 def test_a_checkpoint_of_a_site_begins_another_cluster(sites: Sites, path: Path) -> None:
-    """A new cluster has all that a checkpoint of a site has, and the cluster of that site goes on without a change.
+    """A cluster that begins with a site's checkpoint has all of its contents; the site's own cluster is unchanged.
 
-    It begins only if that is asked for, and if the site keeps all shards.
+    The new cluster is only created with an explicit option, and only if the site keeps all shards.
     """
     ts.begin_cluster(path, sites.url)
     other = Sites(sites.root / "other")

@@ -43,7 +43,7 @@ def known(site: str = "b", **more: Any) -> Known:
 def test_an_owner_that_cannot_write_names_another_site() -> None:
     """An owner that can't write names the most advanced live replica that can, or else keeps the shard.
 
-    A replica of which nothing is known now, because its last beat was not found, is not named.
+    A replica whose last heartbeat was not found, so that its state is unknown, is not named.
     """
     first = document(place("a"))
     applied = {"a": {0: 9}, "b": {0: 9}, "c": {0: 8}}
@@ -72,40 +72,43 @@ def test_a_site_that_cannot_write_tries_and_inherits_nothing() -> None:
     assert "c" == closed.shards[0].owner
 
 
-def test_a_site_that_rests_after_failures_gets_no_shard_that_another_can_write() -> None:
-    """Shards stay away from a resting site: an owner that fails or closes names others, and the plan moves none there.
+def test_a_site_in_back_off_gets_no_shard_that_another_can_write() -> None:
+    """An owner that fails or closes names no site in back-off as the next owner, and the plan moves no shard there.
 
-    If no other site can write a shard, the resting one gets it.
+    If no other site can write a shard, the site in back-off gets the shard.
     """
-    rests = {"b": 7.0}
+    back_offs = {"b": 7.0}
     first, lone = document(place("a")), document(place("a", replicas="ab"), sites="ab")
 
     def heir(of: ClusterDocument, **more: Any) -> str | None:
-        found = next_document(of, 8, known("a", failed={"a": (0,)}, rests=rests, **more), AFTER, None)
+        found = next_document(of, 8, known("a", failed={"a": (0,)}, back_offs=back_offs, **more), AFTER, None)
         return None if found is None else found.shards[0].owner
 
     applied = {"a": {0: 9}, "b": {0: 9}, "c": {0: 8}}
     assert ("c", "b") == (heir(first, applied=applied), heir(lone))
     for of, expected in ((first, "c"), (lone, "b")):
-        closed = abdicated(of, 8, known("a", rests=rests), AFTER)
+        closed = abdicated(of, 8, known("a", back_offs=back_offs), AFTER)
         assert closed is not None
         assert expected == closed.shards[0].owner
     both = document(*[place("a", replicas="ab")] * 4, sites="ab")
     progress = {site: dict.fromkeys(range(4), 9) for site in "ab"}
-    moved, rested = (
-        next_document(both, 8, known("a", rests=some, applied=progress), AFTER, None) for some in ({}, rests)
+    moved, unchanged = (
+        next_document(both, 8, known("a", back_offs=some, applied=progress), AFTER, None) for some in ({}, back_offs)
     )
-    assert moved is not None is rested
+    assert moved is not None is unchanged
     assert {"", "b"} == {one.heir for one in moved.shards}
     leaving = lone
     leaving = msgspec.structs.replace(leaving, sites={**leaving.sites, "a": Site("", b"a", True)})
-    left = next_document(leaving, 8, known("a", rests=rests), AFTER, None)
+    left = next_document(leaving, 8, known("a", back_offs=back_offs), AFTER, None)
     assert left is not None
     assert "b" == left.shards[0].heir
 
 
-def test_a_site_that_rests_waits_for_the_others_when_an_owner_is_silent() -> None:
-    """A resting replica takes a silent owner's shard over after the other replicas could have; alone, at once."""
+def test_a_site_in_back_off_waits_for_the_others_when_an_owner_is_unresponsive() -> None:
+    """A replica in back-off takes an unresponsive owner's shard over later than the other replicas would.
+
+    If all other replicas are unresponsive too, it waits no longer than without a back-off.
+    """
     silent, far = {"a": AFTER, "b": 0.0, "c": 0.0}, {"b": {0: 9}, "c": {0: 8}}
 
     def takes(seconds: float, sites: str = "abc", **more: Any) -> bool:
@@ -113,8 +116,8 @@ def test_a_site_that_rests_waits_for_the_others_when_an_owner_is_silent() -> Non
         return next_document(document(place("a", replicas=sites), sites=sites), 8, some, AFTER, None) is not None
 
     assert takes(AFTER)
-    assert (False, True) == (takes(AFTER, rests={"b": 7.0}), takes(1.25 * AFTER, rests={"b": 7.0}))
-    assert takes(AFTER, "ab", rests={"b": 7.0})
+    assert (False, True) == (takes(AFTER, back_offs={"b": 7.0}), takes(1.25 * AFTER, back_offs={"b": 7.0}))
+    assert takes(AFTER, "ab", back_offs={"b": 7.0})
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,10 @@ def test_a_site_that_rests_waits_for_the_others_when_an_owner_is_silent() -> Non
     ],
 )
 def test_what_a_site_does_with_a_shard(one: ShardPlace, epoch: int, owned: bool, expected: Duty) -> None:
-    """A site takes over what the document names it the owner of, releases what another is to own, and follows."""
+    """A site takes over a shard that the document assigns to it, and releases one that another site is to own.
+
+    It owns a shard that it has taken over, follows one that it only replicates, and ignores the others.
+    """
     assert expected is duty(document(one), 0, known(), epoch, owned=owned)
 
 
@@ -158,7 +164,7 @@ def test_what_a_site_does_with_a_shard(one: ShardPlace, epoch: int, owned: bool,
     ],
 )
 def test_when_a_site_takes_a_shard(one: ShardPlace, more: dict[str, Any], takes: bool) -> None:
-    """A replica takes a shard that is released, or whose owner is silent, gone or an earlier process of the site."""
+    """A replica takes over a released shard, or one whose owner is unresponsive, gone or replaced by a new process."""
     following = next_document(document(one), 8, known(**more), AFTER, None)
     named = following is not None and following.shards[0].owner == "b" and following.shards[0].epoch == 8
     assert takes == named
@@ -197,7 +203,7 @@ def test_a_site_that_keeps_up_with_a_fast_owner_becomes_a_replica() -> None:
 
 
 def test_a_site_that_ends_names_a_living_replica_the_owner() -> None:
-    """The shards of a site that closes go to replicas that beat, with a new epoch; without one they stay."""
+    """The shards of a site that closes go to replicas that send heartbeats, with a new epoch; without any they stay."""
     first = document(place("a"), place("b"), place("a", replicas="a"))
     found = abdicated(first, 8, known("a", silent={"a": 0, "b": AFTER, "c": 0}), AFTER)
     assert found is not None
@@ -244,8 +250,8 @@ def owners_after(first: ClusterDocument, site: str) -> set[str]:
     return {one.heir or one.owner for one in following.shards}
 
 
-def test_a_shard_is_not_handed_to_a_site_that_is_silent() -> None:
-    """The owner of a shard that is assigned to a silent site stays, although the site's last beat was near the end."""
+def test_a_shard_is_not_handed_to_an_unresponsive_site() -> None:
+    """A shard that is assigned to an unresponsive site keeps its owner, although the site's replica had caught up."""
     first = document(place("a", assigned=("b",)))
     assert next_document(first, 8, known("a", silent={"a": 0, "b": AFTER, "c": 0}), AFTER, None) is None
     found = next_document(first, 8, known("a"), AFTER, None)
@@ -285,7 +291,7 @@ def test_a_forgotten_site_keeps_nothing() -> None:
 
 
 def test_a_site_that_has_left_is_removed_when_it_ends() -> None:
-    """A site that leaves is removed at its end if it keeps no shard; one that still does stays in the document."""
+    """A site that leaves is removed from the document when it closes, unless it still keeps a shard."""
     sites = {"a": Site("", b"a", leaving=True), "b": Site("", b"b")}
     left = ClusterDocument(id=b"", database=b"", sites=sites, shards=(place("b", replicas="b"),))
     found = abdicated(left, 8, known("a"), AFTER)

@@ -25,7 +25,7 @@ SHARDS = 4
 
 
 class Keepers:
-    """The sites of a cluster in this process, which answer each other's questions; those in ``silent`` do not."""
+    """The sites of a cluster in this process, which answer each other's requests; those in ``silent`` do not."""
 
     def __init__(self, dbs: Mapping[str, ts.Database]) -> None:
         self._dbs = dbs

@@ -495,7 +495,7 @@ def test_no_answer_within_the_time_is_reported_and_the_change_goes_on(site: Any)
 
 
 def test_a_silent_store_is_waited_for_once(site: Any) -> None:
-    """After a wait in vain, further changes are refused at once for the same reason, until the store has answered."""
+    """After a wait timed out, changes are refused at once with the same reason, until the store has answered."""
     gate = Gate()
     a = site("a", "", "forbid", gate, epoch=1)
     a.log.check(1)
@@ -535,7 +535,7 @@ def test_a_wait_that_ends_late_refuses_nothing(site: Any, monkeypatch: pytest.Mo
 
 
 def test_a_full_queue_of_a_silent_store_is_waited_for_once(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a wait for room in vain, further changes are refused at once, until the store has answered."""
+    """After a wait for room in the queue timed out, changes are refused at once, until the store has answered."""
     monkeypatch.setattr(log, "_MOST_QUEUED", 3 * CHANGE_OVERHEAD)
     gate = Gate()
     a = site("a", "", gate, epoch=1)

@@ -193,7 +193,7 @@ def test_a_site_may_leave_once_all_have_joined(sites: Sites) -> None:
 
 
 def test_replicas_that_cannot_be_are_refused(sites: Sites) -> None:
-    """Unknown sites, unknown shards and a site that beats are refused with the reason, and nothing changes."""
+    """Unknown sites, unknown shards and a site that sends heartbeats are refused with the reason; nothing changes."""
     with sites.open("a", shards=2) as a, sites.open("b") as b:
         wait_until(lambda: agreed(a, b), "two replicas")
         assert a.cluster is not None
@@ -218,7 +218,10 @@ def test_replicas_that_cannot_be_are_refused(sites: Sites) -> None:
 
 
 def test_a_site_that_is_gone_is_forgotten(sites: Sites) -> None:
-    """A forgotten site is no replica any more; what only it kept is copied from the log store; it may come again."""
+    """A forgotten site is no longer a replica, and a shard that only it kept is copied from the log store.
+
+    The site may join the cluster again.
+    """
     with sites.open("a", shards=2, takeover_after=0.3) as a, ExitStack() as opened:
         b = opened.enter_context(sites.open("b"))
         wait_until(lambda: agreed(a, b), "two replicas")
@@ -308,7 +311,7 @@ def test_reads_that_a_base_overtakes_begin_again(sites: Sites, monkeypatch: pyte
     planning, replacing = threading.Event(), threading.Event()
     reaches = reader._reaches
 
-    def reaches_late(*args: Any) -> bool:  # so that a plan that has begun sees a half of the contents
+    def reaches_late(*args: Any) -> bool:  # so that a plan which has begun sees half replaced contents
         if not planning.is_set():
             planning.set()
             assert replacing.wait(NEVER)

@@ -59,6 +59,12 @@ def failing(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+def backing_off(db: ts.Database) -> list[str]:
+    """Return the sites that are in back-off after a failure."""
+    assert db.cluster is not None
+    return [one.name for one in db.cluster.info().sites if 0 < one.back_off < NEVER]
+
+
 def beats(db: ts.Database, number: int) -> None:
     """Wait until a site has sent more heartbeats, each of which follows a decision about its duties."""
     assert db.cluster is not None
@@ -88,7 +94,7 @@ def test_an_owner_that_cannot_write_is_replaced_by_a_site_that_can(
     """A shard that takes no writes is taken over at once by another site, and the former owner follows it later.
 
     The other site has no other reason to suspect it. `info`, the site's `failure` and a store's error show the owner.
-    `info` also shows at both sites how long the former owner then rests.
+    `info` also shows at both sites how long the former owner then backs off.
     """
     with sites.open("a") as a, sites.open("b", address="host-b") as b:
         a.store(messages(0, 1))
@@ -113,11 +119,11 @@ def test_an_owner_that_cannot_write_is_replaced_by_a_site_that_can(
         wait_until(lambda: a.cluster.failure is None, "the end of the failure")  # type: ignore[union-attr]
         assert () == a.cluster.info().shards[0].failed
         for db in (a, b):
-            wait_until(lambda db=db: [True, False] == [0 < one.rest < NEVER for one in db.cluster.info().sites], "rest")  # type: ignore[misc]
+            wait_until(lambda db=db: ["a"] == backing_off(db), "the back-off of the former owner")  # type: ignore[misc]
 
 
 def test_a_copy_that_takes_no_writes_is_shown_to_operators(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`topicstore ds info` and ``/ds`` show a copy that takes no writes, and that its site rests after the recovery."""
+    """`topicstore ds info` and ``/ds`` show a copy that takes no writes, and its site's back-off after the recovery."""
 
     def shown() -> list[str]:
         return CliRunner().invoke(cli, ["ds", "info", "--url", url]).stdout.splitlines()
@@ -138,8 +144,8 @@ def test_a_copy_that_takes_no_writes_is_shown_to_operators(sites: Sites, monkeyp
             assert (True, ["down"]) == (answer["up"], [one["status"] for one in answer["shards"]])
         assert [0] == a.recover()
         wait_until(lambda: "FAILED REPLICAS:" not in shown(), "the end of the failure")
-        rests = [re.fullmatch(r"([ab]) {4}'.*' {8}up(?: {4}rests for (\d+) s)?", line) for line in shown()]
-        assert [("a", True), ("b", False)] == [(one[1], one[2] is not None) for one in rests if one]
+        found = [re.fullmatch(r"([ab]) {4}'.*' {8}up(?: {4}backs off for (\d+) s)?", line) for line in shown()]
+        assert [("a", True), ("b", False)] == [(one[1], one[2] is not None) for one in found if one]
 
 
 def test_an_owner_without_another_site_keeps_its_shard(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +168,10 @@ def test_an_owner_without_another_site_keeps_its_shard(sites: Sites, monkeypatch
 def test_a_shard_that_no_site_can_write_is_written_by_the_first_that_can_again(
     sites: Sites, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While all copies have failed, documents and logs come to rest. Another copy than the owner's can be the first."""
+    """While all copies have failed, the sites create no further documents and entries.
+
+    The first copy that recovers is written, even if another site was the owner.
+    """
     names = "abc"
     dbs = [closing.enter_context(sites.open(name)) for name in names]
     wait_until(lambda: [{*names}] == replicas(dbs[0]), "three replicas")
@@ -195,7 +204,7 @@ def test_a_shard_that_no_site_can_write_is_written_by_the_first_that_can_again(
 def test_a_site_that_closes_passes_its_shards_on_to_copies_that_take_writes(
     sites: Sites, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A closing site names no other site the owner whose copy has failed by its last heartbeat."""
+    """A closing site doesn't pass its shards on to a site whose last heartbeat reports a failed copy."""
     a, *others = (closing.enter_context(sites.open(name)) for name in "abc")
     wait_until(lambda: [{*"abc"}] == replicas(a), "three replicas")
     (heir,) = choose_owners([""], [["b", "c"]])  # without the failure
@@ -268,7 +277,7 @@ def test_a_recovered_site_reads_again_what_its_engine_has_lost(
             with monkeypatch.context() as patched:
                 patched.setattr(ShardOpener, "_open_engine", open_earlier)
                 assert [0] == bad.recover()
-            if bad is a:  # its copy isn't where it was: it steps down, unless it has handed its shard over
+            if bad is a:  # its copy has lost applied entries, so it steps down, unless it has already handed over
                 with pytest.raises(ts.TopicstoreError, match=r"was opened again|is written by|is releasing"):
                     a.store(messages(4))
             else:
@@ -278,7 +287,7 @@ def test_a_recovered_site_reads_again_what_its_engine_has_lost(
             found = payloads(db)
             assert found == payloads(a)
             assert len(found) == db.info().messages
-            if bad is a:  # what raised may have been logged
+            if bad is a:  # a store that raised may still be in the log
                 found = [one for one in found if one != 4]
             assert [0, 1, 2, 3, *([] if bad is a else [4]), 5] == found
             assert [] == db.verify().damages

@@ -464,7 +464,7 @@ def test_many_filters_in_memory_are_noted_as_one(
     while len(found) < 5:
         assert b.sessions.wait(30)
         found += take(session)
-    assert [] == take(session)  # looks for more of all filters
+    assert [] == take(session)  # moves the cursors of all filters past the messages that were read
     assert (5, []) == (removed(a, b), stored(a))
 
 
@@ -601,7 +601,7 @@ def test_a_note_is_right_while_a_site_takes_a_copy(
     session.subscribe("t/#", 1)
     publish(a, b"1")
     assert [b"1"] == take_all(b, session, 1)
-    assert [] == take(session)  # now it is known to have everything
+    assert [] == take(session)  # after this empty read, the session's cursor is known to be at the end
     shard, number, listener = owns(a).index(True), owns(b).index(True), b.storage.listener
     place = b.storage.shards[shard].writer.watermark
     notes = list[Any]()

@@ -626,7 +626,7 @@ class Walk:
             assert db.cluster is not None
             db.sessions.groups.handover_after = db.sessions.groups.slow_after = 0
             for replica in db.cluster.replicas:
-                monkeypatch.setattr(replica, "follow", lambda **_: None)  # it reads only when asked
+                monkeypatch.setattr(replica, "follow", lambda **_: None)  # only `settled` lets it read the log
         settled(*dbs)  # so that the first member begins after the messages that were stored before
         walk = cls(dbs, random.Random(seed))
         for _ in range(400):

@@ -35,7 +35,7 @@ def published(db: ts.Database, session: Session) -> list[tuple[bytes, int, bool]
 
 
 def hand_over(first: ts.Database, second: ts.Database) -> None:
-    """Close a site, after the other one has a replica of all shards; return when that one owns them."""
+    """Close the first site when the second has replicas of all shards; return when the second owns all shards."""
     wait_until(lambda: all({"a", "b"} <= some for some in replicas(first)), "replicas at both sites")
     first.close()
     wait_until(lambda: all(owns(second)), "the shards at the other site")
@@ -85,7 +85,10 @@ def test_a_session_continues_on_another_site_from_what_is_committed(sites: Sites
 
 
 def test_open_sessions_end_when_their_shard_moves(sites: Sites, closing: ExitStack) -> None:
-    """Sessions of a shard that moves to another site end with `ShardMovedError`, and open there; others go on."""
+    """Sessions of a shard that moves to another site end with `ShardMovedError`, and can be opened there.
+
+    Sessions of other shards stay open.
+    """
     ended: list[tuple[str, Ended]] = []
     a = closing.enter_context(sites.open("a", shards=4))
     sessions = {
@@ -122,7 +125,7 @@ def test_a_deposed_site_hands_out_nothing(sites: Sites, closing: ExitStack) -> N
     a.publish([ts.Message("t", b"1", "p", qos=1)])
     wait_until(lambda: replicas(b) == [{"a", "b"}], "a second replica")
     with warnings.catch_warnings(action="ignore"):
-        a.cluster._stopping.set()  # its thread sends no beats any more, and doesn't look at others
+        a.cluster._stopping.set()  # its thread sends no more heartbeats, and doesn't watch the other sites
         wait_until(lambda: all(owns(b)), "the takeover")
         assert all(owns(a))
         for _ in range(3):
@@ -169,9 +172,9 @@ def test_a_session_ends_if_the_log_store_does_not_answer(sites: Sites, monkeypat
 
 
 def test_a_publish_fails_only_for_the_shards_that_are_released(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a call for many clients, the messages of a shard that is being released are refused, and the others stored.
+    """A publish of many clients is refused for the shard that is being released, and stored for the other shards.
 
-    Sessions of the other shards go on, and their packet ids are in use.
+    Sessions of the other shards stay open, and their packet ids are in use.
     """
     with sites.open("a", shards=2) as db:
         assert db.cluster is not None

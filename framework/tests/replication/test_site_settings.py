@@ -1,4 +1,4 @@
-"""Settings of a database that sites share: what the owner of shard 0 sets holds on every site."""
+"""Settings of a database that sites share: settings made by the owner of shard 0 apply on every site."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def in_shard(db: ts.Database, shard: int) -> str:
 
 
 def test_rules_of_the_owner_hold_on_every_site(sites: Sites) -> None:
-    """A persistence rule is stored by the owner of shard 0; another site refuses changes, and goes by what it has."""
+    """The owner of shard 0 stores persistence rules; other sites refuse changes, and apply the rules they have read."""
     batch = ts.MessageBatch.from_messages([ts.Message("alarms/1", b""), ts.Message("other", b"")])
     with sites.open("a") as a, sites.open("b") as b:
         assert not b.persistence

@@ -78,9 +78,9 @@ def replicas(db: ts.Database) -> list[set[str]]:
 
 
 def test_a_silent_store_is_waited_for_once_by_all_shards(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a wait in vain in one shard, others are refused at once too, until the store answers a heartbeat.
+    """After a wait in one shard timed out, writes of all shards are refused until the store answers a heartbeat.
 
-    A shard whose own entries have no answer is refused further, while others are written.
+    Writes of a shard whose own entries are still unanswered stay refused, while other shards are written.
     """
     cluster = ts.Cluster(sites.url, beat_interval=0.02, takeover_after=NEVER, store_timeout=0.2)
     how: dict[str, Any] = {"cluster": cluster, "site": "a", "shards": 2}
@@ -236,7 +236,7 @@ def test_a_closed_site_gets_no_shard_until_it_is_opened_again(sites: Sites) -> N
 
 
 def test_a_cluster_reports_its_sites_and_shards(sites: Sites) -> None:
-    """`info` has the sites with their addresses and whether they beat, and who owns and keeps each shard."""
+    """`info` has the sites with their addresses, whether they send heartbeats, and each shard's owner and replicas."""
     with sites.open("a", shards=2, address="host-a:1883", takeover_after=0.5) as a:
         assert a.cluster is not None
         with sites.open("b", takeover_after=NEVER) as b:
@@ -428,7 +428,7 @@ def test_a_store_that_overwrites_is_refused(sites: Sites, monkeypatch: pytest.Mo
 
 
 def test_old_documents_and_beats_are_deleted(sites: Sites) -> None:
-    """Beats of a site that are superseded are deleted."""
+    """A site deletes its superseded heartbeats."""
     with sites.open("a") as a:
         assert a.cluster is not None
         wait_until(lambda: a.cluster._beat_number > 10, "ten beats")  # type: ignore[union-attr]

@@ -1,16 +1,16 @@
-"""Detection of silent sites, and the order of takeovers."""
+"""Detection of unresponsive sites, the order of takeovers, and the back-off after failures."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from topicstore.replication.watching import OwnersProgress, Rest, Silences, patience
+from topicstore.replication.watching import BackOff, OwnersProgress, Silences, patience
 
 
-def test_a_site_is_silent_since_its_beat_was_first_seen() -> None:
-    """A site's silence counts from the time its current heartbeat number was first read, even if the number decreased.
+def test_a_site_is_unresponsive_since_its_heartbeat_was_first_seen() -> None:
+    """The time without a heartbeat counts from the first reading of a site's current number, even if it decreased.
 
-    A site that is no longer looked at is forgotten.
+    A site that is missing from a call is forgotten.
     """
     silences, a, b = Silences(), b"process of a", b"process of b"
     assert {"a": 0.0, "b": 0.0} == silences.look({"a": (a, 7), "b": (b, 1)}, 100.0)
@@ -19,8 +19,8 @@ def test_a_site_is_silent_since_its_beat_was_first_seen() -> None:
     assert {"a": 2.0, "b": 0.0} == silences.look({"a": (a, 1), "b": (b, 2)}, 112.0)
 
 
-def test_a_new_process_is_not_silent_before_its_first_beat() -> None:
-    """A site that was silent counts at once when a new process of it has entered, although it has not beaten yet."""
+def test_a_new_process_is_not_unresponsive_before_its_first_heartbeat() -> None:
+    """A new process of an unresponsive site counts as alive when it enters the cluster, before its first heartbeat."""
     silences = Silences()
     silences.look({"a": (b"first", 7)}, 100.0)
     assert {"a": 50.0} == silences.look({"a": (b"first", 7)}, 150.0)
@@ -37,19 +37,19 @@ def test_the_owners_progress_is_remembered_for_some_seconds() -> None:
     assert {} == progress.look({0: 90, 1: 9}, 115.0)
 
 
-def test_a_rest_doubles_with_each_failure_up_to_a_bound() -> None:
-    """Each failure of a site makes its rest twice as long, up to 256 times the first, until it was sound for as long.
+def test_a_back_off_doubles_with_each_failure_up_to_a_bound() -> None:
+    """Each failure of a site doubles its back-off, up to 256 times the first; without a failure for as long it resets.
 
-    A rest begins when the failure is over, and repeated looks at one failure are one.
+    The back-off begins when the failure is over, and recording the same failure repeatedly doesn't double it.
     """
-    rest, now = Rest(2.0), 1_000.0
-    assert 0.0 == rest.look(False, now)
+    back_off, now = BackOff(2.0), 1_000.0
+    assert 0.0 == back_off.look(False, now)
     for length in (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 512.0):
-        assert [length] * 2 == [rest.look(True, now), rest.look(True, now + 50.0)]
-        assert length - 1.0 == rest.look(False, now + 51.0)
+        assert [length] * 2 == [back_off.look(True, now), back_off.look(True, now + 50.0)]
+        assert length - 1.0 == back_off.look(False, now + 51.0)
         now += 50.0 + length
-        assert 0.0 == rest.look(False, now)
-    assert 2.0 == rest.look(True, now + 512.0)
+        assert 0.0 == back_off.look(False, now)
+    assert 2.0 == back_off.look(True, now + 512.0)
 
 
 SITES = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 9), min_size=1)

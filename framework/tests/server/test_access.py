@@ -1,4 +1,4 @@
-"""Authentication by each supported method, and the questions that the server asks plugins."""
+"""Authentication by each supported method, and the authorization requests of the server to plugins."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ async def test_a_plugin_that_fails_lets_nobody_in(answers: object, caplog: pytes
 
 
 class Topics:
-    """A plugin that knows the permissions of some topics, and records its questions."""
+    """A plugin that knows the permissions of some topics, and records the authorization requests."""
 
     def __init__(self, known: dict[str, bool]) -> None:
         self.known, self.asked = known, list[tuple[str, str]]()
@@ -310,11 +310,11 @@ def test_a_plugin_that_has_not_the_hook_is_refused() -> None:
         made(plugins=("ldap",))
 
 
-# --- questions in batches ---
+# --- requests in batches ---
 
 
 async def test_a_question_whose_asker_has_gone_is_not_asked() -> None:
-    """A plugin isn't asked the question of a client that disconnected while the question waited."""
+    """A plugin doesn't get the request of a client that disconnected while the request waited."""
     begun, gate, asked = threading.Event(), threading.Event(), list[int]()
 
     def answer(questions: Sequence[int]) -> Sequence[int]:
@@ -337,7 +337,7 @@ async def test_a_question_whose_asker_has_gone_is_not_asked() -> None:
 
 
 async def test_questions_that_wait_are_bounded_and_cancelled_at_the_end() -> None:
-    """The number of questions that wait for a plugin is limited, and closing cancels them."""
+    """The number of requests that wait for a plugin is limited, and closing cancels them."""
     begun, gate = threading.Event(), threading.Event()
 
     def answer(questions: Sequence[int]) -> Sequence[int]:
@@ -350,7 +350,7 @@ async def test_questions_that_wait_are_bounded_and_cancelled_at_the_end() -> Non
     await asyncio.to_thread(begun.wait)
     second = asyncio.create_task(batches.ask([3, 4, 5]))
     await asyncio.sleep(0)
-    with pytest.raises(TooManyWaitingError, match="3 questions wait already"):
+    with pytest.raises(TooManyWaitingError, match="3 requests wait already"):
         await batches.ask([6])
     gate.set()
     assert [[-1, -2], [-3, -4, -5]] == await asyncio.gather(first, second)

@@ -215,9 +215,9 @@ def test_a_forwarded_request_is_not_forwarded_again(pair: Cluster) -> None:
 
 
 def test_every_change_may_be_sent_to_any_site(pair: Cluster) -> None:
-    """Retained messages, sessions, rules and limits are changed at their owner, and the client gets its response.
+    """Changes of retained messages, sessions, rules and limits are forwarded to the owner, whose response is returned.
 
-    So are what it refuses and what isn't there. The other site has the change soon after.
+    That includes refusals and 404. The other site has the change soon after.
     """
     for site in ("a", "b"):
         for owner in ("a", "b"):

@@ -222,7 +222,7 @@ def test_new_messages_are_reported_to_servers_that_lack_their_shard(five: Cluste
 
 
 def test_only_sites_ask_each_other(five: Cluster) -> None:
-    """A question with a client's token of any scope is refused with 403, and a malformed one of a site with 400."""
+    """A request of a client, with a token of any scope, is refused with 403; a site's malformed request with 400."""
     assert 403 == five.ask("a", "POST", "/api/v5/shards/0/ask", {}).status
     _, document = Documents(open_log_store((five.root / "log").as_uri()), lambda _: None).newest()
     assert document is not None

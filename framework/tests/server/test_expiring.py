@@ -61,7 +61,7 @@ def test_a_running_server_warns_of_a_certificate_that_expires_soon(
 
 
 def test_when_certificates_are_warned_of() -> None:
-    """A certificate is named from two weeks before its end, and differently after it."""
+    """Warnings name each certificate that expires within two weeks, and each that has expired, with its own text."""
     now = datetime(2026, 1, 31, tzinfo=UTC)
     ends = {"listeners.a": now, "http": now + timedelta(days=14), "cluster": now + timedelta(days=15)}
     assert list(expiry_warnings(ends, now)) == [

@@ -128,9 +128,9 @@ def test_a_full_disk_refuses_messages_and_serves_who_listens(tmp_path: Path) -> 
 def test_a_publish_that_failed_with_another_client_s_shard_ends_the_connection(
     db: ts.Database, version: int, qos: int
 ) -> None:
-    """A client whose own shard stays gets an end, not silence, if a moving shard has failed the whole batch.
+    """If a moving shard fails a whole batch, the server also disconnects clients whose own shard has not moved.
 
-    Its session doesn't end by itself, and without an answer the client would wait for ever.
+    Their sessions don't end with the shard, so without a disconnect these clients would wait forever.
     """
     session, pending = db.sessions.open("stays"), Pending()
     (pending.ids1 if qos == 1 else pending.ids2).append(7)

@@ -108,7 +108,7 @@ def test_the_table_names_the_tests_of_each_statement() -> None:
 
 
 def test_a_statement_without_a_test_says_why() -> None:
-    """Each statement about the server has a test, and the table gives a reason for each statement without a test."""
+    """The table has each normative MQTT statement once, with a test or with a reason for having none."""
     rows = ROW.findall(TABLE.read_text())
     assert len(rows) == len({number for number, _ in rows})
     assert len({number for number, _ in rows} | set(PACKETS.findall(TABLE.read_text()))) == STATEMENTS

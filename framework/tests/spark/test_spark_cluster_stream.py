@@ -82,7 +82,7 @@ def cut(db: ts.Database, url: str) -> None:
 
 
 def test_each_micro_batch_has_what_is_new(sites: Sites) -> None:
-    """Micro-batches have each acknowledged message once, over generations, other owners and restarts of the query."""
+    """Micro-batches have each acknowledged message once, across generations, changes of owners, and restarts."""
     with sites.open("a", shards=3) as a:
         stream = Stream(sites.url)
         assert [] == stream.next()

@@ -109,7 +109,7 @@ class Model:
         counting.count(self.db.storage, self.db.storage.shards[shard], lambda: next(left) >= 0)
 
     def count_all(self, shard: int, ranges: int) -> None:
-        """Count as for a layout that doesn't read heads, which older versions did with all layouts."""
+        """Count by whole messages rather than by heads, for layouts without heads; older versions did so for all."""
         with patch.object(BlockSlab, "reads_heads", False):
             self.count(shard, ranges)
 

@@ -56,7 +56,7 @@ steps = st.one_of(
     st.tuples(st.just("delete between"), st.tuples(times, times)),
     st.tuples(st.sampled_from(["generation", "drop", "compact", "reopen"]), st.none()),
 )
-questions = st.lists(st.tuples(st.sampled_from(["#", "a", "+"]), times, times), min_size=1, max_size=4)
+queries = st.lists(st.tuples(st.sampled_from(["#", "a", "+"]), times, times), min_size=1, max_size=4)
 
 
 @attrs.define
@@ -148,7 +148,7 @@ def test_any_history(backend: str, layout: str, options: dict[str, Any], timesta
     need(backend)
 
     @settings(COSTLY, max_examples=tries(6, 60))
-    @given(st.lists(steps, min_size=1, max_size=8), questions)
+    @given(st.lists(steps, min_size=1, max_size=8), queries)
     def any_history(history: list[tuple[str, Any]], asked: list[tuple[str, int, int]]) -> None:
         how = {"backend": backend, "layout": layout, "shards": 2, "timestamps": timestamps, "late": "lift"}
         with tempfile.TemporaryDirectory() as folder:
@@ -156,8 +156,8 @@ def test_any_history(backend: str, layout: str, options: dict[str, Any], timesta
             both = History(path, how, ts.open(path, options={layout: options}, auto_compact=False, **how))
             for step in history:
                 both.step(*step)
-            for question in asked:
-                both.check(both.db, *question)
+            for query in asked:
+                both.check(both.db, *query)
             both.db.close()
             if backend != "memory":
                 with ts.open(path, mode="r") as db:

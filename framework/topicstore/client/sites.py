@@ -30,8 +30,8 @@ class PlacedSite:
     node: str
     """The name of the server that manages the site."""
     up: bool
-    rest: float = 0.0
-    """Seconds for which other sites take shards over rather than this one, because its writes have failed."""
+    back_off: float = 0.0
+    """Remaining back-off in seconds after failed writes, during which the other sites take shards over first."""
 
 
 @attrs.frozen
@@ -60,7 +60,7 @@ class Placement:
 class _Site(msgspec.Struct):
     node: str
     up: bool
-    rest: float = 0.0
+    back_off: float = 0.0
 
 
 class _Replica(msgspec.Struct):
@@ -93,7 +93,7 @@ def placement_of(connection: Connection) -> Placement:
     up = {one for one, site in sites if site.up}
     return Placement(
         this=ids[0],
-        sites=[PlacedSite(one, site.node, site.up, site.rest) for one, site in sorted(sites)],
+        sites=[PlacedSite(one, site.node, site.up, site.back_off) for one, site in sorted(sites)],
         shards=[_placed(storage.name, shard, up) for storage in storages for shard in storage.shards],
     )
 

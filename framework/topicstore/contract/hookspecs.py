@@ -79,8 +79,8 @@ def topicstore_store(request: StoreRequest) -> StoreResult:
     """Store ``request.batch`` and, in the same engine writes, ``request.state``.
 
     With ``request.destinations`` some rows are not stored in the streams; a wrapper must then keep the number and the
-    order of the rows. A wrapper that transforms messages keeps them in every batch, because the result's ids stand in
-    the order of the rows.
+    order of the rows. A wrapper that transforms messages must keep their number and order in every batch, because the
+    ids in the result are in the order of the rows.
     """
     raise AssertionError("specification only")
 

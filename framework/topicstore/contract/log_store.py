@@ -8,8 +8,8 @@ that creates the object of the next entry has appended that entry. Every log sto
 * `LogStore.get` and `LogStore.names` are strongly consistent: they see each object that was created before the call,
   and none that was deleted before the call. A cache, or a replica that lags behind, would break the log.
 * After an error other than `ObjectExistsError` and `ObjectNotFoundError`, it is unknown whether the call took effect.
-* Wherever `StorageUnavailableError` is raised, a store that can distinguish a refusal from silence raises its subclass
-  `LogStoreRefusedError`: the same call will fail until somebody changes permissions, credentials or the address.
+* Wherever `StorageUnavailableError` is raised, a store that can distinguish a refusal from a missing answer raises its
+  subclass `LogStoreRefusedError`: the same call will fail until permissions, credentials or the address are changed.
 
 A plugin returns a `topicstore.contract.plugin_specs.LogStoreSpec` that names the implementing class from
 the hook ``topicstore_logs``. `topicstore_conformance.log_store.LogStoreSuite` tests the class.

@@ -87,8 +87,8 @@ class _Checked:
 class _Known:
     """A cache of texts that have passed their check, by which a column of texts becomes a column of codes.
 
-    It is bounded in bytes. When it is full, it keeps the texts that were found again, at most half of them. If those
-    are few, most texts are unique, and the cache stays empty for a time: filling it would be in vain. Thread-safe.
+    The cache is bounded in bytes. When it is full, it keeps the texts that were found again, at most half of them. If
+    those are few, most texts are unique, and the cache stays empty for a time. Thread-safe.
     """
 
     def __init__(self, check: Callable[[Any], None], forbidden: str) -> None:

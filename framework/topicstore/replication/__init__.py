@@ -7,7 +7,7 @@ changes: messages with their positions, state and generations. Each site encodes
 
 An **epoch** is a fencing token: it grows with each change of owner. A **fence** is the first entry of an epoch. A
 **cluster document** lists the sites, and the owner and replicas of each shard. A **base** is a snapshot of a shard. A
-**cut** is an object that says below which index entries may have been deleted. A **beat** is a heartbeat of a site. A
+**cut** is an object that says below which index entries may have been deleted. A **beat** is a site's heartbeat. A
 **claim** reserves a store for the database whose first document is about to be created. An existing database begins
 with a base and a cut of each shard, at the same index, and no entries.
 
@@ -15,8 +15,8 @@ with a base and a cut of each shard, at the same index, and no entries.
 both the applied and the pending changes. One PUT is in flight; when it is answered, the changes that were queued
 meanwhile become the next entry, up to a bound in bytes. An entry in the log is applied, together with its index, in one
 engine write, and then acknowledged; the next PUT is in flight meanwhile. If the index is taken, the owner reads the
-entry there. Its own entry means that an answer was lost. An entry of a lower epoch is void, and the owner goes on to
-the next index. An entry of a higher epoch means that another site owns the shard; all pending changes then fail.
+entry there. Its own entry means that an answer was lost. An entry of a lower epoch is void, and the owner continues
+with the next index. An entry of a higher epoch means that another site owns the shard; all pending changes then fail.
 
 **A site takes over** in four steps: it creates the next cluster document, whose number is its epoch; reads the log to
 its end; creates a fence there; and looks for cuts once more. **A follower** asks for the entries after those it has
@@ -31,8 +31,9 @@ never covers a message of a later owner.
 The rules. If one of the first five is broken, acknowledged entries can be lost (`topicstore_conformance.replication`
 shows how):
 
-1. Fences are never deleted. An owner that was paused goes on with the index of the fence that followed its last entry,
-   and must find the fence there (`truncating.may_delete`). A fence in the place of a deleted entry (rule 3) may go.
+1. Fences are never deleted. An owner that was paused continues with the index of the fence that followed its last
+   entry, and must find the fence there (`truncating.may_delete`). Only a fence in the place of a deleted entry (rule 3)
+   may be deleted.
 2. A base records the highest epoch of its entries. A site that starts from the base, and has a lower epoch, gives up
    (`taking_over.after_reading`).
 3. After creating its fence, a site looks for cuts. A cut above the fence shows that the index was not the log's end,

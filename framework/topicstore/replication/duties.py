@@ -1,6 +1,8 @@
-"""The decisions of a site about its shards, from what it has read: documents, beats, and its own progress.
+"""Decides which shards a site takes over, owns, releases and follows, and which cluster document it proposes next.
 
-A wrong decision costs time only: the log decides who owns a shard.
+The inputs are the current `ClusterDocument` (sites, and owner and replicas of each shard) and `Known`: the heartbeats
+of all sites and this site's own progress. The functions do no I/O. A wrong decision costs time only, because a shard's
+log has at most one owner.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ __all__ = [
 _FEW_SITES = 3
 """The number of sites up to which every site keeps every shard."""
 _NEAR = 64
-"""The most entries by which a replica is behind the owner, as of their last beats, and counts as caught up.
+"""The most entries by which a replica may be behind the owner, as of their last heartbeats, to count as caught up.
 
 A replica also counts as caught up if it has every entry that the owner had some seconds before (`Known.earlier`).
 """
@@ -62,31 +64,31 @@ class Known:
     site: str
     incarnation: bytes
     silent: Mapping[str, float]
-    """The seconds since the last new beat of each site of the document, by this site's monotonic clock."""
+    """The seconds since the last new heartbeat of each site of the document, by this site's monotonic clock."""
     lost: Mapping[int, int]
     """The shards that this process does not own, though it has begun an epoch of theirs: the last such epoch."""
     released: Mapping[int, int]
     """The shards whose last entry here releases them, with the epoch that this entry ends."""
     applied: Mapping[str, Mapping[int, int]]
-    """For each site, the index of the next entry by shard, as of its last beat."""
+    """For each site, the index of the next entry by shard, as of its last heartbeat."""
     earlier: Mapping[int, int] = attrs.field(factory=dict)
     """By shard, the index of the owner's next entry some seconds ago (`OwnersProgress`); empty where it is unknown."""
     failed: Mapping[str, Collection[int]] = attrs.field(factory=dict)
-    """By site, the shards whose copy there takes no writes since a write failed, as of the site's last beat."""
-    rests: Mapping[str, float] = attrs.field(factory=dict)
-    """By site, the seconds that are left of its rest after failures (`Rest`), as of the site's last beat."""
+    """By site, the shards whose copy there takes no writes since a write failed, as of the site's last heartbeat."""
+    back_offs: Mapping[str, float] = attrs.field(factory=dict)
+    """By site, the remaining seconds of its back-off after failures (`BackOff`), as of the site's last heartbeat."""
 
     def has_failed(self, site: str, shard: int) -> bool:
         """Return whether a site can neither write a shard nor apply its entries."""
         return shard in self.failed.get(site, ())
 
-    def rested(self, sites: Iterable[str]) -> list[str]:
-        """Return the sites that aren't resting; all if each of them is, so that a rest leaves no shard unwritten."""
+    def ready(self, sites: Iterable[str]) -> list[str]:
+        """Return the sites that aren't in back-off, or all sites if each of them is, so that a shard gets an owner."""
         sites = list(sites)
-        return [site for site in sites if not self.rests.get(site)] or sites
+        return [site for site in sites if not self.back_offs.get(site)] or sites
 
     def ends(self, document: ClusterDocument) -> dict[int, int]:
-        """Return the index of the next entry of each shard as of its owner's last beat, where that is known."""
+        """Return the index of the next entry of each shard as of its owner's last heartbeat, where that is known."""
         owners = ((shard, self.applied.get(place.owner, {})) for shard, place in enumerate(document.shards))
         return {shard: applied[shard] for shard, applied in owners if shard in applied}
 
@@ -152,10 +154,10 @@ def next_document(
 
 
 def _able(shard: int, sites: Sequence[str], owner: str, alive: Collection[str], known: Known) -> list[str]:
-    """Return those of the sites of a shard that may own it. Its owner may even if its copy failed, or it rests."""
+    """Return the sites of a shard that may own it. Its current owner may, even with a failed copy or in back-off."""
     may = [site for site in sites if site in alive and (site == owner or not known.has_failed(site, shard))]
-    rested = known.rested(may)
-    return [site for site in may if site == owner or site in rested] or list(sites)
+    ready = known.ready(may)
+    return [site for site in may if site == owner or site in ready] or list(sites)
 
 
 def abdicated(document: ClusterDocument, number: int, known: Known, takeover_after: float) -> ClusterDocument | None:
@@ -177,7 +179,7 @@ def abdicated(document: ClusterDocument, number: int, known: Known, takeover_aft
             and _silence(document, site, known, unseen=takeover_after) < takeover_after
             and not known.has_failed(site, shard)
         ]
-        others = known.rested([site for site in others if not document.sites[site].leaving] or others)
+        others = known.ready([site for site in others if not document.sites[site].leaving] or others)
         if place.owner == known.site and place.incarnation == known.incarnation and others:
             (heir,) = choose_owners([place.heir], [others])
             changed = named(changed, number, shard, heir, document.sites[heir].incarnation)
@@ -185,10 +187,10 @@ def abdicated(document: ClusterDocument, number: int, known: Known, takeover_aft
 
 
 def assigned(document: ClusterDocument, shards: Sequence[int], sites: Sequence[str]) -> ClusterDocument | None:
-    """Return the document in which an administrator has said which sites keep shards; with no sites, placement chooses.
+    """Return the document in which an administrator assigns shards to sites; with no sites, placement chooses them.
 
-    Returns None if that is what the document says. Raises `UnknownSiteError`, and `ReplicasRefusedError` for a site
-    that is leaving.
+    Returns None if the document already says so. Raises `UnknownSiteError`, and `ReplicasRefusedError` for a site that
+    is leaving.
     """
     for site in sites:
         _check_known(document, site)
@@ -204,8 +206,8 @@ def assigned(document: ClusterDocument, shards: Sequence[int], sites: Sequence[s
 def leaving(document: ClusterDocument, site: str, *, leaves: bool = True) -> ClusterDocument | None:
     """Return the document in which a site is to keep no shards or, unless it ``leaves``, joins again.
 
-    Returns None if that is what the document says. Raises `UnknownSiteError`, and `ReplicasRefusedError` if a shard
-    would be left without a site that may keep it.
+    Returns None if the document already says so. Raises `UnknownSiteError`, and `ReplicasRefusedError` if a shard would
+    be left without a site that may keep it.
     """
     _check_known(document, site)
     found = document.sites[site]
@@ -228,7 +230,7 @@ def forgotten(
     """Return the document, to be created with this number, without a site that is gone for ever.
 
     Shards that only that site kept go to the site that decides, which copies them from the log store. Raises
-    `UnknownSiteError`, and `ReplicasRefusedError` for a site that beats.
+    `UnknownSiteError`, and `ReplicasRefusedError` for a site that sends heartbeats.
     """
     _check_known(document, site)
     if seems_alive(document, site, known, takeover_after):
@@ -300,7 +302,7 @@ def _may_take(document: ClusterDocument, shard: int, place: ShardPlace, known: K
         if site == me
         or (site != place.owner and _silence(document, site, known, unseen=takeover_after) < takeover_after)
     ]
-    applied = {site: known.applied.get(site, {}).get(shard, 0) for site in known.rested(others)}
+    applied = {site: known.applied.get(site, {}).get(shard, 0) for site in known.ready(others)}
     return _silence(document, place.owner, known) >= patience(takeover_after, shard, me, applied)
 
 
@@ -309,7 +311,7 @@ def _heir_of_failed(
 ) -> str | None:
     """Return the site that is to own a shard which this site owns and can't write; None if there is none.
 
-    A site whose last beat could not be read may have failed too: naming it could move the shard in circles.
+    A site whose last heartbeat could not be read is excluded: it may have failed too, and would name another in turn.
     """
     if place.owner != known.site or place.incarnation != known.incarnation or not known.has_failed(known.site, shard):
         return None
@@ -321,7 +323,7 @@ def _heir_of_failed(
         and not known.has_failed(site, shard)
         and _silence(document, site, known, unseen=takeover_after) < takeover_after
     ]
-    able = {site: known.applied[site].get(shard, 0) for site in known.rested(others)}
+    able = {site: known.applied[site].get(shard, 0) for site in known.ready(others)}
     return most_advanced(shard, able) if able else None
 
 
@@ -331,9 +333,9 @@ def seems_alive(document: ClusterDocument, site: str, known: Known, takeover_aft
 
 
 def _silence(document: ClusterDocument, site: str, known: Known, *, unseen: float = 0.0) -> float:
-    """Return the seconds since a site's last new beat, ``unseen`` if it was not watched yet.
+    """Return the seconds since a site's last new heartbeat, ``unseen`` if it was not watched yet.
 
-    The silence of a site that was closed or removed is infinite.
+    The result is infinite for a site that was closed or removed.
     """
     found = document.sites.get(site)
     return float("inf") if found is None or found.closed else known.silent.get(site, unseen)

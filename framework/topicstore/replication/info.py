@@ -27,12 +27,12 @@ class SiteInfo:
     """
     leaving: bool
     """Whether the site is to keep no shards (`Site.leave`)."""
-    rest: float
-    """Seconds, from its last heartbeat on, for which other sites take shards over rather than this one; usually 0.
+    back_off: float
+    """Remaining back-off in seconds, counted from the site's last heartbeat; 0 without one.
 
-    A site rests after a write of one of its copies has failed. Each time it rests twice as long, from
-    `Cluster.takeover_after` up to 256 times that, until it has had no failure for as long. Shards that no other site
-    can write are not affected.
+    A site backs off after a write of one of its copies has failed: the other sites take shards over first. Its first
+    back-off lasts `Cluster.takeover_after`, each following one twice as long, up to 256 times that. The length starts
+    anew once a site has had no failure for the longest one. Shards that no other site can write are not affected.
     """
     incarnation: str
     """Hexadecimal digits that identify the site's last process."""
@@ -81,7 +81,7 @@ class ClusterInfo:
 def cluster_info(
     number: int, document: ClusterDocument, known: Known, takeover_after: float, factor: int | None
 ) -> ClusterInfo:
-    """Return what a site reports, from a document and its number, and from heartbeats."""
+    """Return the description of a cluster from a document, its number, and the heartbeats that a site knows."""
     wanted = duties.wanted_replicas(document, factor)
     return ClusterInfo(
         site=known.site,
@@ -93,7 +93,7 @@ def cluster_info(
                 address=site.address,
                 beats=duties.seems_alive(document, name, known, takeover_after),
                 leaving=site.leaving,
-                rest=known.rests.get(name, 0.0),
+                back_off=known.back_offs.get(name, 0.0),
                 incarnation=site.incarnation.hex(),
             )
             for name, site in sorted(document.sites.items())

@@ -25,12 +25,12 @@ from topicstore.runtime.wake_event import AutoResetEvent
 from topicstore.shard.writer import LogFullError
 
 from . import names
+from .circuit_breaker import CircuitBreaker
 from .heads import Head, Kind, Progress
 from .log_reader import LogReader, Machine
 from .objects import CHANGE_OVERHEAD, LARGEST_CHANGE, Entry, EntryTooLargeError, decode_entry, encode_entry
 from .owning import Answer, Outcome, Stage, after_put, again, may_acknowledge, may_put, may_release
 from .reading import apply
-from .silence import Silence
 from .taking_over import Step, after_fence, after_look, after_reading, at_end
 
 __all__ = ["Proposal", "ShardLog"]
@@ -138,7 +138,7 @@ class ShardLog:
     proposing.
 
     ``patience`` is the number of seconds that a change waits for others, to become one entry with them. A change does
-    not wait once the queued ones fill an entry, the shard is to be released, or the log is closed. ``silence`` is
+    not wait once the queued ones fill an entry, the shard is to be released, or the log is closed. ``breaker`` is
     shared by all logs of a site.
     """
 
@@ -153,7 +153,7 @@ class ShardLog:
         identity: Callable[[int], bytes] = secrets.token_bytes,
         threads: bool = True,
         patience: float = 0.0,
-        silence: Silence | None = None,
+        breaker: CircuitBreaker | None = None,
     ) -> None:
         self.reader = LogReader(store, shard, machine)
         self._store = store
@@ -189,8 +189,8 @@ class ShardLog:
         self._applier = _Applier(f"topicstore-applying-{shard}", threads=threads)
         self.failure: str | None = None
         """The error with which the store answered the last PUT; None after a success. Reading it needs no lock."""
-        self._silences = (Silence(), Silence() if silence is None else silence)
-        """The silence of the store towards this log, and towards the site."""
+        self._breakers = (CircuitBreaker(), CircuitBreaker() if breaker is None else breaker)
+        """The circuit breakers of this log and of the site."""
         self._unanswered = False
         """Whether a try of the current entry had no answer. Used by the writing thread."""
         self._epoch = 0
@@ -204,7 +204,7 @@ class ShardLog:
 
     @property
     def reason(self) -> str:
-        """The end of an error's sentence: the store's last error in parentheses, or nothing."""
+        """The store's last error in parentheses, to be appended to an error message; empty without an error."""
         failure = self.failure
         return "" if failure is None else f" ({failure})"
 
@@ -246,7 +246,7 @@ class ShardLog:
     def _begin(self, epoch: int) -> None:
         with self._lock:
             self._epoch, self._refuses, self._leaving = epoch, None, False
-            self._silences[0].end()
+            self._breakers[0].reset()
             self.takeovers += 1
             if self._threads:
                 self._thread = threading.Thread(target=self._work, name=f"topicstore-log-{self._shard}", daemon=True)
@@ -257,20 +257,20 @@ class ShardLog:
     def check(self, size: int) -> None:
         """Raise the error that `propose` raises for a change of ``size`` bytes; return if the change is accepted.
 
-        Also raises `StorageUnavailableError` if a wait for the store was in vain and the store has not answered since
-        (`Silence`), so that callers don't wait for it one after the other. Until the caller releases the shard's lock,
-        only a change of the owner can make a later `propose` fail.
+        Also raises `StorageUnavailableError` while a `CircuitBreaker` is open, so that callers don't wait for an
+        unresponsive store one after the other. Until the caller releases the shard's lock, only a change of the owner
+        can make a later `propose` fail.
         """
         with self._lock:
-            silent = next((one.reason for one in self._silences if one.reason is not None), None)
-            if self._refuses is None and silent is not None:
-                raise StorageUnavailableError(f"{silent}; nothing was queued")
+            reason = next((one.reason for one in self._breakers if one.reason is not None), None)
+            if self._refuses is None and reason is not None:
+                raise StorageUnavailableError(f"{reason}; nothing was queued")
             self._check_locked(size)
 
     def waited(self, since: float, reason: str) -> None:
-        """Let `check` refuse changes, because a caller has waited for the store since a time in vain."""
-        for silence in self._silences:
-            silence.begin(since, reason)
+        """Let `check` refuse changes, because a caller's wait for the store, begun at ``since``, has timed out."""
+        for breaker in self._breakers:
+            breaker.trip(since, reason)
 
     def _check_locked(self, size: int) -> None:
         if size + CHANGE_OVERHEAD > LARGEST_CHANGE:
@@ -417,7 +417,7 @@ class ShardLog:
                     break
             taken, self._queue = self._queue[:number], self._queue[number:]
             self._queued -= sum(len(proposal.change) + CHANGE_OVERHEAD for proposal in taken)
-            self._due = float("-inf")  # what is left did not fit, and has waited
+            self._due = float("-inf")  # the changes that did not fit have waited long enough
             self._room.notify_all()
             self._in_flight += 1
             return taken
@@ -516,8 +516,8 @@ class ShardLog:
             return Answer.NONE, None
         else:
             self.failure = None
-            for silence in self._silences:
-                silence.end()
+            for breaker in self._breakers:
+                breaker.reset()
         return answer, found
 
     def _failed(self, failure: str) -> None:

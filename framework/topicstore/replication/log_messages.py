@@ -1,11 +1,12 @@
-"""The messages of a shard, read from its log alone: without a copy of the shard, and without a site.
+"""Reads the messages of a shard from its log alone: without a copy of the shard, and without a site.
 
-A reader begins at a `Place`: a position, and a prefix of the log whose messages are all at or below the position. The
-position says exactly what was read; the prefix says where to continue, and by its checksum whether the log is still
-the same. Entries of an owner that was fenced don't count, as on a site (`topicstore.replication.reading.apply`).
+A reader begins at a `Place`: a position, and a prefix of the log whose messages are all at or below the position. All
+messages up to the position were read. The reader continues after the prefix, and compares its checksum, which shows
+whether the log is still the same. Entries of an owner that was fenced are skipped, as on a site
+(`topicstore.replication.reading.apply`).
 
-If the log was cut after the place, the messages behind it are in a base only. Then the caller reads those with higher
-positions from a copy of the shard (`topicstore.opening.copy_shard`).
+If the log was cut after the place, some later messages are only in a base. Then the caller reads the messages with
+higher positions from a copy of the shard (`topicstore.opening.copy_shard`).
 """
 
 from __future__ import annotations
@@ -120,11 +121,11 @@ class MessagesFrom:
         self.base = self.progress = base.progress
 
     def entries(self) -> Iterator[LogEntry]:
-        """Yield the entries to the log's end, which has all that was acknowledged before this is asked for the first.
+        """Yield the entries up to the log's end, which includes all writes acknowledged before the first entry is read.
 
-        If the log is cut, they continue after a base, and `base` says so. At most a few hundred entries, or 8 MiB and
-        an entry, are in memory. Raises `PlaceAheadError` if the log has lost what the place has read,
-        `CorruptionError` and `StorageUnavailableError`.
+        If the log was cut after the place, the entries continue after a base, and `base` is that base. At most a few
+        hundred entries, or 8 MiB and an entry, are in memory. Raises `PlaceAheadError` if the log has lost entries
+        before the place, `CorruptionError` and `StorageUnavailableError`.
         """
         self._check_there()
         step = Step.READ

@@ -31,7 +31,7 @@ __all__ = [
 CLUSTER = "cluster"
 """The prefix of cluster documents."""
 BEATS = "beats"
-"""The prefix of the beats of all sites."""
+"""The prefix of the heartbeats of all sites."""
 CLAIM = "claim"
 """The name of the object that reserves a store for a new cluster's database."""
 _DIGITS = 20
@@ -43,20 +43,20 @@ def cluster_document(number: int) -> str:
 
 
 def beats(site: str) -> str:
-    """Return the prefix of a site's beats, its heartbeat objects."""
+    """Return the prefix of a site's heartbeats."""
     return f"{BEATS}/{site}"
 
 
 def beat(site: str, number: int) -> str:
-    """Return the name of a beat. A site creates its beats in order, and deletes the earlier ones."""
+    """Return the name of a heartbeat. A site creates its heartbeats in order, and deletes the earlier ones."""
     return f"{beats(site)}/{number:0{_DIGITS}}"
 
 
 def site_of(name: str) -> str:
-    """Return the site of a beat with this name. Raises `CorruptionError` for a name that isn't a beat's."""
+    """Return the site of a heartbeat with this name. Raises `CorruptionError` for another object's name."""
     parts_of = name.split("/")
     if len(parts_of) != 3:
-        raise CorruptionError("it is not the name of a beat", name)
+        raise CorruptionError("it is not the name of a heartbeat", name)
     return parts_of[1]
 
 

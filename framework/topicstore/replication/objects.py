@@ -155,8 +155,8 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """The replication progress of the site, by shard: the index of the entry to be read next."""
     failed: tuple[int, ...] = ()
     """The shards whose copy at the site takes no writes since one failed."""
-    rest: float = 0.0
-    """The seconds, from this heartbeat on, for which the site takes no shards over from sites that can write them."""
+    back_off: float = 0.0
+    """Remaining back-off in seconds, from this heartbeat on: sites that aren't in back-off take shards over first."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):

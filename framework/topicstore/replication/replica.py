@@ -31,11 +31,11 @@ from topicstore.shard.writer import AddGeneration, Change, Delete, PendingWrite
 from . import names
 from .bases import Sealed, cut_log, highest, read_part, write_base
 from .changes import decode_change, encode_change
+from .circuit_breaker import CircuitBreaker
 from .heads import BEGINNING, Kind, Progress
 from .log import ShardLog
 from .objects import Base, Entry
 from .reading import LocalWrite
-from .silence import Silence
 from .snapshots import clear, has_contents, pieces_of_generation, pieces_of_state, put_piece
 from .taking_over import Step
 
@@ -114,7 +114,7 @@ class Replica:
 
     timeout:  the seconds that a caller waits for the log store; None for no limit.
     patience: the seconds that a proposed write waits for others (`ShardLog`).
-    silence:  the silence of the store towards the site; by default its own.
+    breaker:  the site's circuit breaker for the log store; by default the replica has its own.
     settle:   called after entries or a base of other sites were read, and before they are applied. It returns once the
               site owns no shard that it had lost when they were read.
     """
@@ -126,7 +126,7 @@ class Replica:
         site: str,
         timeout: float | None = None,
         patience: float = 0.0,
-        silence: Silence | None = None,
+        breaker: CircuitBreaker | None = None,
         settle: Callable[[], object] = lambda: None,
     ) -> None:
         self.shard = shard
@@ -154,7 +154,7 @@ class Replica:
         """The error of the last attempt to follow or take over the shard; None if it succeeded."""
         self.caught_up = float("-inf")
         """The time (`time.monotonic`) at which this site last had all entries of the log."""
-        self.log = ShardLog(store, shard.number, self, site, patience=patience, silence=silence)
+        self.log = ShardLog(store, shard.number, self, site, patience=patience, breaker=breaker)
         self._site = site
         self._timeout = timeout
         self._place = f"{store.place}: shard {shard.number}"
@@ -283,9 +283,10 @@ class Replica:
             self._reading.release()
 
     def refuse(self) -> bool:
-        """Let reads raise `ShardElsewhereError`: this site is to have no copy. It does not own the shard.
+        """Refuse further reads of this site's copy, which is to be dropped; return whether the copy was kept until now.
 
-        Returns False, and does nothing, while the log is read, and if no copy is kept.
+        Readers then ask a site that keeps the shard, or get `ShardElsewhereError`. The caller must have checked that
+        this site does not own the shard. Does nothing, and returns False, while the shard's log is being read.
         """
         if not self.kept or not self._reading.acquire(blocking=False):
             return False

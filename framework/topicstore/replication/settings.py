@@ -15,7 +15,7 @@ __all__ = ["Cluster", "check_site"]
 
 _SITE = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9._=-]{0,63}")
 _BEATS = 3
-"""The least number of beats in the time after which a silent owner is replaced."""
+"""The least number of heartbeat intervals in the time after which an unresponsive owner is replaced."""
 
 
 @attrs.frozen
@@ -38,8 +38,8 @@ class Cluster:
     flush_interval:     seconds that a change waits for others, which are then written to the log with it, in one
                         request: this saves requests of a store that charges for them. 0: none waits.
     store_timeout:      seconds that a call waits for the log store; more than ``flush_interval``.
-    log_retention:      seconds for which the log is kept for a silent replica. One that comes back later is copied
-                        from a snapshot.
+    log_retention:      seconds for which the log is kept for an unresponsive replica. A replica that comes back later
+                        is copied from a snapshot.
 
     Raises `InvalidArgumentError`.
     """

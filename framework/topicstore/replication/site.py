@@ -1,6 +1,6 @@
-"""`Site`: this process as a member of a cluster. One thread sends its beats, watches the others, and moves shards.
+"""`Site`: this process as a member of a cluster. One thread sends heartbeats, watches other sites, and moves shards.
 
-Every beat interval the thread creates a beat, lists those of all sites, and looks for a new document. It then does what
+Every `beat_interval` it sends a heartbeat, lists those of all sites, and reads a new document. It then does what
 `topicstore.replication.duties` says: it creates the next document, takes shards over, releases them or follows them.
 """
 
@@ -35,6 +35,7 @@ from topicstore.shard.writer import AddGeneration, DropGeneration
 
 from . import duties, names
 from .bases import cut_log, highest
+from .circuit_breaker import CircuitBreaker
 from .counted_store import CountedLogStore
 from .documents import Documents
 from .duties import Duty, Known
@@ -42,8 +43,7 @@ from .info import ClusterInfo, cluster_info
 from .objects import BEATS, CLAIMS, Beat, Claim, ClusterDocument, GenerationPlan, ShardPlace
 from .replica import Replica
 from .settings import Cluster, check_site
-from .silence import Silence
-from .watching import OwnersProgress, Rest, Silences
+from .watching import BackOff, OwnersProgress, Silences
 
 __all__ = ["ReplicaLag", "ShardOwner", "Site"]
 
@@ -54,7 +54,7 @@ _BASE_BYTES = 256 << 20
 _END = 1 << 63
 """An index behind every entry."""
 _TRIES = 3
-"""The number of beats of a site that are tried, of which each may be deleted when the next one is created."""
+"""The number of consecutive heartbeats that a reader tries to get, because a site deletes the earlier ones."""
 
 
 @attrs.frozen
@@ -76,13 +76,13 @@ class ReplicaLag:
     owner: str
     """The site that owns the shard."""
     entries: int
-    """The entries of the log that the owner has applied, as of its last beat, and this site has not."""
+    """The entries of the log that the owner has applied, as of its last heartbeat, and this site has not."""
     seconds: float
     """The seconds since this site last had all entries; 0 for the owner."""
 
 
 class Site:
-    """A process as a site of a cluster: `start` takes part with the shards of a database, and `close` ends that."""
+    """A process as a site of a cluster: `start` joins the cluster with the shards of a database; `close` leaves it."""
 
     def __init__(self, cluster: Cluster, name: str, store: CountedLogStore) -> None:
         self.cluster = cluster
@@ -98,18 +98,18 @@ class Site:
         self._documents = Documents(store, self._back_off)
         self._current: tuple[int, ClusterDocument] | None = None
         """The last document that was read, and its number. Replaced as a whole."""
-        self._silence = Silence()
-        """The silence of the log store towards this site."""
+        self._breaker = CircuitBreaker()
+        """Opens when the log store doesn't answer this site; shared by the logs of all shards."""
         self._silences = Silences()
         self._silent: Mapping[str, float] = {}
         self._owners_progress = OwnersProgress(cluster.takeover_after + cluster.poll_interval)
-        self._rest = Rest(cluster.takeover_after)
+        self._after_failures = BackOff(cluster.takeover_after)
         self._beat_number = 0
         self._certain = float("-inf")
-        """The time (`time.monotonic`) until which no other site takes over what this one owns. Others wait for
-        `Cluster.takeover_after` after they have seen its last beat."""
+        """The time (`time.monotonic`) until which no other site takes over this site's shards: other sites wait for
+        `Cluster.takeover_after` after they have seen its last heartbeat."""
         self._next_beat = self._next_poll = float("-inf")
-        """The times (`time.monotonic`) of the next beat, and of the next request for entries of others."""
+        """The times (`time.monotonic`) of the next heartbeat, and of the next request for entries of other owners."""
         self._changing = threading.Lock()
         """Held while an owner's shards are brought to the document's generations."""
         self._stopping = threading.Event()
@@ -224,9 +224,9 @@ class Site:
         Raises `StorageUnavailableError`, `CorruptionError`, and the errors of creating a generation.
         """
         timeout, patience = self.cluster.store_timeout, self.cluster.flush_interval
-        silence = self._silence
+        breaker = self._breaker
         self.replicas = [
-            Replica(shard, self.store, self.name, timeout, patience, silence, self._settle) for shard in shards
+            Replica(shard, self.store, self.name, timeout, patience, breaker, self._settle) for shard in shards
         ]
         self.enter()
         for replica in self.replicas:
@@ -241,7 +241,7 @@ class Site:
     def close(self) -> None:
         """Release this site's shards, pass them on to other sites, and stop. This is idempotent.
 
-        What is queued is written first, unless the store does not answer within `Cluster.store_timeout`.
+        Queued changes are written first, unless the store does not answer within `Cluster.store_timeout`.
         """
         self._stopping.set()
         close_all((self._release, *(replica.log.close for replica in self.replicas), self._end_threads, self._pass_on))
@@ -297,7 +297,7 @@ class Site:
                 warnings.warn(f"site {self.name}: {failure}", RuntimeWarning, stacklevel=1)
 
     def look(self) -> None:
-        """Do one round: beat if it is time, look at the others, and do what is due for each shard."""
+        """Do one round: send a heartbeat if it is due, watch the other sites, and do the next action of each shard."""
         if time.monotonic() >= self._next_beat:
             self._beat()
             self._watch()
@@ -310,7 +310,7 @@ class Site:
             try:
                 self._do(replica, poll=poll)
                 replica.failure = self._failure_of(replica)
-            except TopicstoreError as error:  # other shards go on
+            except TopicstoreError as error:  # the round continues with the other shards
                 replica.failure = f"shard {replica.shard.number}: {error}"
 
     def _failure_of(self, replica: Replica) -> str | None:
@@ -323,7 +323,7 @@ class Site:
         return f"shard {shard} takes no writes on this site until it is opened again ({failure}); {writer}"
 
     def _beat(self) -> None:
-        """Create the next beat if it is time."""
+        """Create the next heartbeat object if it is due."""
         now = time.monotonic()
         if now < self._next_beat or self.ended is not None:
             return
@@ -336,14 +336,14 @@ class Site:
             program=__version__,
             applied=self._progress(),
             failed=failed,
-            rest=self._rest.look(bool(failed), now),
+            back_off=self._after_failures.look(bool(failed), now),
         )
-        # An existing beat is this process's own, whose answer was lost, or that of another process of this site: the
-        # document says which of the two is the site, and the next beat shows that it is alive.
+        # An existing heartbeat is this process's own, whose answer was lost, or that of another process of this site.
+        # The document says which of the two is the site, and the next heartbeat shows that it is alive.
         with suppress(ObjectExistsError):
             self.store.create(name, BEATS.encode(name, beat))
             self._certain = now + self.cluster.takeover_after
-        self._silence.end()
+        self._breaker.reset()
         self._beat_number += 1
         if self._beat_number > 2:
             self.store.delete(names.beat(self.name, self._beat_number - 2))
@@ -356,10 +356,11 @@ class Site:
             replica.log.close()
 
     def _settle(self) -> None:
-        """Release the shards that other sites have taken over, if the last beat is so old that there may be some.
+        """Release the shards that other sites have taken over, if this site's last heartbeat is old enough for that.
 
-        Called before other sites' entries are applied. These may remove messages that the new owner's sessions don't
-        need, but sessions here that are not stored: by then they are to have ended. Raises `StorageUnavailableError`.
+        Called before other sites' entries are applied. Such an entry may remove messages that no session of the new
+        owner needs, but that an in-memory session here still needs. The release ends these sessions first. Raises
+        `StorageUnavailableError`.
         """
         if time.monotonic() < self._certain or not any(replica.log.owned for replica in self.replicas):
             return
@@ -378,7 +379,7 @@ class Site:
             self._look_at(*newer)
 
     def _watch(self) -> None:
-        """Look at the beats of all sites and at the current document; create the next document if one is due."""
+        """Read the heartbeats of all sites and the current document; create the next document if one is due."""
         beats = self._beats()
         self._look_for_document()
         document = self.document
@@ -400,7 +401,7 @@ class Site:
         return duties.next_document(document, number, known, cluster.takeover_after, cluster.replication_factor)
 
     def _known(self, applied: Mapping[str, Mapping[int, int]], last: Mapping[str, Beat] | None = None) -> Known:
-        """Return what this site knows; ``last`` has the last beats of the sites, if they have been read."""
+        """Return the inputs of this site's decisions; ``last`` has the sites' last heartbeats, if they were read."""
         released = {replica.shard.number: replica.progress.epoch for replica in self.replicas if replica.released}
         now = time.monotonic()
         lost = {
@@ -410,15 +411,25 @@ class Site:
         }
         own, last = self._own_failed(), last or {}
         failed = {**{site: beat.failed for site, beat in last.items()}, self.name: own}
-        rests = {**{site: beat.rest for site, beat in last.items()}, self.name: self._rest.look(bool(own), now)}
-        return Known(self.name, self._incarnation, self._silent, lost, released, applied, failed=failed, rests=rests)
+        back_offs = {site: beat.back_off for site, beat in last.items()}
+        back_offs[self.name] = self._after_failures.look(bool(own), now)
+        return Known(
+            self.name,
+            self._incarnation,
+            self._silent,
+            lost,
+            released,
+            applied,
+            failed=failed,
+            back_offs=back_offs,
+        )
 
     def _known_by(self, last: Mapping[str, Beat]) -> Known:
-        """Return what this site knows, with what each site has reported in its last beat."""
+        """Return the inputs of this site's decisions, with the progress and failures in each site's last heartbeat."""
         return self._known(self._applied(last), last)
 
     def _beats(self) -> dict[str, list[int]]:
-        """Return the numbers of all beats, by site."""
+        """Return the numbers of all heartbeats, by site."""
         found: dict[str, list[int]] = {}
         for chunk in self.store.names(names.BEATS):
             for name in chunk:
@@ -426,7 +437,7 @@ class Site:
         return found
 
     def _last(self, beats: Mapping[str, list[int]]) -> dict[str, Beat]:
-        """Return the last beat of each site. A site that has beaten several times meanwhile may be left out."""
+        """Return the last heartbeat of each site, without the sites that have replaced it several times meanwhile."""
         last: dict[str, Beat] = {}
         for site, numbers in beats.items():
             for number in range(max(numbers), max(numbers) + _TRIES):
@@ -437,7 +448,7 @@ class Site:
         return last
 
     def _applied(self, last: Mapping[str, Beat]) -> dict[str, Mapping[int, int]]:
-        """Return the progress that each site has reported in its last beat."""
+        """Return the progress that each site has reported in its last heartbeat."""
         return {**{site: beat.applied for site, beat in last.items()}, self.name: self._progress()}
 
     def _own_failed(self) -> tuple[int, ...]:
@@ -508,7 +519,7 @@ class Site:
                 replica.base = 0
 
     def _oldest_reader(self, replica: Replica, applied: Mapping[str, Mapping[int, int]]) -> int:
-        """Return the lowest index that a replica reads next, except those that have been silent for too long."""
+        """Return the lowest index that a replica reads next, except replicas unresponsive for the log retention."""
         number, retention = replica.shard.number, self.cluster.log_retention
         place = self.document.shards[number]
         waited = [site for site in (*place.replicas, *place.joining) if self._silent.get(site, 0.0) < retention]
@@ -539,9 +550,9 @@ class Site:
         return added
 
     def drop_generation(self, number: int) -> bool:
-        """Drop a sealed generation in all shards: at once in those that this site owns. Return False if it was dropped.
+        """Drop a sealed generation in all shards; return False if it was dropped before.
 
-        Raises `GenerationError`.
+        The shards that this site owns drop it before the call returns, the others later. Raises `GenerationError`.
         """
         dropped = False
 
@@ -582,7 +593,7 @@ class Site:
         return ShardOwner(name, site.address, site.http_address)
 
     def keepers(self, shard: int) -> list[ShardOwner]:
-        """Return the other sites that keep a shard, as the last document says: its owner first, silent sites last.
+        """Return the other sites that keep a shard by the last document: its owner first, unresponsive sites last.
 
         Some may not have a whole copy. Sends no request to the log store.
         """

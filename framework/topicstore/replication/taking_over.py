@@ -60,7 +60,7 @@ def after_look(fence: Head, cut: int) -> Step:
 def may_suspect(last: Head | None, owner_epoch: int, silent: float, patience: float) -> bool:
     """Return whether a replica should try to become the owner: the shard is released, or the owner seems dead.
 
-    ``last`` is the last entry of the log. ``silent`` is the time in seconds since the owner's last new beat, by the
+    ``last`` is the last entry of the log. ``silent`` is the time in seconds since the owner's last heartbeat, by the
     replica's own monotonic clock; ``patience`` is its limit. A wrong suspicion costs time only.
     """
     released = last is not None and last.kind is Kind.RELEASED and last.epoch >= owner_epoch

@@ -1,7 +1,7 @@
-"""Failure detection: silent sites are found by the numbers of their beats and the local monotonic clock.
+"""Failure detection by the numbers of the sites' heartbeats and the local monotonic clock; back-off after failures.
 
-A site creates beats with rising numbers, so one listing shows the latest beat of every site, without reading objects.
-A new process of a site counts from the document in which it enters, before its first beat.
+A site numbers its heartbeats, so one listing shows the latest heartbeat of every site without reading objects. A new
+process of a site is watched from the document in which it enters, before its first heartbeat.
 The result only decides when a site tries to take over. Clocks of different sites are never compared, and a wrong
 suspicion costs time only.
 """
@@ -14,20 +14,20 @@ from threading import Lock
 
 from .placement import rank
 
-__all__ = ["OwnersProgress", "Rest", "Silences", "most_advanced", "patience"]
+__all__ = ["BackOff", "OwnersProgress", "Silences", "most_advanced", "patience"]
 
-_LONGEST_REST = 256
-"""The longest rest, in multiples of the first one."""
+_LONGEST_BACK_OFF = 256
+"""The longest back-off, in multiples of the first one."""
 
 
 class Silences:
-    """Measures the time since each site's last new beat, or since its process entered the cluster."""
+    """Measures the time since each site's last new heartbeat, or since its process entered the cluster."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[tuple[bytes, int], float]] = {}
 
     def look(self, beats: Mapping[str, tuple[bytes, int]], now: float) -> dict[str, float]:
-        """Record the incarnation and the highest beat number of each site; return the seconds since either changed.
+        """Record the incarnation and last heartbeat's number of each site; return the seconds since either changed.
 
         ``now`` is the time of the local monotonic clock, in seconds. A site that is seen for the first time gets 0.
         """
@@ -41,9 +41,9 @@ class Silences:
 class OwnersProgress:
     """Remembers the progress that the owners of the shards have reported, until it is some seconds old.
 
-    A follower asks for new entries once in a poll interval, and a beat interval later other sites read its progress. So
-    a follower that keeps up with a fast owner is thousands of entries behind the owner's last beat, but not behind its
-    beat of some seconds ago.
+    A follower asks for new entries once in a poll interval, and other sites read its progress a heartbeat later. So a
+    follower that keeps up with a fast owner is thousands of entries behind the owner's last heartbeat, but not behind
+    the owner's heartbeat of some seconds ago.
     """
 
     def __init__(self, age: float) -> None:
@@ -63,13 +63,13 @@ class OwnersProgress:
         return earlier if self._age <= now - when <= 2 * self._age else {}
 
 
-class Rest:
-    """The rest of this site after its writes have failed, in which other sites take shards over rather than this one.
+class BackOff:
+    """Exponential back-off of this site after failed writes, during which the other sites take shards over first.
 
-    An engine that fails, recovers and fails again would otherwise move its shards each time. The first rest has
-    ``first`` seconds, and each following one is twice as long, up to 256 times ``first``. A rest begins when no copy is
-    failed any more. If none fails until the longest rest after its end, the next one is the first again.
-    Thread-safe.
+    An engine that fails, recovers and fails again would otherwise move its shards each time. The first back-off lasts
+    ``first`` seconds, and each following one twice as long, up to 256 times ``first``. A back-off begins when the last
+    failed copy has recovered. After a back-off and 256 times ``first`` seconds more without a failure, the length
+    starts from ``first`` again. Thread-safe.
     """
 
     def __init__(self, first: float) -> None:
@@ -77,17 +77,17 @@ class Rest:
         self._lock = Lock()
         self._failed = False
         self._length = 0.0
-        """The seconds of the current rest, or of the last one; 0 if the next one is the first."""
+        """The length of the current or last back-off in seconds; 0 before the first failure."""
         self._began = 0.0
         """The time at which the last failure was over."""
 
     def look(self, failed: bool, now: float) -> float:
-        """Record whether a copy is failed; return the seconds that are left of the rest, all of them while one is.
+        """Record whether a copy is failed; return the remaining seconds of the back-off.
 
-        ``now`` is the time of the local monotonic clock, in seconds.
+        While a copy is failed, the whole length remains. ``now`` is the time of the local monotonic clock, in seconds.
         """
         with self._lock:
-            longest = self._first * _LONGEST_REST
+            longest = self._first * _LONGEST_BACK_OFF
             if failed and not self._failed:
                 quiet = now - self._began - self._length >= longest
                 self._length = self._first if quiet or not self._length else min(2 * self._length, longest)
@@ -98,9 +98,9 @@ class Rest:
 
 
 def patience(takeover_after: float, shard: int, site: str, applied: Mapping[str, int]) -> float:
-    """Return the seconds of silence after which a replica takes over from an owner.
+    """Return the seconds without a heartbeat of the owner after which a replica takes over.
 
-    ``applied`` is the log index that each replica reported in its last beat. The most advanced replica waits
+    ``applied`` is the log index that each replica reported in its last heartbeat. The most advanced replica waits
     ``takeover_after`` seconds; each following one waits a quarter more, so that two rarely try at the same time.
     """
     order = _order(shard, applied)

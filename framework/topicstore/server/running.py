@@ -242,7 +242,7 @@ async def _reload(hung_up: asyncio.Event, server: Server) -> None:
             _log.error("settings and certificates stay as they were: %s", bad)
         except Exception as fault:  # noqa: BLE001 - it is logged, and the next SIGHUP may go well
             _log.error("settings and certificates could not be read again", exc_info=fault)
-        notify("READY=1")  # also after a reload that failed: the server goes on with what it had
+        notify("READY=1")  # also after a reload that failed: the server continues with its earlier settings
 
 
 def trial(host: str, port: int, *, login: tuple[str, str] | None = None, authority: Path | None = None) -> list[str]:

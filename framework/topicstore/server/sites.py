@@ -67,9 +67,10 @@ class SiteInfo:
     """The name of the server that manages the site."""
     up: bool
     shards: list[SiteShard]
-    rest: float = 0.0
-    """Seconds, from its last heartbeat on, for which other sites take shards over rather than this one, because its
-    writes have failed."""
+    back_off: float = 0.0
+    """Remaining back-off in seconds after failed writes, counted from the site's last heartbeat.
+
+    The sites that aren't in back-off take shards over first."""
 
 
 @attrs.frozen(kw_only=True)
@@ -169,8 +170,8 @@ class Sites:
             for shard in all_shards
             if (site == self.this if info is None or name != self._shared else _keeps(info, int(shard), site))
         ]
-        rest = 0.0 if found is None else found.rest
-        return SiteInfo(node=f"topicstore@{host or socket.gethostname()}", up=up, shards=shards, rest=rest)
+        back_off = 0.0 if found is None else found.back_off
+        return SiteInfo(node=f"topicstore@{host or socket.gethostname()}", up=up, shards=shards, back_off=back_off)
 
     def storages(self) -> list[str]:
         """Return the names of the storages that have replicas."""

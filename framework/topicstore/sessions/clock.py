@@ -56,17 +56,20 @@ DECODERS: Decoders = {CLOCK: decoder(_Moment)}
 
 
 class SessionClock:
-    """A session clock. Changed under the sessions' mutex; reading the time needs none.
+    """A clock of sessions' expiry and of wills, in microseconds, that continues after restarts and ignores clock jumps.
 
-    ``steady`` started at the wall clock's time when the database was opened. ``state`` holds the notes. ``site``: this
-    process as a site of the cluster that shares the database; empty if none does.
+    Changes need the sessions' mutex; reading the time needs no lock.
+
+    steady: a clock that started at the wall clock's time when the database was opened, and advances monotonically.
+    state:  the state of the shard that stores the clock's notes.
+    site:   this process's site of the cluster that shares the database; empty without a cluster.
     """
 
     def __init__(self, steady: SteadyClock, state: ShardState, site: str) -> None:
         self._steady = steady
         self._state = state
         self.site = site
-        """The site of the cluster that this process is; empty if none shares the database."""
+        """This process's site of the cluster that shares the database; empty without a cluster."""
         self._applied: Applied | None = None
         """The last applied write of a note, as of the last reading of the note. Only used on a site."""
         self._made: _Moment | None = None

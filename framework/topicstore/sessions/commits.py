@@ -60,7 +60,7 @@ class Commits:
         """Commit writes of sessions, each including its guard or a new session record; return the errors by session.
 
         Writes of sessions that are kept in memory count as committed. A session without a write ends if its shard has
-        moved: what it has read then may follow messages that were removed for the shard's new owner.
+        moved, because messages before its place may have been removed unread on behalf of the shard's new owner.
 
         A session that was opened elsewhere doesn't hold up the others, even if another call, for a QoS 2 exchange,
         detects it during the commit. If the process dies in between, the writes of some shards are committed, and those
@@ -125,7 +125,7 @@ class Commits:
             raise
         for session in asked:
             if session.ended is None and session.failure is None:
-                session.ask()  # the delivery may hold PUBRECs that their thread has recorded but not announced yet
+                session.ask()  # a PUBREC of another thread may have been committed before its thread requests a turn
             elif session.ended is None:
                 session.touched()
         return failures

@@ -58,9 +58,9 @@ class SessionCursor(ABC):
         """
 
     def permitted(self, selected: SelectedMessages, answers: Sequence[bool]) -> SelectedMessages:
-        """Return the messages that were read last, with only those that ``answers`` allows.
+        """Return ``selected``, the result of the last `read`, without the messages that ``answers`` refuses.
 
-        The others count as delivered.
+        Refused messages count as delivered.
         """
         return only(selected, answers)
 

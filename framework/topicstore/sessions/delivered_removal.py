@@ -1,10 +1,10 @@
 """`DeliveredRemoval`: removes messages that were stored only for sessions, once no session needs them.
 
 The removal visits the spans of `topicstore.storage.interest`, oldest first. It stops at the first message that a
-session has not delivered yet, or has in flight. So a session that is away holds the later messages of a shard until its
-client returns, or the session expires. Subscriptions of programs, replays and queues hold nothing. Messages younger
-than `RetentionSettings.delivered` stay, so that a block of messages is rewritten rarely. For the same reason, a place
-that a crash resets is never before a removed message. Topics that begin with ``$`` are left to the other limits.
+session has not delivered yet, or has in flight. So a disconnected session keeps the later messages of a shard until its
+client returns, or the session expires. Subscriptions of programs, replays and queues keep no messages. Messages younger
+than `RetentionSettings.delivered` stay, so that a block of messages is rewritten rarely, and so that a place that a
+crash resets is never before a removed message. The removal leaves topics that begin with ``$`` to the other limits.
 
 A subscription that begins in the past receives the messages that exist when it is made: it ends a running removal.
 

@@ -310,7 +310,7 @@ Allow = Callable[[Sequence[Message]], Sequence[bool | None]]
 back until `topicstore.sessions.Session.ask_again`."""
 
 ASKED = 128
-"""Number of messages read at a time after an `Allow` has returned None once, which bounds repeated questions."""
+"""Number of messages read at a time after an `Allow` has returned None once, which bounds repeated calls."""
 
 _FIRST = 16
 """Number of messages in the first read with a limit of bytes, before the average payload size is known."""
@@ -346,7 +346,7 @@ class Permit:
         answers = self._ask(messages)
         if None in answers:
             self.asks = True
-            self.undecided_since = self._clock()  # before the second question, as `ask_again` may have been called
+            self.undecided_since = self._clock()  # before the second call, as `ask_again` may have been called
             answers = self._ask(messages)
             if None in answers:
                 return None

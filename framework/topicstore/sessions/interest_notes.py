@@ -98,7 +98,8 @@ class InterestNotes:
             return commit_state(self._shards, writes)
 
     def _made(self, shards: Collection[int]) -> dict[int, InterestNote]:
-        horizon = self._locks.hold_all(self._hub.watermarks)  # before the places, so that later messages don't matter
+        # Read before the places, so that messages stored in between lie above the horizon.
+        horizon = self._locks.hold_all(self._hub.watermarks)
         known = [self._hub.knows(shard) for shard in range(len(horizon))]
         found: dict[int, dict[str, list[int]]] = {shard: {} for shard in shards}
         for client_id in list(self._connected):

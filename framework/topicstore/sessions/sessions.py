@@ -631,9 +631,9 @@ class Sessions:
         """Remove messages that are stored only because sessions wait for them, and that no session needs any more.
 
         Removes only messages that are older than `RetentionSettings.delivered`, and nothing without that setting;
-        returns the number of messages. `tick` begins the same in the background, four times in that age. Messages go in
-        their order: one that a session has still to deliver holds the younger ones of its shard back. Raises the errors
-        of `Database.delete`.
+        returns the number of removed messages. `tick` starts such a removal in the background, four times in that
+        period. A shard's messages are removed in order, so a message that a session has yet to deliver keeps all
+        younger ones. Raises the errors of `Database.delete`.
         """
         self._check_open()
         return self._delivered.remove()

@@ -104,7 +104,7 @@ class SiteDeliveredRemoval(DeliveredRemoval):
             self._add_places(needs)
             texts = self._group_texts()
             unmoved = self._add_groups(needs, texts) if texts else True
-            self._add_in_flight(needs)  # also what a member has got from its group meanwhile
+            self._add_in_flight(needs)  # also messages that the group has given to a member meanwhile
             if unmoved and self._whole(storage) and before.opened == self._applied(storage).opened:
                 return needs
         return None

@@ -1,8 +1,8 @@
 """`ElsewhereReader`: reads a shard of a cluster that this site doesn't keep, by asking a site that keeps it.
 
-Questions and answers are msgpack, of the types below. Cursors are valid on every site, because all sites apply the
+Requests and answers are msgpack, of the types below. Cursors are valid on every site, because all sites apply the
 same entries in the same order. Higher floors choose the site and answer: `topicstore.storage.answering` answers
-questions, and servers pass them to each other (`topicstore.server.http.keepers`).
+requests, and servers pass them to each other (`topicstore.server.http.keepers`).
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ __all__ = [
     "Error",
     "Next",
     "Plan",
-    "Question",
     "Ranks",
+    "Request",
     "Rows",
     "Selection",
     "StreamRow",
@@ -66,7 +66,7 @@ __all__ = [
 T = TypeVar("T")
 
 AskSite: TypeAlias = Callable[[int, bytes, bool], bytes]
-"""A function that sends a shard's question to a site that keeps the shard, and returns the answer.
+"""A function that sends a shard's request to a site that keeps the shard, and returns the answer.
 
 The last argument is true if the answer may take long, because the site waits for its log store or the end of an epoch.
 The function raises `ShardElsewhereError` if no site answers.
@@ -77,7 +77,7 @@ class AskEnd(msgspec.Struct, tag="end", frozen=True):
     """Asks for the `End` of the shard."""
 
     certain: bool
-    """Whether the site first applies everything that was acknowledged at any site before the question."""
+    """Whether the site first applies everything that was acknowledged at any site before the request."""
 
 
 class AskPlan(msgspec.Struct, tag="plan", frozen=True):
@@ -179,7 +179,7 @@ class AskState(msgspec.Struct, tag="state", frozen=True):
 
 
 Contents = AskRanks | AskCounts | AskTimes | AskStreams | AskSlabs | AskState
-Question = AskEnd | AskPlan | AskNext | AskBegin | AskNewest | Contents
+Request = AskEnd | AskPlan | AskNext | AskBegin | AskNewest | Contents
 
 
 class End(msgspec.Struct, frozen=True):
@@ -389,12 +389,12 @@ class ElsewhereReader(ShardReader):
         """Return descriptions of the live slabs, and the numbers of zones; see `ShardReader.slabs`."""
         return self._ask(AskSlabs(None if timestamps is None else (timestamps.start, timestamps.until)), Slabs)
 
-    def values(self, question: AskState) -> Values:
+    def values(self, request: AskState) -> Values:
         """Return selected values of the shard's state."""
-        return self._ask(question, Values, waits=question.certain)
+        return self._ask(request, Values, waits=request.certain)
 
-    def _ask(self, question: Question, kind: type[T], *, waits: bool = True) -> T:
-        data = self._ask_site(self._writer.number, msgspec.msgpack.encode(question), waits)
+    def _ask(self, request: Request, kind: type[T], *, waits: bool = True) -> T:
+        data = self._ask_site(self._writer.number, msgspec.msgpack.encode(request), waits)
         try:
             error, found = msgspec.msgpack.decode(data, type=tuple[Error | None, kind | None])  # type: ignore[valid-type]
         except msgspec.DecodeError as bad:

@@ -130,9 +130,9 @@ class Generations:
 
     @contextmanager
     def replacing(self) -> Iterator[Engine]:
-        """Let the block replace all contents of the shard; yield its engine. Afterwards they are loaded anew.
+        """Yield the shard's engine to a ``with`` block that replaces all contents; then load the contents anew.
 
-        The block holds the locks of rewriting and writing, and readers wait until it has ended.
+        The locks of rewriting and writing are held during the block, and readers wait until it has ended.
         """
         with self.rewrite_lock, self._writer.lock, self._replaced:
             engine = self._writer.open_engine()
@@ -141,14 +141,14 @@ class Generations:
             try:
                 yield engine
             finally:
-                self._writer.counters.deleted += 1  # so that counts that are kept in memory are computed again
+                self._writer.counters.deleted += 1  # invalidates the counts that are kept in memory
                 try:
                     self._writer.begin_again_locked(self.open_again_locked, replaced=True)
                 finally:
                     self._replacements += 1
 
     def undisturbed(self, read: Callable[[], T]) -> T:
-        """Return the result of ``read`` on contents that are not replaced during it; it is repeated if they are."""
+        """Return the result of ``read``, which is repeated if the contents were replaced during the call."""
         while True:
             before = self._replacements
             if before % 2 and not self._replaced.owned():
@@ -156,7 +156,7 @@ class Generations:
                     continue
             try:
                 result = read()
-            except TopicstoreError:  # such as damage, which a half of the contents seems to have
+            except TopicstoreError:  # half replaced contents may look damaged
                 if before == self._replacements:
                     raise
             else:

@@ -33,7 +33,7 @@ _DAMAGED = CorruptionError, NewerFormatError
 
 @attrs.frozen
 class Salvaged:
-    """The result of a salvage: the messages after damage."""
+    """The result of a salvage: the readable messages that were written after the damage, to be stored again."""
 
     end: Tail = attrs.field(factory=Tail)
     """The last readable tail."""
@@ -56,7 +56,7 @@ class Salvaged:
 
 
 def salvage(open_before: Callable[[], Shard], open_left: Callable[[], Shard]) -> Salvaged | None:
-    """Return the messages after damage in a shard, or None if no write after it is readable.
+    """Return the readable messages that were written after the damage, or None if no write after it is readable.
 
     open_before: opens the shard as it was before the damage.
     open_left:   opens a view of all readable writes of the shard, with gaps.

@@ -39,10 +39,10 @@ HEAD = 3
 
 
 class Applied(NamedTuple):
-    """The last write of a replicated log that this process has applied, among those that changed certain keys.
+    """The last write that changed certain keys, as applied from a replicated log by this process.
 
-    A cache of the values of these keys is outdated when this differs. Without a log, and before such a write, it is the
-    opening of the shard. If the shard was reopened or copied since, it is that.
+    A cache of these keys' values is outdated when this value differs from the one at the time of caching. Opening,
+    reopening or copying the shard also counts as such a write; without a log, only these do.
     """
 
     number: int

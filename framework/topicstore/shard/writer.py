@@ -318,7 +318,7 @@ class ChangeLog(Protocol):
 
     @property
     def applied(self) -> int:
-        """The number of entries of the log that this site has applied. What it reads next includes all of them."""
+        """The number of entries of the log that this site has applied; later reads include all of them."""
 
     def check_owned(self) -> None:
         """Raise the error that `encode_locked` raises while another site owns the shard."""
@@ -894,7 +894,7 @@ class ShardWriter:
         """Add the shard's new displacement to the write, if a batch increases it."""
         displaced = displacement_of(placed)
         if displaced > self.displacement:
-            self.displacement = displaced  # if the write fails, too large until the shard is reopened
+            self.displacement = displaced  # if the write fails, the value is too large until the shard is reopened
             put_displacement(write, displaced)
 
     def _times(self, given: Column, filled: Column, now: int, last_time: int) -> tuple[Times, int]:

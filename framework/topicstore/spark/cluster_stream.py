@@ -6,16 +6,16 @@ An offset has a place in each shard's log (`topicstore.replication.log_messages`
      "0": {"position": 3481600000000000000, "entry": 17, "epoch": 3, "checksum": "<32 hexadecimal digits>",
            "last": 3481600000000000000, "deleted": -1}, …}
 
-``position`` says which messages were read, as in the stream of a directory, so a message comes once whoever owned the
-shard, and whatever became of the log. It alone would have every micro-batch search the log. So ``entry`` is the index
-of the entry to be read next; ``epoch``, ``checksum`` and ``last`` are the epoch, the checksum and the last position
-before it, by which a reader notices an entry that doesn't count, and a log that isn't the same any more. ``deleted`` is
-the last entry before ``entry`` that is known to delete messages. An offset of a stream that reads a directory of the
-same database, such as a site's, has positions only, and is accepted.
+All messages up to ``position`` were read, as in the stream of a directory. So each message is returned once, even if
+the shard's owner changes or its log is truncated. ``entry`` is the index of the entry to be read next, so that a
+micro-batch doesn't search the log for the position. ``epoch``, ``checksum`` and ``last`` are the epoch, the checksum
+and the last position before this entry, by which a reader detects entries of fenced owners, and a different log.
+``deleted`` is the last entry before ``entry`` that is known to delete messages. An offset of a stream that reads a
+directory of the same database, such as a site's, has positions only, and is accepted.
 
-The driver reads the entries behind an offset to find the next one, and each task reads those of a shard again, for
-their messages. If the log is cut behind the offset, the task reads the messages from a copy of the shard, like a task
-of a batch query (`topicstore.spark.cluster`).
+The driver reads the entries after an offset to find the next offset, and each task reads the entries of one shard
+again, for their messages. If the log is truncated after the offset, the task reads the messages from a copy of the
+shard, like a task of a batch query (`topicstore.spark.cluster`).
 """
 
 from __future__ import annotations

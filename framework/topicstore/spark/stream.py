@@ -145,7 +145,10 @@ def _places(storage: Storage, offset: Offset) -> Places:
 
 
 def position_of(place: Any) -> int:
-    """Return the position of a shard in an offset; in one of a stream of a cluster, it is a field."""
+    """Return the position in a shard's entry of a stream's offset.
+
+    The entry is the position itself, or in the offset of a cluster's stream an object with the field ``position``.
+    """
     return int(place["position"] if isinstance(place, dict) else place)
 
 

@@ -1,4 +1,4 @@
-"""Answers the questions of other sites about shards that they don't keep (`topicstore.shard.elsewhere`).
+"""Answers the requests of other sites about shards that they don't keep (`topicstore.shard.elsewhere`).
 
 The asking site runs its own plugins on the answer, so messages are read in their stored form, without plugins.
 """
@@ -36,8 +36,8 @@ from topicstore.shard.elsewhere import (
     Error,
     Next,
     Plan,
-    Question,
     Ranks,
+    Request,
     Selection,
     Values,
     counts_of,
@@ -58,24 +58,24 @@ _PASSED = GenerationArchivedError, GenerationDroppedError, InvalidCursorError
 """Errors that the answer carries, and the asking site raises. After any other error it asks another site."""
 
 
-def answer(storage: Storage, shard: int, question: bytes) -> bytes:
-    """Return the answer to a question about a shard.
+def answer(storage: Storage, shard: int, request: bytes) -> bytes:
+    """Return the answer to a request about a shard.
 
-    Raises `ShardElsewhereError` if this site doesn't keep the shard either, `msgspec.DecodeError` for a question of an
+    Raises `ShardElsewhereError` if this site doesn't keep the shard either, `msgspec.DecodeError` for a request of an
     unknown form, and the errors of reading and of `Site.refresh`.
     """
     storage.check_shard(shard)
     found = storage.shards[shard]
     if found.writer.elsewhere:
         raise found.writer.elsewhere_error()
-    asked: Question = msgspec.msgpack.decode(question, type=Question)
+    asked: Request = msgspec.msgpack.decode(request, type=Request)
     try:
         return msgspec.msgpack.encode((None, _answer(storage, found, asked)))
     except _PASSED as passed:
         return msgspec.msgpack.encode((Error(type(passed).__name__, str(passed)), None))
 
 
-def _answer(storage: Storage, shard: Shard, asked: Question) -> object:
+def _answer(storage: Storage, shard: Shard, asked: Request) -> object:
     reader = shard.reader
     match asked:
         case AskEnd(certain=certain):
@@ -149,7 +149,7 @@ def _state(storage: Storage, shard: Shard, asked: AskState) -> Values:
         storage.catch_up([shard.number])
 
     def read() -> Values:
-        # What is read last is at least as new as what is said about it.
+        # The progress is read before the values, so that the values are at least as new as the reported progress.
         applied = 0 if log is None else log.applied
         changes = [writer.last_applied(head) for head in asked.selection.watched]
         if changes == asked.known:
@@ -159,7 +159,7 @@ def _state(storage: Storage, shard: Shard, asked: AskState) -> Values:
             return Values(applied, changes, _selected(state, asked.selection))
 
     found: Values = shard.generations.undisturbed(read)
-    if writer.elsewhere:  # since the question began, so what was read may be a part
+    if writer.elsewhere:  # the copy was dropped during the call, so the values may be incomplete
         raise writer.elsewhere_error()
     return found
 

@@ -57,9 +57,9 @@ class _StateCopy(Reader):
 
 
 class FollowedState:
-    """Follows selected values of a shard's state: of this site's copy of the shard, or of another site's. Thread-safe.
+    """Follows selected values of a shard's state, in this site's copy of the shard or in another site's. Thread-safe.
 
-    The values never go back to earlier ones. Those of another site are kept in memory, all of them.
+    A later reading never returns an older state. All values from another site are kept in memory.
     """
 
     def __init__(self, shard: Shard, selection: Selection) -> None:

@@ -399,7 +399,8 @@ def open_storage(path: Path, manifest: Manifest, settings: OpenSettings) -> Stor
     wrappers = [(name, registry().wrapper(name)) for name in settings.plugins]
     opener, read_only = ShardOpener.of(path, manifest, settings), settings.read_only
     backend, capabilities = opener.backend, opener.capabilities
-    # Shards are opened in turn: the space that each needs for itself only once, besides what all need at once.
+    # Shards are opened one after the other: only one of them at a time needs the whole `room`, and each of the others
+    # needs the part of it that lets it take writes.
     room = backend.room + (manifest.shards - 1) * backend.room_at_once
     shard_map = ShardMap(manifest.shards)
     hooks = data_path(wrappers, core).hook  # raises for unsuitable plugins

@@ -30,12 +30,15 @@ _Periods = tuple[int | None, ...]
 
 @attrs.define(eq=False)
 class SiteInterestSpans(InterestSpans):
-    """The spans of the shards that this site owns. Thread-safe."""
+    """The spans of interest of the shards that this site owns. Thread-safe.
+
+    A span is a range of a shard's positions whose messages are stored only because sessions wait for them.
+    """
 
     _began: tuple[tuple[str, ...], _Periods] | None = attrs.field(default=None, init=False)
-    """The filters of the spans that are open in all shards of this site, and by shard its period as the owner when they
-    began; None if there are none. Replaced as a whole, so reading it needs no lock. `current` is always None, because
-    shards come and go."""
+    """The filters of the spans that are open in all shards of this site, and for each shard the site's period as its
+    owner when the span began; None if no spans are open. Replaced as a whole, so reading it needs no lock. `current` is
+    always None, because the shards of a site change."""
     _periods: dict[int, int | None] = attrs.field(factory=dict, init=False)
     """By shard, the period in which its spans were read."""
     _retry: float = attrs.field(default=float("-inf"), init=False)

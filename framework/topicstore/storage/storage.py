@@ -566,7 +566,7 @@ class Storage:
             shard.writer.check_writable()
 
     def check_whole(self, shards: Sequence[Shard]) -> None:
-        """Raise `ShardElsewhereError` if this site of a cluster keeps no copy of one of the shards."""
+        """Raise `ShardElsewhereError` unless this site of a cluster keeps a copy of each of ``shards``."""
         self.check_open()
         for shard in shards:
             if shard.writer.elsewhere:

@@ -215,7 +215,7 @@ def test_every_flipped_bit_and_truncation_of_an_index_is_found() -> None:
 
 
 def test_an_index_is_bound_to_its_key() -> None:
-    """An index under another end, generation or shard has a wrong checksum."""
+    """A segment's index that is read under the key of another segment, generation or shard raises `CorruptionError`."""
     engine, value = stored_index()
     for other, end in (
         (segments(), 901),

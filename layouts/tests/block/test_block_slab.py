@@ -501,7 +501,7 @@ def test_verify_checks_names(stored: Stored) -> None:
 
 
 def test_heads_need_no_payloads_and_only_matching_streams(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads decompress no payloads, and blocks whose stream can't match are not decoded."""
+    """Reading heads decompresses no payloads, and decodes no block of a stream that the filter can't match."""
     for number in range(20):
         stored.put(numbered([f"a/{number % 4}/x"], 10, size=1_000))
     decoded: list[int] = []

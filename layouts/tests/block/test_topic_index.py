@@ -1,4 +1,4 @@
-"""Tests of the index of blocks by their topics: what it skips, and that no question misses a message by it."""
+"""Tests of the in-memory index of blocks' topics: the blocks that it skips, and that no query misses a message."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def index_of(stored: Stored) -> TopicIndex:
 
 
 def visited(stored: Stored, topic_filter: str, **span: int) -> tuple[int, int]:
-    """Return the number of rows that a question gets, and of the blocks whose heads it looked at; check the rows."""
+    """Return the number of rows that a query gets, and of the blocks whose heads it looked at; check the rows."""
     counters = stored.slab.counters
     before = counters.visited + counters.skipped
     stored.check(topic_filter, **span)
@@ -69,8 +69,8 @@ def check_newest(stored: Stored, topic_filter: str, first: int, last: int, rows:
         assert Reader(stored, stream, topic_filter, begin).read(end) == found if begin <= end else True
 
 
-def test_later_questions_look_only_at_blocks_of_their_topics(stored: Stored) -> None:
-    """After one question for few topics, the next ones for few topics read only blocks that have these topics."""
+def test_later_queries_look_only_at_blocks_of_their_topics(stored: Stored) -> None:
+    """After one query for few topics, the next ones for few topics read only blocks that have these topics."""
     turns(stored, 200)
     assert (60, 200) == visited(stored, "turn/3")
     for topic in ("turn/3", "turn/17"):
@@ -93,7 +93,7 @@ def test_the_search_for_the_newest_messages_uses_the_index(stored: Stored) -> No
 
 
 def test_blocks_that_were_stored_since_are_read_and_added(stored: Stored) -> None:
-    """A question reads the blocks that were stored after the last one, and the next question knows them."""
+    """A query reads the blocks that were stored after the last one, and the next query knows them."""
     turns(stored, 100)
     visited(stored, "turn/3")
     turns(stored, 100)
@@ -102,7 +102,7 @@ def test_blocks_that_were_stored_since_are_read_and_added(stored: Stored) -> Non
 
 
 def test_topics_that_are_stored_first_after_the_index_was_built(stored: Stored) -> None:
-    """A topic that is stored for the first time after a question for it is found by the next question."""
+    """A topic that is stored for the first time after a query for it is found by the next query."""
     turns(stored, 50)
     assert (0, 50) == visited(stored, "turn/late/#")
     stored.put(numbered(["turn/late/1", "turn/late/2"], 4))
@@ -122,8 +122,8 @@ def test_merged_blocks_leave_the_index(stored: Stored) -> None:
     assert [index_of(stored).pages[0].first > stored.rows[2_399][0]] == [True] * len(index_of(stored).pages)
 
 
-def test_a_question_beside_a_merge_claims_no_blocks_that_it_skipped(stored: Stored) -> None:
-    """While a merge isn't committed yet, a question adds no page that spans blocks which it skipped by another page."""
+def test_a_query_beside_a_merge_claims_no_blocks_that_it_skipped(stored: Stored) -> None:
+    """While a merge isn't committed yet, a query adds no page that spans blocks which it skipped by another page."""
     stored.put(numbered(["early"], 1))
     turns(stored, 40)
     first = stored.last + 1
@@ -140,7 +140,7 @@ def test_a_question_beside_a_merge_claims_no_blocks_that_it_skipped(stored: Stor
 
 
 def test_memory_is_bounded(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that the bound leaves no room for are read by every question, and none of their messages is missing."""
+    """Blocks that the bound leaves no room for are read by every query, and none of their messages is missing."""
     monkeypatch.setattr(topic_index, "PAGE_TOPICS", 100)
     monkeypatch.setattr(topic_index, "MOST_BYTES", 20_000)
     turns(stored, 400)
@@ -161,7 +161,7 @@ def test_an_entry_takes_six_bytes(stored: Stored) -> None:
     assert 20 * (2_000 * 6 + 16) + 1_000 == page.memory == index_of(stored).memory
 
 
-def test_questions_for_many_topics_build_no_index(stored: Stored) -> None:
+def test_queries_for_many_topics_build_no_index(stored: Stored) -> None:
     """A filter that matches many topics, or all, adds no blocks: most blocks have some of its topics anyway."""
     turns(stored, 200, topics=400)
     for text in ("#", "turn/+"):
@@ -188,7 +188,7 @@ def steps(draw: Any) -> tuple[Any, ...]:
 
 
 class History:
-    """A slab that lives through a history of changes and questions."""
+    """A slab that lives through a history of changes and queries."""
 
     def __init__(self) -> None:
         self.stored = make()
@@ -236,8 +236,8 @@ class History:
 @pytest.mark.usefixtures("tiny_blocks")
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(steps(), min_size=5, max_size=40))
-def test_no_history_makes_a_question_miss_messages(history: list[tuple[Any, ...]]) -> None:
-    """Whatever is stored, deleted and merged between questions, they get what the same questions get without index."""
+def test_no_history_makes_a_query_miss_messages(history: list[tuple[Any, ...]]) -> None:
+    """Whatever is stored, deleted and merged between queries, they get what the same queries get without index."""
     lived = History()
     for step in history:
         lived.take(*step)

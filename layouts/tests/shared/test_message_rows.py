@@ -108,7 +108,7 @@ def test_values_that_make_up_for_each_other() -> None:
     ("position", "slab"), [(START + 1, SLAB), (START, SLAB + 1), (START, SLAB + (1 << 32)), (START ^ 1 << 63, SLAB)]
 )
 def test_a_value_under_another_key(position: int, slab: int) -> None:
-    """A value under another position, generation or shard has a wrong checksum."""
+    """A value that is read under another position, generation or shard raises `CorruptionError`."""
     with pytest.raises(CorruptionError, match="checksum"):
         decode_rows(encoded(plain(1)), np.array([position], dtype=np.uint64), SHARD, slab)
 

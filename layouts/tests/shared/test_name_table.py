@@ -461,7 +461,7 @@ def test_a_damaged_dictionary_takes_no_names(engine: MemoryEngine, value: bytes 
     assert ["a", "d", "new"] == to_list(names.encode(["a", "d", "new"]))
     assert not names.lacks("new")
     save(names, engine)
-    put(engine, FORWARD + u32(3), GOOD)  # the damage was one of memory
+    put(engine, FORWARD + u32(3), GOOD)  # as if only the copy in memory had been damaged
     assert not table(engine).lacks("new")
 
 

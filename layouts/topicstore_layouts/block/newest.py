@@ -149,7 +149,8 @@ def _segments(reading: Reading, view: Reader, last: int) -> Iterator[Segment]:
 def _begin(segment: Segment, numbers: Sequence[int], last: int, rows: int) -> int:
     """Return a position from which frames of a segment have about ``rows`` rows up to ``last``, in few frames."""
     highest, lowest = segment.highest[numbers], segment.lowest[numbers]
-    # A frame surely has a row at its highest position, so the last frames by it have at least a row each.
+    # Each frame has a row at its highest position. So the last ``rows`` frames, in order of highest positions, have at
+    # least that many rows.
     ends = np.sort(highest[highest <= np.uint64(last)])
     top = min(last, int(highest.max()))
     begin = int(ends[-rows]) if len(ends) >= rows and int(ends[-1]) == top else segment.base

@@ -1,9 +1,10 @@
-"""An index in memory of the blocks of batches by their topics, by which a question for few topics skips most blocks.
+"""An in-memory index of the topics of blocks that are not merged, by which a query for few topics skips most blocks.
 
-Questions build the index: one that passes through blocks of which the index has no topics adds them. Writers don't take
-part, and nothing of it is stored. The index consists of pages. A page knows of a range of keys which blocks there are
-and which topics each has; a question reads all blocks of the ranges between the pages. What a page knows remains true:
-writers only add blocks after all others, deletes only take topics from blocks, and merges only remove blocks.
+Queries build the index: a query that reads blocks which aren't in the index adds them. Writers don't change the index,
+and it isn't stored. The index consists of pages. A page covers a range of keys, and has all blocks of this range and
+the topics of each. A query reads all blocks of the ranges between pages. Pages stay valid, because a page may list more
+than there is, but never less: writers add blocks only after all others, deletes only remove topics from blocks, and
+merges only remove blocks.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ __all__ = ["Lookup", "Passing", "Sought", "TopicIndex", "text_code"]
 
 MOST_BYTES = 32 << 20
 """The maximum size of a slab's index, enough for the blocks of 5 million messages of which no two in a block have the
-same topic. Blocks that don't fit are read by every question until older ones were merged."""
+same topic. Every query reads the blocks that don't fit, until older blocks have been merged."""
 PAGE_TOPICS = 1 << 16
-"""The number of topics, counted once a block, from which a page is complete. Numbers of its blocks have 16 bits."""
+"""The number of topics at which a page is full, counting a topic once for each block. Block numbers have 16 bits."""
 LEAST_BLOCKS = 4
-"""The least number of blocks that a question adds: a reader that follows the writer reads fewer, once each."""
+"""The least number of blocks that a query adds. A reader that follows the writer reads fewer, and reads each once."""
 _PAGE_BYTES = 1_000
 """The approximate bytes of memory that a page takes besides its arrays."""
 _READ_BLOCKS, _READ_BYTES = 64, 1 << 20
@@ -47,23 +48,23 @@ _Entry = tuple[int, int, Column]
 
 
 def text_code(topic: str) -> int:
-    """Return the number by which the index has a topic that a block has as text. Topics may share it."""
+    """Return the number that stands in the index for a topic that a block stores as text. Topics may share a number."""
     return hash(topic) & 0xFFFFFFFF
 
 
 @attrs.frozen
 class Sought:
-    """The topics of a question."""
+    """The topics that a query looks for."""
 
     codes: _Codes
-    """The numbers of topics in the slab's dictionary, and `text_code` of those that are known as text."""
+    """The topics' numbers in the slab's dictionary, and the `text_code` of each known topic that has no number."""
     texts: bool
-    """Whether other topics, which have no number, may match too."""
+    """Whether topics that are not in the dictionary may match too."""
 
 
 @attrs.frozen(eq=False)
 class _Page:
-    """The blocks whose keys lie in a range: all that there are, and their topics."""
+    """All blocks whose keys lie in a range, and their topics."""
 
     first: int
     """The lowest key of the range."""
@@ -76,9 +77,9 @@ class _Page:
     codes: _Codes
     """The topics of all blocks, in order."""
     numbers: npt.NDArray[np.uint16]
-    """The number of the block that has each of these topics."""
+    """For each entry of ``codes``, the number of its block: the index in ``ends``."""
     texts: npt.NDArray[np.uint16]
-    """The numbers of the blocks that have topics as texts."""
+    """The numbers of the blocks that store some topics as text."""
 
     @classmethod
     def of(cls, first: int, last: int, blocks: Sequence[_Entry]) -> _Page:
@@ -102,7 +103,7 @@ class _Page:
         )  # the lowest 16 bits of a pair are the number of its block
 
     def joined(self, other: _Page) -> _Page:
-        """Return a page of both ranges, of which the other follows this one."""
+        """Return a page of this page's range and of the adjacent higher range of another page."""
         codes = np.concatenate((self.codes, other.codes)).astype(np.uint64)
         shift = len(self.ends)
         numbers = np.concatenate((self.numbers, other.numbers + np.uint16(shift)))
@@ -137,7 +138,7 @@ class _Page:
 
 @attrs.frozen(eq=False)
 class Lookup:
-    """What the index has for one question: its pages, and the topics that are looked up in them."""
+    """The pages that one query uses, and the topics that it looks up in them."""
 
     pages: Sequence[_Page]
     sought: Sought
@@ -161,14 +162,14 @@ class TopicIndex:
         return sum(page.memory for page in self.pages)
 
     def lookup(self, position: int, sought: Callable[[], Sought | None]) -> Lookup | None:
-        """Return the lookup of a question for blocks from a position on.
+        """Return the lookup of a query that reads blocks from a position on.
 
-        Returns None if the index knows none of them, or if the question's topics are too many for it to be of use.
+        Returns None if the index has none of these blocks, or if the query has too many topics to gain from the index.
         """
         pages = self.pages
         if not pages or pages[-1].last < position:
             return None
-        topics = sought()  # after the pages were taken: they might have blocks with topics that had no number before
+        topics = sought()  # after `pages` was read, so that topics which first got a number for these pages are found
         return None if topics is None else Lookup(pages, topics)
 
     def scan(self, reader: Reader, lookup: Lookup, first: int, bound: int, few: int) -> Iterator[Pairs]:
@@ -195,7 +196,7 @@ class TopicIndex:
                 yield from self._read(reader, keys[: bisect_left(keys, before)][::-1], few)
 
     def _read(self, reader: Reader, keys: Sequence[int], few: int) -> Iterator[Pairs]:
-        """Yield the pairs of these blocks, without those that are there no more."""
+        """Yield the pairs of those of these blocks that still exist."""
         start, count = 0, max(1, min(few, _FIRST_BLOCKS))
         while start < len(keys):
             some = [self._blocks.key(key) for key in keys[start : start + count]]
@@ -208,9 +209,9 @@ class TopicIndex:
             count = max(1, min(4 * count, fitting, _READ_BLOCKS))
 
     def add(self, first: int, last: int, blocks: Sequence[_Entry]) -> None:
-        """Add blocks, which are all those with keys from ``first`` to ``last``; nothing if there is no room.
+        """Add a page with all blocks whose keys lie between ``first`` and ``last``, inclusive.
 
-        Each has its key, its base and its topics. Raises `CorruptionError` if the topics can't be right.
+        Does nothing if the index has no room for the page. Raises `CorruptionError` if the topics are not valid.
         """
         page = _Page.of(first, last, blocks)
         with self._lock:
@@ -219,7 +220,7 @@ class TopicIndex:
             at = bisect_left(pages, first, key=lambda other: other.first)
             beside = pages[max(at - 1, 0) : at + 1]
             if any(other.first <= last and first <= other.last for other in beside):
-                return  # another question has added some of them
+                return  # another query has added some of these blocks
             if page.memory + sum(other.memory for other in pages) > MOST_BYTES:
                 self.pages = tuple(pages)
                 return
@@ -233,12 +234,12 @@ class TopicIndex:
 
 
 class Passing:
-    """The blocks that a question passes through, which it adds to the index where the index doesn't know them.
+    """Collects the blocks that a query reads, and adds those that the index doesn't have.
 
-    They come in the order of their keys, ascending from the key ``edge`` on or, with ``back``, descending from it, and
-    none is left out but those that ``pages`` know. ``pages`` were taken before the reader of the blocks was opened.
-    ``sought`` returns the question's topics, or None if they are too many for the index to be of use; it is called when
-    there are enough blocks to add.
+    The query must pass all blocks, in ascending order of keys from ``edge`` on, or with ``back`` in descending order;
+    it may leave out blocks of ``pages``. The pages must have been read before the reader of the blocks was opened.
+    ``sought`` returns the query's topics, or None if they are too many to gain from the index; it is called when there
+    are enough blocks to add.
     """
 
     def __init__(
@@ -254,12 +255,12 @@ class Passing:
         self._pages = pages
         self._sought = sought
         self._edge = edge
-        """The first key of which no page of this question knows whether there is a block."""
+        """The first key, in the query's order, that the next page to be added may cover."""
         self._back = back
         self._before = 0
-        """The number of pages before the last block, by which a question notices that it has passed a page."""
+        """The number of pages before the last block, by which the query notices that it has passed a page."""
         self._useful: bool | None = None
-        """Whether the question's topics are few enough; None as long as that is unknown."""
+        """Whether the query's topics are few enough; None as long as that is unknown."""
         self._waiting: list[Block] = []
         """Blocks whose topics are not decoded yet: few, because blocks have payloads."""
         self._run: list[_Entry] = []
@@ -283,14 +284,14 @@ class Passing:
             self._take()
 
     def end(self) -> None:
-        """Put the blocks into the index, if they are enough."""
+        """Add the collected blocks to the index, if they are enough."""
         if self._useful:
             self._take()
             self._put()
         self._waiting = []
 
     def _take(self) -> None:
-        """Decode the topics of the waiting blocks, unless the question has too many topics."""
+        """Decode the topics of the waiting blocks, unless the query has too many topics."""
         if self._useful is None:
             self._useful = self._sought() is not None
         waiting, self._waiting = self._waiting, []
@@ -299,7 +300,7 @@ class Passing:
         for block in waiting:
             try:
                 topics = block.topics()
-            except CorruptionError:  # of a block that the question skips; if it needs the block, it raises the error
+            except CorruptionError:  # a query that needs the block raises the error when it reads the block
                 self._put()
                 self._edge = block.last - 1 if self._back else block.last + 1
                 continue
@@ -309,7 +310,7 @@ class Passing:
                 self._put()
 
     def _put(self) -> None:
-        """Put the blocks of the run into the index, if they are enough."""
+        """Add the decoded blocks to the index, if they are enough."""
         worth = len(self._run) >= LEAST_BLOCKS or self._rows >= PAGE_TOPICS
         run, self._run, self._rows = self._run, [], 0
         if not run:
@@ -335,9 +336,9 @@ def _last_of(page: _Page) -> int:
 
 
 def _ranges(pages: Sequence[_Page], first: int, before: int | None) -> list[_Range]:
-    """Cut the keys from ``first`` to before another one, None for the last key, into those of pages and those between.
+    """Split the keys from ``first`` to below ``before`` into the ranges of pages and the ranges between pages.
 
-    The last range may have no end, which is None.
+    If ``before`` is None, the last range has no end.
     """
     ranges: list[_Range] = []
     at = first
@@ -356,9 +357,9 @@ def _ranges(pages: Sequence[_Page], first: int, before: int | None) -> list[_Ran
 
 
 def _joinable(one: _Page, other: _Page) -> bool:
-    """Return whether neighbours, in either order, are to become one page.
+    """Return whether two pages, in either order, are adjacent and are to be merged into one page.
 
-    Only pages of about the same size do, so that topics are sorted anew a few times at most.
+    Only pages of similar size are merged, so that each topic is sorted only a few times.
     """
     adjacent = one.last + 1 == other.first or other.last + 1 == one.first
     less, more = sorted((len(one.codes), len(other.codes)))
@@ -366,7 +367,7 @@ def _joinable(one: _Page, other: _Page) -> bool:
 
 
 def _codes(topics: Column) -> _Codes:
-    """Return the topics of a block as the index has them, maybe some of them repeatedly."""
+    """Return the numbers that stand in the index for a block's topics, possibly with duplicates."""
     if isinstance(topics, Coded):
         return np.array([text_code(topic) for topic in topics.texts.values.tolist()], np.uint32)
     if isinstance(topics, Constant):
@@ -379,7 +380,7 @@ def _is_text(topics: Column) -> bool:
 
 
 def _pairs(reader: Reader, keys: Sequence[tuple[int, int, int]]) -> Iterator[Pairs]:
-    """Yield the pairs of these keys; those before a damaged one before the error."""
+    """Yield the existing pairs of these keys, in order; at a damaged one, raise the error after the pairs before it."""
     try:
         values = reader.get_many(DATA, keys)
     except CorruptionError:

@@ -190,7 +190,7 @@ class NameTable:
             self._streams = grown
         self._streams[first:stop] = streams
         self._texts.extend(first, names)
-        self._count = max(self._count, stop)  # before the numbers are found, so that Ctrl-C can't have them given twice
+        self._count = max(self._count, stop)  # first, so that after Ctrl-C no number is assigned twice
         self._ids.update(zip(names, range(first, stop), strict=True))
         self._bytes += _size_of(names)
 

@@ -107,7 +107,8 @@ class KeyMapper:
     def _bits(self, keys: npt.NDArray[np.uint8], start: int, size: int) -> Vector:
         """Return some bits of many keys, counted from the highest, with other bits above them."""
         first = min(start // 8, max(self.width - 8, 0))
-        room = _WORD - (start - 8 * first) - size  # bits after them in the word; if negative, in the next one
+        # The number of the word's bits after these bits; if negative, as many of these bits are in the next word.
+        room = _WORD - (start - 8 * first) - size
         word = _word(keys, first)
         if room >= 0:
             return word >> np.uint64(room)

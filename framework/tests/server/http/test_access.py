@@ -1,4 +1,4 @@
-"""Users, rules and bans over HTTP: each change is in its file, and counts at once."""
+"""Users, rules and bans over HTTP: each change is written to its file, and takes effect immediately."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def test_a_site_has_a_node_and_its_shards(http: httpx.Client, db: ts.Database, s
     found = http.get(f"/ds/sites/{site}").json()
     assert found.pop("node").startswith("topicstore@")
     shards = [{"storage": "messages", "id": str(number), "status": "up"} for number in range(db.manifest.shards)]
-    assert found == {"up": True, "shards": shards, "rest": 0.0}
+    assert found == {"up": True, "shards": shards, "back_off": 0.0}
 
 
 def test_a_storage_has_shards_with_replicas(http: httpx.Client, db: ts.Database, site: str) -> None:

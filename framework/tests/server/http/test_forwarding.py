@@ -62,9 +62,9 @@ def head(status: str, body: bytes, more: str = "") -> bytes:
 
 
 def test_a_site_that_does_not_answer_holds_up_no_request_for_another(site: Site) -> None:
-    """While a silent site has many requests, one for a site that answers is forwarded, and answered.
+    """While many requests wait for an unresponsive site, a request for another site is forwarded and answered.
 
-    The requests for the silent site end at once when their clients are gone, or the server stops.
+    The requests for the unresponsive site end at once when their clients are gone, or the server stops.
     """
 
     async def forwarded(silent: socket.socket) -> Answer | HTTPException:

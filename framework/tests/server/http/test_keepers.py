@@ -1,4 +1,4 @@
-"""Questions of a site of a cluster to the sites that keep a shard."""
+"""Requests of a site of a cluster, for a shard that it doesn't keep, to the sites that keep the shard."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, wait_
 
 
 class Answering(ThreadingHTTPServer):
-    """A site that gives each question the same answer, slowly if there is a pause after each byte."""
+    """A site that answers each request with the same status and body, slowly if there is a pause after each byte."""
 
     def __init__(self, status: int, body: bytes, pause: float = 0, listening: socket.socket | None = None) -> None:
         self._ended = threading.Event()
         self.asked: list[tuple[str, bytes, str | None]] = []
-        """The path, the question and the token of each request."""
+        """The path, the body and the token of each request."""
         server, ended = self, self._ended
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                question = self.rfile.read(int(self.headers["Content-Length"]))
-                server.asked.append((self.path, question, self.headers["Authorization"]))
+                received = self.rfile.read(int(self.headers["Content-Length"]))
+                server.asked.append((self.path, received, self.headers["Authorization"]))
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -82,8 +82,8 @@ def asking(opened: ExitStack, root: Path, *urls: str) -> Keepers:
     return Keepers(found[0], found[0].cluster, "secret", SiteTls(None))
 
 
-class Silent:
-    """A site that accepts connections, and answers only from `speak` on."""
+class Unresponsive:
+    """A site that accepts connections, but answers no request before `speak` is called."""
 
     def __init__(self, opened: ExitStack) -> None:
         self._opened = opened
@@ -107,24 +107,26 @@ class Silent:
         return self._opened.enter_context(Answering(200, body, listening=self._socket))
 
 
-def test_a_silent_site_is_waited_for_once(opened: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a question without an answer the next site is asked, and only that one until the first has answered.
+def test_an_unresponsive_site_delays_one_request(
+    opened: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a request to a site timed out, requests go only to the next site, until the first answers a probe.
 
-    The silent site gets one question after each pause, for whose answer only the thread waits that follows the shards.
+    The unresponsive site gets one probe after each pause. Only the thread that follows the shards waits for its answer.
     """
     monkeypatch.setattr(keepers, "_QUICK", 0.5)
-    silent, answering = Silent(opened), opened.enter_context(Answering(200, b"answer"))
-    some = asking(opened, tmp_path, silent.url, answering.url)
+    unresponsive, answering = Unresponsive(opened), opened.enter_context(Answering(200, b"answer"))
+    some = asking(opened, tmp_path, unresponsive.url, answering.url)
     for number in range(3):
         assert b"answer" == some.ask(0, b"%d" % number, False)
     assert [("/api/v5/shards/0/ask", b"%d" % number, "Bearer secret") for number in range(3)] == answering.asked
     some.look()
-    assert 1 == silent.asked()
+    assert 1 == unresponsive.asked()
     some._reach["b"]._again = 0
     some.look()
     assert b"answer" == some.ask(0, b"?", False)
-    assert 1 == silent.asked()
-    speaking = silent.speak(b"here again")
+    assert 1 == unresponsive.asked()
+    speaking = unresponsive.speak(b"here again")
     monkeypatch.setattr(keepers, "_QUICK", PATIENCE)
     some._reach["b"]._again = 0
     some.look()
@@ -132,17 +134,17 @@ def test_a_silent_site_is_waited_for_once(opened: ExitStack, tmp_path: Path, mon
     assert 2 == len(speaking.asked)
 
 
-def test_a_question_for_which_a_site_may_wait_keeps_no_quick_one_from_its_turn(
+def test_long_requests_do_not_hold_up_quick_ones(
     opened: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A quick question is sent while long ones have all turns. Without an answer, further ones end at once."""
+    """A quick request is sent while as many long requests as allowed wait. After it times out, others fail at once."""
     monkeypatch.setattr(keepers, "_QUICK", 0.05)
     monkeypatch.setattr(keepers, "_CALLS", 2)
-    silent = Silent(opened)
-    some = asking(opened, tmp_path, silent.url)
+    unresponsive = Unresponsive(opened)
+    some = asking(opened, tmp_path, unresponsive.url)
     waiting = [begin(lambda: some.ask(0, b"long", True)) for _ in range(2)]
     for _ in waiting:
-        wait_until(lambda: silent.asked(1), "a question")
+        wait_until(lambda: unresponsive.asked(1), "a request")
     with pytest.raises(ts.ShardElsewhereError, match="site b: timed out"):
         some.ask(0, b"?", False)
     for waits in (False, True):
@@ -156,7 +158,7 @@ def test_a_question_for_which_a_site_may_wait_keeps_no_quick_one_from_its_turn(
 def test_an_answer_that_trickles_is_not_waited_for(
     opened: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer of which each piece comes in time, but too little on the whole, is none."""
+    """An answer that arrives too slowly on the whole counts as missing, although each piece comes in time."""
     monkeypatch.setattr(keepers, "_QUICK", 0.5)
     monkeypatch.setattr(keepers, "_SLOWEST", 1 << 40)
     some = asking(opened, tmp_path, opened.enter_context(Answering(200, b"x" * 10_000, MOMENT)).url)
@@ -164,10 +166,10 @@ def test_an_answer_that_trickles_is_not_waited_for(
         some.ask(0, b"?", False)
 
 
-def test_a_pause_grows_while_a_site_stays_silent() -> None:
-    """Waits in vain double the pause to its bound; refused connections, which take no time, don't, nor does an old one.
+def test_the_pause_grows_while_a_site_is_unresponsive() -> None:
+    """Each request that times out doubles the pause, up to its bound; refused connections don't, nor do old requests.
 
-    A site that has answered for as long as its pause was begins with a short one again.
+    After a site has answered for as long as its last pause, the next pause is the shortest again.
     """
     reach, now, pauses = keepers.Reach(), 100.0, list[float]()
 
@@ -192,7 +194,7 @@ def test_a_pause_grows_while_a_site_stays_silent() -> None:
 
 
 def test_a_site_that_refuses_is_asked_again(opened: ExitStack, tmp_path: Path) -> None:
-    """A site that no longer keeps the shard refuses each question at once, and the next site answers it."""
+    """A site that no longer keeps the shard refuses each request at once, and the next site answers the request."""
     refusing = opened.enter_context(Answering(421, b'{"detail":"not here"}'))
     answering = opened.enter_context(Answering(200, b"answer"))
     some = asking(opened, tmp_path, refusing.url, answering.url)
@@ -201,7 +203,7 @@ def test_a_site_that_refuses_is_asked_again(opened: ExitStack, tmp_path: Path) -
 
 
 def test_without_an_answer_each_site_is_named_with_its_reason(opened: ExitStack, tmp_path: Path) -> None:
-    """`ShardElsewhereError` says why no site could be asked: no HTTP, a refusal, or no connection."""
+    """`ShardElsewhereError` has for each site the reason why it gave no answer: no HTTP, a refusal, no connection."""
     refusing = opened.enter_context(Answering(500, b"<html>"))
     some = asking(opened, tmp_path, refusing.url, "")
     with pytest.raises(ts.ShardElsewhereError) as failed:

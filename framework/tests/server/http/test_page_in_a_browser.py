@@ -296,7 +296,7 @@ def test_all_sessions_are_shown_whether_they_are_behind_or_not(opened: Opened) -
 
 
 def test_a_session_is_shown_in_detail_and_can_be_ended(opened: Opened, store: ts.Database) -> None:
-    """The details have the subscriptions and the end of a session; Expire removes it for good."""
+    """The details of a session show its subscriptions and where it is stored; Expire removes the session for good."""
     session = store.sessions.open("ending/client", expiry_interval=7_200)
     session.subscribe("rooms/+", qos=1)
     session.disconnect()

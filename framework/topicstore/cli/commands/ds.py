@@ -114,8 +114,8 @@ def info(path: Path, url: str | None, token_file: Path | None, *, as_json: bool)
 
     \b
     SITES                all sites; (x) down marks a site that doesn't answer,
-                         "rests" one that takes no shards over for some seconds,
-                         because its writes have failed
+                         "backs off" one whose writes have failed: for some
+                         seconds the others take shards over first
     SHARDS               the sites that hold a replica of each shard
     FAILED REPLICAS      sites that are up, and whose replica of a shard takes
                          no writes since one failed
@@ -204,8 +204,8 @@ def sections(found: Placement) -> Iterator[str]:
 
     yield from ("THIS SITE:", found.this, "", "SITES:")
     for site in found.sites:
-        rests = f"    rests for {math.ceil(site.rest)} s" if site.up and site.rest else ""
-        yield f"{site.id}    '{visible(site.node)}'    {'    up' if site.up else '(x) down'}{rests}"
+        back_off = f"    backs off for {math.ceil(site.back_off)} s" if site.up and site.back_off else ""
+        yield f"{site.id}    '{visible(site.node)}'    {'    up' if site.up else '(x) down'}{back_off}"
     yield from ("", "SHARDS:", f"{'Shard':<{_SHARD}}Replicas")
     for shard in found.shards:
         yield f"{shard.id:<{_SHARD}}{_GAP.join(shard.replicas)}".rstrip()

@@ -5,7 +5,7 @@ have turns, too. So the only call of an address waits at most for one call of ea
 Queues are bounded, for each address and in total. If the total is reached, a new call of a shorter queue replaces the
 last call of the longest queue.
 
-`Batches` passes the questions of many clients together to one function in one thread, such as a plugin's.
+`Batches` passes the requests of many clients together to one function in one thread, such as a plugin's.
 """
 
 from __future__ import annotations
@@ -189,14 +189,14 @@ class FairThreads:
 
 
 class TooManyWaitingError(Exception):
-    """The questions exceed the number that may wait in a `Batches`; none of them was queued."""
+    """The limit of requests that may wait in a `Batches` would be exceeded; none of the call's requests was queued."""
 
 
 class Batches(Generic[Q, A]):
-    """Calls a function that answers many questions at once, in one separate thread.
+    """Calls a function that answers many requests together, in one separate thread.
 
-    Questions that arrive during a call form the next batch, except cancelled ones. A batch has at most ``most``
-    questions, and at most ``waiting`` questions wait.
+    Requests that arrive during a call form the next batch, except cancelled ones. A batch has at most ``most``
+    requests, and at most ``waiting`` requests wait.
     """
 
     def __init__(
@@ -204,34 +204,34 @@ class Batches(Generic[Q, A]):
     ) -> None:
         self._answer, self._most, self._waiting = answer, most, waiting
         self._thread = ThreadPoolExecutor(1, name)
-        self._questions: list[tuple[Q, asyncio.Future[A]]] = []
+        self._requests: list[tuple[Q, asyncio.Future[A]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def ask(self, questions: Sequence[Q]) -> list[A]:
-        """Return the answers, in the order of the questions.
+    async def ask(self, requests: Sequence[Q]) -> list[A]:
+        """Return the answers, in the order of the requests.
 
-        Raises what the function raises, for all questions of that call, and `TooManyWaitingError`.
+        Raises what the function raises, for all requests of that call, and `TooManyWaitingError`.
         """
-        if len(self._questions) + len(questions) > self._waiting:
-            raise TooManyWaitingError(f"{len(self._questions):,} questions wait already")
+        if len(self._requests) + len(requests) > self._waiting:
+            raise TooManyWaitingError(f"{len(self._requests):,} requests wait already")
         loop = asyncio.get_running_loop()
-        futures: list[asyncio.Future[A]] = [loop.create_future() for _ in questions]
-        self._questions += zip(questions, futures, strict=True)
+        futures: list[asyncio.Future[A]] = [loop.create_future() for _ in requests]
+        self._requests += zip(requests, futures, strict=True)
         if self._task is None:
             self._task = loop.create_task(self._run())
         return await asyncio.gather(*futures)
 
     def _wanted(self) -> bool:
-        """Drop cancelled questions; return whether others are left."""
-        self._questions = [one for one in self._questions if not one[1].cancelled()]
-        return bool(self._questions)
+        """Drop cancelled requests; return whether others are left."""
+        self._requests = [one for one in self._requests if not one[1].cancelled()]
+        return bool(self._requests)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         taken: list[tuple[Q, asyncio.Future[A]]] = []
         try:
             while self._wanted():
-                taken, self._questions = self._questions[: self._most], self._questions[self._most :]
+                taken, self._requests = self._requests[: self._most], self._requests[self._most :]
                 try:
                     answers = await loop.run_in_executor(self._thread, self._answer, [one for one, _ in taken])
                 except Exception as error:  # noqa: BLE001 - it is raised in the callers
@@ -244,12 +244,12 @@ class Batches(Generic[Q, A]):
                         future.set_result(answer)
         finally:
             self._task = None
-            for _, future in taken + self._questions:
-                future.cancel()  # no effect on answered questions
-            self._questions = []
+            for _, future in taken + self._requests:
+                future.cancel()  # no effect on answered requests
+            self._requests = []
 
     def end(self) -> None:
-        """Cancel waiting questions; the thread ends after its current call."""
+        """Cancel waiting requests; the thread ends after its current call."""
         if self._task is not None:
             self._task.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)

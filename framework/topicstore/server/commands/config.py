@@ -46,11 +46,11 @@ def config() -> None:
 @click.argument("path", type=click.Path(path_type=Path), required=False)
 @json_option
 def check(file: Path | None, path: Path | None, *, as_json: bool) -> None:
-    """Read the settings, and print "ok", the changes of a start to the database PATH, and who may connect.
+    """Check the settings; print "ok", the changes that a start would make to the database PATH, and who may connect.
 
-    It also prints for which names and until when certificates are valid. Files that the settings name, of users and of
-    TLS, and plugins are looked for too; addresses are not tried. Exits with 2 if they can't be used, and says where and
-    why. PATH is by default the one that the settings name.
+    The command also prints the names and the expiry of certificates. It checks that plugins and the files of users and
+    of TLS can be loaded, but doesn't bind addresses. Invalid settings exit with code 2, and the error names the setting
+    and the reason. PATH is by default the directory that the settings name.
     """
     from topicstore.server.databases import places
     from topicstore.server.reload import check_files
@@ -177,7 +177,7 @@ def init(
 
     The options choose the settings in FILE; without any it has all settings with their defaults. Users, a token for the
     page and certificates stand in files beside it. Each user may publish and read everything, all others nothing.
-    Passwords and the token are printed this one time. Existing files are never overwritten.
+    Passwords and the token are printed only once. Existing files are never overwritten.
 
     \b
     Examples:

@@ -567,7 +567,8 @@ class ClusterSettings(Section, frozen=True):
     beat_interval: Duration = Duration(0.5)
     """The time between two heartbeats of this site."""
     takeover_after: Duration = Duration(2)
-    """The silence of a site after which another one takes over its shards; at least three times ``beat_interval``."""
+    """The time without a heartbeat of a site after which another site takes over its shards; at least three times
+    ``beat_interval``."""
     poll_interval: Duration = Duration(1)
     """The time between two requests for the next entry of a shard that another site owns."""
     flush_interval: Duration = Duration(0)
@@ -575,7 +576,7 @@ class ClusterSettings(Section, frozen=True):
     store_timeout: Duration = Duration(30)
     """The time that a request waits for the log store; more than ``flush_interval``."""
     log_retention: Duration = Duration(3_600)
-    """The time for which the log is kept for a silent site. One that comes back later is copied from a snapshot."""
+    """The time for which the log is kept for an unresponsive site; a later return is copied from a snapshot."""
 
     def __post_init__(self) -> None:
         from topicstore.replication.settings import check_site

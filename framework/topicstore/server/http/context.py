@@ -83,7 +83,7 @@ class Forwards(Protocol):
     """The part of `topicstore.server.http.forwarding.Forwarder` that handlers use in a cluster."""
 
     def answer(self, request: Any, error: ShardElsewhereError) -> Any:
-        """Return the response to a request of which nothing was done, because a shard has another owner."""
+        """Return the response to a request that failed with ``error`` before it changed anything."""
 
     def check(self, request: Any, owners: Collection[Any], *, here: bool) -> None:
         """Raise `HTTPException` unless parts of a request may be forwarded to their owners."""
@@ -95,7 +95,7 @@ class Forwards(Protocol):
         """Send requests to their sites, and return their answers."""
 
     def raise_first(self, answers: Sequence[object], done: str) -> None:
-        """Raise the first error among answers; its text also says what was ``done``."""
+        """Raise the first error among answers; its text also has ``done``, the description of the completed part."""
 
 
 @attrs.frozen(kw_only=True)

@@ -45,8 +45,8 @@ FORWARDED = "Topicstore-Forwarded"
 RETRY: Mapping[str, str] = {"Retry-After": "1"}
 """The header of responses to requests that may succeed as soon as a shard has an owner."""
 _CALLS = 8
-"""Most requests that are forwarded to one site at the same time; others wait, and a silent site holds up only its own.
-A site may use all of its threads for them, so it holds none while it waits for another site."""
+"""Most requests that are forwarded to one site at the same time; others wait. So an unresponsive site holds up only its
+own requests. A waiting forward holds no thread, because the requests may use all threads of a site."""
 _MARGIN = 5.0
 """Seconds to connect to a site, and seconds by which its answer may take longer than it waits for the log store."""
 _LARGEST_ANSWER = 1 << 20
@@ -209,10 +209,11 @@ class Forwarder:
         )
 
     def answer(self, request: Request[Any, Any, Any], error: ShardElsewhereError) -> Response[bytes] | None:
-        """Return the response to a request of which nothing was done, because a shard has another owner.
+        """Return the response to a request that failed with ``error`` before it changed anything.
 
-        It is that of the owner, or a redirection there if the settings say so. A request that was forwarded already
-        gets 421. Returns None while the shard has no owner, and for a request that only reads.
+        The request is forwarded, and the result is the response of the shard's owner; or the result is a redirection to
+        the owner, if the settings say so. A request that was already forwarded gets 421. Returns None while the shard
+        has no owner, and for a GET request.
         """
         if (sender := request.headers.get(FORWARDED)) is not None:
             text = f"{error}; site {sender} has forwarded the request here, and it is not forwarded again"
@@ -240,7 +241,10 @@ class Forwarder:
 
     @staticmethod
     def raise_first(answers: Sequence[object], done: str) -> None:
-        """Raise the first error among answers; its text also says what was ``done``, unless all sites have failed."""
+        """Raise the first error among answers.
+
+        Unless all sites failed, the error's text also has ``done``, the description of the completed part.
+        """
         errors = [one for one in answers if isinstance(one, HTTPException)]
         if errors and len(errors) < len(answers):
             errors[0].detail = f"{errors[0].detail}; {done}"

@@ -1,13 +1,14 @@
 """`Keepers`: reads the shards that this site of a cluster doesn't keep, at the sites that keep them.
 
-A question (`topicstore.shard.elsewhere`) is sent to ``POST /shards/{shard}/ask`` of the shard's owner, with the
+A request (`topicstore.shard.elsewhere`) is sent to ``POST /shards/{shard}/ask`` of the shard's owner, with the
 cluster's token. If the owner doesn't answer, another site that keeps the shard is asked. Once a poll interval, a thread
 asks for the ends of these shards, and wakes the subscriptions and sessions of this site that wait for new messages. So
 that these don't wait for the poll, the owners report new messages: while anybody follows a filter here, one response of
 ``GET /shards/moves`` is open from each site that owns such shards. Its failures delay messages until the next poll.
 
-A site that had no answer is silent. It is asked nothing until it has answered that thread, which asks it one question
-after a pause. So whatever else reads, such as the sessions of all clients of MQTT, waits for a silent site once.
+A site that has not answered a request counts as unresponsive. It gets no further requests but the thread's probes, one
+after each pause, until it answers a probe. So other readers, such as the sessions of all MQTT clients, wait for an
+unresponsive site only once.
 """
 
 from __future__ import annotations
@@ -38,21 +39,22 @@ from .routes.ds import NOTHING, SIGN_OF_LIFE
 __all__ = ["Keepers", "Reach"]
 
 _CALLS = 8
-"""Most questions of one kind, quick or not, to one site at the same time; others wait for one of these."""
+"""Most requests of one kind, quick or not, to one site at the same time; further requests wait for these."""
 _MARGIN = 5.0
 """Seconds to connect to a site, and seconds by which its answer may take longer than it waits for the log store."""
 _QUICK = 3.0
-"""Seconds until an answer begins for which the site needn't wait. All clients of MQTT may have to wait for it."""
+"""Timeout in seconds until the answer to a quick request begins: the other site needn't wait for anything before it
+answers. It is short because all MQTT clients may have to wait for the answer."""
 _SLOWEST = 100_000
-"""Bytes of an answer, after it has begun, for which a second more is allowed."""
+"""The least bytes per second in which an answer must arrive after it has begun."""
 _PAUSE, _LONGEST_PAUSE = 2.0, 30.0
-"""The first and the longest pause, in seconds, before a silent site is asked again."""
+"""The first and the longest pause, in seconds, before a probe of an unresponsive site."""
 _REVIEW = 1.0
-"""Seconds after which a new follower, or a shard that has moved, is noticed by which sites are to report messages."""
+"""Seconds between two reviews of the sites that are to report new messages: after a new follower, or a shard's move."""
 _LARGEST_ANSWER = 1 << 30
 """Most bytes of an answer. One batch has few megabytes, or one message; counts have about 100 bytes a topic."""
 _SIGN_OF_LIFE = msgspec.msgpack.encode(AskEnd(False))
-"""The question to a silent site."""
+"""The request that probes an unresponsive site."""
 
 
 class Reach:
@@ -61,16 +63,16 @@ class Reach:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.shard: int | None = None
-        """The shard of the question that had no answer; None unless the site is silent."""
+        """The shard of the request that had no answer; None unless the site is unresponsive."""
         self._noted = self._again = float("-inf")
-        """The time of the last failure, and from which on the site is asked again."""
+        """The times of the last failure, and of the next probe."""
         self._pause = 0.0
 
     def fail(self, shard: int, began: float, now: float, *, late: bool) -> None:
-        """Record that a question about a shard had no answer. ``late``: it was waited for until its time was over.
+        """Record that a request about a shard had no answer. ``late``: the request timed out.
 
-        The pause doubles if the site was late again soon after the last one. Questions that had begun before the last
-        failure say nothing new.
+        The pause doubles if the request timed out soon after the previous pause. Requests that had begun before the
+        last failure are ignored.
         """
         with self._lock:
             if began > self._noted:
@@ -79,17 +81,17 @@ class Reach:
                 self.shard, self._noted, self._again = shard, now, now + self._pause
 
     def answer(self) -> None:
-        """Record that the site has answered a question."""
+        """Record that the site has answered a request."""
         self.shard = None
 
     def due(self, now: float) -> int | None:
-        """Return the shard to ask a silent site about, whose pause is over; None for others."""
+        """Return the shard for a probe, if the site is unresponsive and its pause is over; None otherwise."""
         with self._lock:
             return self.shard if now >= self._again else None
 
 
 class Keepers:
-    """A client of the other sites of a cluster, which answer questions about shards. All methods are thread-safe."""
+    """A client that reads shards at the other sites of a cluster. All methods are thread-safe."""
 
     def __init__(self, db: ts.Database, site: Site, token: str, tls: SiteTls) -> None:
         """Create a client that authenticates itself with ``token``, the secret that the cluster's sites share."""
@@ -98,8 +100,8 @@ class Keepers:
         self._tls = tls
         self._clients = SiteClients(tls, httpx.Client)
         self._turns: dict[tuple[str, bool], threading.BoundedSemaphore] = {}
-        """The turns of questions by the site that is asked, and whether it may wait. So a silent site holds up only its
-        own questions, and quick questions wait for quick ones only."""
+        """The semaphores of requests, by site and by whether the site may wait for its log store. So an unresponsive
+        site holds up only its own requests, and quick requests wait only for quick requests."""
         self._patience = site.cluster.store_timeout + _MARGIN
         self._reach: dict[str, Reach] = {}
         """By site, whether it answers."""
@@ -131,7 +133,7 @@ class Keepers:
             self._following.join()
 
     def look(self) -> None:
-        """Ask silent sites whose pause is over, and learn how far the shards reach that this site doesn't keep.
+        """Probe unresponsive sites whose pause is over, and read the ends of the shards that this site doesn't keep.
 
         Raises `ShardElsewhereError`, several as an `ExceptionGroup`.
         """
@@ -140,7 +142,7 @@ class Keepers:
             if shard is None:
                 continue
             keeper = next((one for one in self._site.keepers(shard) if one.site == name and one.http_address), None)
-            if keeper is None:  # it can't be asked about the shard any more; others find out whether it answers
+            if keeper is None:  # the site no longer keeps the shard: the next ordinary request finds out if it answers
                 reach.answer()
             else:
                 with suppress(_RefusedError):
@@ -159,7 +161,7 @@ class Keepers:
     async def _follow(self) -> None:
         """Keep a response open from each site that is to report new messages, until `stop`.
 
-        Every `_REVIEW` seconds, it looks which sites these are, and opens again responses that have ended.
+        Every `_REVIEW` seconds it determines these sites anew, and reopens responses that have ended.
         """
         clients = SiteClients(self._tls, httpx.AsyncClient)
         open_now: dict[tuple[str, tuple[int, ...]], asyncio.Task[None]] = {}
@@ -205,7 +207,7 @@ class Keepers:
             self._moved[shard] = None
             self._hearing.wake()
 
-    def ask(self, shard: int, question: bytes, waits: bool) -> bytes:
+    def ask(self, shard: int, body: bytes, waits: bool) -> bytes:
         """Return the answer of the shard's owner, or else of another site that keeps the shard.
 
         waits: whether the site may wait for the log store before it answers.
@@ -221,7 +223,7 @@ class Keepers:
                 refusals.append(f"site {keeper.site} had no answer a moment ago")
             else:
                 try:
-                    return self._ask(reach, keeper, shard, question, waits)
+                    return self._ask(reach, keeper, shard, body, waits)
                 except _RefusedError as refused:
                     refusals.append(f"site {keeper.site}: {refused}")
         owner = self._site.owner(shard)
@@ -231,18 +233,18 @@ class Keepers:
             f"shard {shard} is not kept on this site, and can't be read: {why}", shard, name, address
         )
 
-    def _ask(self, reach: Reach, keeper: ShardOwner, shard: int, question: bytes, waits: bool) -> bytes:
+    def _ask(self, reach: Reach, keeper: ShardOwner, shard: int, body: bytes, waits: bool) -> bytes:
         """Return the answer of a site. Raises `_RefusedError` if there is none."""
-        silent = reach.shard is not None
+        probes = reach.shard is not None
         patience = self._patience if waits else _QUICK
         turns = self._turns.setdefault((keeper.site, waits), threading.BoundedSemaphore(_CALLS))
         if not turns.acquire(timeout=patience):
-            raise _RefusedError(f"it has not answered other questions for {patience:g} s")
+            raise _RefusedError(f"it has not answered other requests for {patience:g} s")
         began = time.monotonic()
         try:
-            if not silent and reach.shard is not None:
-                raise _RefusedError("it had no answer to other questions")
-            status, data = self._answer(keeper, shard, question, patience)
+            if not probes and reach.shard is not None:
+                raise _RefusedError("it had no answer to other requests")
+            status, data = self._answer(keeper, shard, body, patience)
         except (httpx.HTTPError, httpx.InvalidURL, ListenError) as bad:
             reach.fail(shard, began, time.monotonic(), late=isinstance(bad, httpx.TimeoutException))
             raise _RefusedError(str(bad) or type(bad).__name__) from bad
@@ -253,13 +255,13 @@ class Keepers:
             raise _RefusedError(_detail(data) or f"status {status}")
         return data
 
-    def _answer(self, keeper: ShardOwner, shard: int, question: bytes, patience: float) -> tuple[int, bytes]:
+    def _answer(self, keeper: ShardOwner, shard: int, body: bytes, patience: float) -> tuple[int, bytes]:
         """Return the status and the body of a site's response, which begins within ``patience`` seconds."""
         request = httpx.Request(
             "POST",
             f"{keeper.http_address}/api/v5/shards/{shard}/ask",
             headers=self._headers,
-            content=question,
+            content=body,
             extensions={"timeout": httpx.Timeout(patience, connect=min(patience, _MARGIN)).as_dict()},
         )
         end = time.monotonic() + patience
@@ -278,7 +280,7 @@ class Keepers:
 
 
 class _RefusedError(Exception):
-    """A site refused a question, or gave no usable answer; the text is the reason."""
+    """A site refused a request, or its answer is unusable; the text is the reason."""
 
 
 class _Problem(msgspec.Struct):

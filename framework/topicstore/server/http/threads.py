@@ -25,7 +25,7 @@ __all__ = ["Asking", "RequestThreads", "Way", "asking"]
 T = TypeVar("T")
 
 Way = Literal["ordinary", "heavy", "health", "site"]
-"""The class of a request: heavy requests are limited to a part of the threads; health requests, and the questions of
+"""The class of a request: heavy requests are limited to a part of the threads; health requests, and the requests of
 other sites of a cluster, have separate threads."""
 
 _APART = {"health": 2, "site": 4}

@@ -153,9 +153,10 @@ async def read_binary(accepted: socket.socket) -> tuple[bytes, bytes, Source | N
 
 
 def split_binary(received: bytes) -> tuple[bytes, bytes, Source | None] | None:
-    """Return what `read_binary` returns, if received bytes have a whole header of version 2; None if they are fewer.
+    """Parse a header of version 2 at the start of the received bytes, and return the result of `read_binary`.
 
-    Raises `ProxyHeaderError`, also as soon as they can't become one.
+    Returns None if the header is incomplete. Raises `ProxyHeaderError` for other bytes than a header, even before
+    ``received`` is as long as a header.
     """
     if received[: len(SIGNATURE)] != SIGNATURE[: len(received)]:
         raise ProxyHeaderError("there is no header")

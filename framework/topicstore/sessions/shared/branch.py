@@ -143,7 +143,10 @@ class Branch(GroupReader):
 
 
 class BranchCursor(SharedCursor):
-    """A member on a site of a cluster: its places and its answers are committed together in its session's shard."""
+    """A member on a site of a cluster.
+
+    Its places and its acknowledgements of grants are committed together, in its session's shard.
+    """
 
     __slots__ = (
         "_answer",
@@ -198,11 +201,11 @@ class BranchCursor(SharedCursor):
 
     @property
     def answers(self) -> bool:
-        """Whether it has an answer to the group's owner that isn't committed."""
+        """Whether its acknowledgement of a grant, for the group's owner, isn't committed yet."""
         return self._answer
 
     def answer(self) -> None:
-        """Commit the `StandingRecord` anew."""
+        """Commit the `StandingRecord` with the next write of the session."""
         self._answer = self._moved = True
 
     def is_new(self, grant: GrantRecord) -> bool:
@@ -211,18 +214,18 @@ class BranchCursor(SharedCursor):
         return here and grant.number > self._grant and not self.delivering
 
     def follow(self, number: int) -> None:
-        """Answer that it follows a grant."""
+        """Acknowledge a grant: its committed record will say that this member follows the grant."""
         self._grant = number
         self.answer()
 
     def _read_assignment(self, assignment: Assignment, limit: int, now: int) -> SelectedMessages:
-        self._answer = True  # its place is part of the answer
+        self._answer = True  # the record has the places
         return super()._read_assignment(assignment, limit, now)
 
     def permitted(self, selected: SelectedMessages, answers: Sequence[bool]) -> SelectedMessages:
-        """Return the messages that were read last, with only those that ``answers`` allows.
+        """Return ``selected``, the result of the last `read`, without the messages that ``answers`` refuses.
 
-        The others are handed back to the group by the write that commits the places.
+        The write that commits the places hands refused messages back to the group.
         """
         if all(answers) or selected.positions is None:
             return selected
@@ -245,7 +248,7 @@ class BranchCursor(SharedCursor):
         return [*super().everything(), self._standing((*committed, *self.withdrawn.items()))]
 
     def writes(self) -> list[StateWrite]:
-        """Return the writes that store the changed places, the answer to the grant, and the messages handed back."""
+        """Return the writes that store the changed places, acknowledge the grant, and hand messages back."""
         if not self._moved:
             return []
         lease = put(self._keys.leases(self.number), LeaseRecord(VERSION, self._packed(), ()))

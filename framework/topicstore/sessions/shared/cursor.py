@@ -205,7 +205,7 @@ class SharedCursor(SessionCursor):
         )
 
     def permitted(self, selected: SelectedMessages, answers: Sequence[bool]) -> SelectedMessages:
-        """Return the messages that were read last, with only those that ``answers`` allows.
+        """Return ``selected``, the result of the last `read`, without the messages that ``answers`` refuses.
 
         Refused messages are returned to the group, for another member. Messages read from the streams are returned when
         the selected messages are committed. Messages of an assignment are returned at once, and the rest of the

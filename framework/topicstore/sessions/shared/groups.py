@@ -246,7 +246,7 @@ class Groups:
         self._save_in_time(now)
 
     def uncommitted(self) -> Collection[str]:
-        """Return no clients: members have no answers to commit."""
+        """Return no clients: without a cluster, members acknowledge no grants."""
         return ()
 
     def _revoke_all(self, group: Group, clients: Iterable[str]) -> None:

@@ -140,7 +140,8 @@ class GrantRecord(msgspec.Struct, frozen=True, array_like=True):
     places: PackedPlaces
     """The partitions, and the positions after which they are to be read."""
     withdrawn: PackedPlaces
-    """The partitions that the member had, and must stop reading. No other member has them before its answer."""
+    """The partitions that the member had, and must stop reading. No other member gets them before this member has
+    acknowledged the grant."""
     returned: tuple[int, ...] = ()
     """The numbers of returned messages that the member is to deliver."""
     withdrawn_returned: tuple[int, ...] = ()
@@ -148,7 +149,10 @@ class GrantRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StandingRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A member's answer to its latest grant. A session is a member while it has the subscription, connected or not."""
+    """A member's acknowledgement of its latest grant, and its progress.
+
+    A session is a member while it has the subscription, connected or not.
+    """
 
     version: int
     number: int

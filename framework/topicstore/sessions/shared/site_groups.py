@@ -1,8 +1,8 @@
 """`SiteGroups`: all shared subscriptions of a database that sites share; see `topicstore.sessions.shared.stored_group`.
 
-A site does three things at each tick: it assigns the groups whose shards it owns, lets its own members follow what was
-granted to them, and removes what its members have handed back and the groups have taken over. It reads the records of
-groups in shards that it doesn't keep as other sites have them (`topicstore.storage.followed_state`).
+At each tick a site assigns the groups whose shards it owns, lets its own members follow their latest grants, and
+removes its members' hand-backs that the groups have taken over. It reads the records of groups in shards that it
+doesn't keep from other sites (`topicstore.storage.followed_state`).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _MICROSECONDS = 1_000_000
 _DECISIONS = 100
 """The most groups that a tick assigns, each of which takes a few milliseconds; others wait for the next tick."""
 _BUSY = 3_000_000
-"""Microseconds after a change for which sites may be waiting for each other's answers."""
+"""Microseconds after a change during which sites may be waiting for each other's acknowledgements."""
 _SELECTION = Selection(
     heads=(GROUP, MEMBER, RETURNED, REVOKED, GRANT, WAITING, TAKEN, HANDED_BACK),
     owners=STANDING,
@@ -337,7 +337,7 @@ class SiteGroups:
         """Commit writes by shard. Those of shards that have moved are left to the new owner."""
         failures = self._states.commit({shard: some for shard, some in writes.items() if some}).values()
         if any(isinstance(one, StateConflictError) for one in failures):
-            self._epochs = ()  # a shard was at another site meanwhile, whose decisions go by what it has read
+            self._epochs = ()  # another site owned a shard meanwhile, and has decided by later records
         moved = (ShardElsewhereError, ShardMovedError, StateConflictError)
         raise_all([one for one in failures if not isinstance(one, moved)], "failed")
 
@@ -379,7 +379,7 @@ class SiteGroups:
             text = group_of(key)
             if self._knows(text) and self._home(text).get(GroupKeys(text).taken_at(state.shard, key[-8:])) is not None:
                 writes.append(FrameworkWrite(key, None))
-        for key, value in state.scan(REVOKED):  # of a release or a database without sites
+        for key, value in state.scan(REVOKED):  # from before the database was shared, or an earlier release
             text = group_of(key)
             shard, positions = messages_of(key, decode(key, value, Returned))
             writes += [FrameworkWrite(key, None), _hand_back(text, shard, positions)]
@@ -418,7 +418,7 @@ class SiteGroups:
             branch.ahead = branch.ahead and not save
 
     def uncommitted(self) -> Collection[str]:
-        """Return the clients of members whose answers are to be committed, by a write of their sessions."""
+        """Return the client ids of members whose acknowledgement of a grant their session has yet to commit."""
         return {member.client_id for branch in self._branches.values() for member in branch.cursors if member.answers}
 
     # --- inspecting ---

@@ -1,26 +1,26 @@
 """`StoredGroup`: a shared subscription of a cluster, as it is stored; assigns its messages to members on any site.
 
-The members of a group may be on any site, and a member's site reads the messages itself. So only two things must pass
-between sites: which partitions a member has, and up to where it has delivered them. Both are small values of state, and
-pass through the log of the shards as all state does; a site that doesn't keep a shard reads them at one that does. Each
-value has one writer, the owner of its shard, whose writes the log fences. There are no leases that end by a clock, and
-nothing is kept in memory that a site which is killed could lose.
+The members of a group may be on any site, and a member's site reads the messages itself. So sites exchange only the
+partitions of each member, and the places up to which the member has delivered them. Both are small values of state, and
+pass through the log of the shards as all state does; a site that doesn't keep a shard reads them at a site that does.
+Each value has one writer, the owner of its shard, whose writes the log fences. There are no leases that expire by a
+clock, and a site that is killed loses no data, because all of it is in the log.
 
 * The owner of the subscription's shard **grants** partitions to connected members (`GrantRecord`). A member is
   connected if its session's record says so, which its site writes; if that site dies, the next owner of the session's
   shard does.
-* The member's site follows the latest grant, and answers with its number (`StandingRecord`), in the write that commits
-  the member's places. Before it has answered, no other member gets a partition that the grant withdraws. If the member
-  disconnects, no answer is needed: a grant applies to one connection, identified by the guard of the session.
-* What a member leaves to the group goes into records of its own shard (`HandBackRecord`): its places when it ends, and
-  messages that other members are to get. The group's owner stores them in its shard, and in the same write acknowledges
-  them, after which the member's site removes them. Both sides repeat their part until they see the other's.
+* The member's site follows the latest grant, and acknowledges it by its number (`StandingRecord`), in the write that
+  commits the member's places. Before that, no other member gets a partition that the grant withdraws. If the member
+  disconnects, no acknowledgement is needed: a grant applies to one connection, identified by the guard of the session.
+* A member hands back to the group its places when it ends, and messages that other members are to get, in records of
+  its own shard (`HandBackRecord`). The group's owner stores them in its shard, and in the same write acknowledges them;
+  then the member's site removes the records. Both sites repeat their part until they see the other site's.
 
-A site may see another one's writes late, but never in another order, and a new owner of the subscription's shard first
-reads all logs to their ends. So a site that is paused, killed or cut off holds up only what was granted to its members,
-and only until another site has taken its shards over.
+A site may see another site's writes late, but never in another order, and a new owner of the subscription's shard first
+reads all logs to their ends. So a site that is paused, killed or cut off holds up only the partitions and messages that
+were granted to its members, and only until another site has taken its shards over.
 
-`StoredGroup.decided` is a pure function of what is stored.
+`StoredGroup.decided` is a pure function of the stored records.
 """
 
 from __future__ import annotations
@@ -164,9 +164,9 @@ class StoredGroup:
         return False
 
     def _read(self, state: ShardState) -> None:
-        """Read the members whose sessions are in a shard, and what they have left to the group.
+        """Read the members whose sessions are in a shard, and the places and messages that they have handed back.
 
-        What is read later is at least as new: a session that has ended meanwhile has no places, but its hand-back.
+        Hand-backs are read last, so that a session which ends during the call is read by its places or its hand-back.
         """
         prefix = self.keys.standings
         standings = [
@@ -244,7 +244,7 @@ class StoredGroup:
     def changed(self, number: int) -> StateWrite:
         """Return the write of the group's record, which fails if another decision was committed since it was read.
 
-        So an owner whose shard was meanwhile at another site doesn't decide by what it knew before.
+        So an owner that lost the shard and got it back doesn't decide by outdated records.
         """
         places = pack_places(self.places, np.ones(self.places.shape, np.bool_))
         write = put(self.keys.group, GroupRecord(VERSION, places, number))

@@ -97,7 +97,8 @@ class ClosedFiles:
         except FileNotFoundError:
             return None
         lines = rest.splitlines()
-        known = len(lines) - _HEAD - self.shards in (0, 1)  # without or with the line of fsynced writes
+        # After the line of each shard, the list may have one more line, of the shards' fsynced writes.
+        known = len(lines) - _HEAD - self.shards in (0, 1)
         return lines if checksum == self._checksum(rest) and known else None
 
     def _written_since(self, listed: list[bytes]) -> bool:

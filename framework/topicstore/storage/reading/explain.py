@@ -6,7 +6,7 @@ between the end and the beginning. They therefore include concurrent reads of th
 and those of a compaction if the layout counts them.
 
 In a cluster, the reads of a shard that this site doesn't keep are those of the site that is asked about the shard. If
-different sites have answered the questions of one replay, their counters say little.
+different sites have answered the requests of one replay, the difference of their counters has no meaning.
 """
 
 from __future__ import annotations

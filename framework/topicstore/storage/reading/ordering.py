@@ -1,15 +1,16 @@
 """The orders of a replay: by position, by descending position, any, and by the messages' own timestamps.
 
-Streams can only be read forwards. A replay in descending order therefore reads a span of positions of each shard in
-ascending order, and reverses it; then the span before it, and so on. The shards' spans are merged.
+Streams can only be read forwards. A replay in descending order therefore reads each shard in spans of positions, the
+newest span first, and reverses the messages of each span. The messages of all shards are then merged.
 
-A layout may find a span that has the newest matching messages (`topicstore.contract.layout.Slab.newest`). Otherwise the
-first span has a few more positions than messages are requested, which is enough within a batch, because its positions
-count up. After a span without a match, the next one goes back by a number of messages of all topics, according to the
-zones' counts, and by more each time. A span with too many messages is shortened and read again.
+A layout may find the span of the newest matching messages (`topicstore.contract.layout.Slab.newest`). Otherwise the
+length of a span is estimated. The first span has 1.5 times as many positions as messages are requested, which suffices
+where the newest messages were stored in one batch, because a batch has consecutive positions. After a span without a
+match, the next span covers a number of messages of all topics, according to the zones' counts, and this number grows
+with each such span. A span with too many messages is shortened and read again.
 
-In a descending replay by timestamp, the matching messages may lie anywhere in a zone. A span of a zone's length is then
-read, and the newest messages are kept.
+In a descending replay by timestamp, the matching messages may lie anywhere in a zone. A span then covers a whole zone,
+and only the newest of its messages are kept in memory.
 """
 
 from __future__ import annotations
@@ -71,15 +72,15 @@ def _newest_first(storage: Storage, plan: ReplayPlan, limit: int | None) -> Iter
     if limit == 0:
         return
     wanted = plan.batch_size if limit is None else min(limit, plan.batch_size)
-    # The merge is one of ascending positions, so it is given their complements. Of equal positions, the last shard's
-    # message comes first.
+    # `replays.merge` merges by ascending positions, so the sources yield the positions' complements. Of messages at
+    # equal positions in several shards, the last shard's message comes first.
     sources = [_Backwards(storage, plan, shard, wanted).batches() for shard in reversed(plan.shards)]
     batches = map(_complemented, replays.merge(sources))
     yield from replays.slices(batches if limit is None else replays.limited(batches, limit), plan.batch_size)
 
 
 def _complemented(batch: MessageBatch) -> MessageBatch:
-    """Return a batch whose positions are the complements of the given ones, which restores them the second time."""
+    """Return a batch with each position replaced by its bitwise complement; a second call restores the positions."""
     columns = (getattr(batch, name) for name in FIELDS)
     return MessageBatch(*columns, positions=~batch.positions, shards=batch.shards)
 
@@ -96,7 +97,7 @@ class _Backwards:
         self._history: History | None = None
 
     def batches(self) -> Iterator[MessageBatch]:
-        """Yield the messages in descending order; the positions are the complements of their own."""
+        """Yield the messages in descending order of positions, with the bitwise complement of each position."""
         for part in reversed(self._shard.generations):
             last = min(self._shard.bound, part.bound)
             narrow = len(part.cursors) == 1 and self._plan.timestamps is None

@@ -1,9 +1,9 @@
-"""`ReplayPlace`: the progress of a replay in order of time, from which a later call continues with exactly the rest.
+"""`ReplayPlace`: the progress of a replay in order of time, with which a later call yields exactly the next messages.
 
 A replay in order of time is ordered by position and then by shard, and excludes messages stored after it began. Its
 place consists of the arguments, the watermark of each shard at the beginning, and the last returned message.
-The database keeps no state for it, and it stays valid after restarts and compaction. Messages that are deleted
-in between are missing from the rest.
+The database keeps no state for the place, which stays valid after restarts and compaction. Messages that are deleted
+in between are missing from later calls.
 
 Stored form, version 1: ``0x01 | xxh64 of the rest, little-endian | msgpack array`` of the fields.
 """

@@ -101,7 +101,7 @@ def remove_user(context: TheContext, name: _UserName) -> User:
 
 @get("/rules", guards=[needs("admin")], tags=["access"], sync_to_thread=True)
 def rules(context: TheContext) -> Page[Rule]:
-    """Return the access rules, in the order in which they are asked."""
+    """Return the access rules, in the order in which they are applied."""
     return Page(items=list(context.mqtt.settings.authorization.rules))
 
 

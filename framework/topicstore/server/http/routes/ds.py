@@ -1,6 +1,6 @@
 """``/ds``: sites, storages and replicas, in the format of EMQX's durable storage API.
 
-``POST /shards/{shard}/ask`` answers questions of other sites of the cluster about a shard that they don't keep.
+``POST /shards/{shard}/ask`` answers requests of other sites of the cluster about a shard that they don't keep.
 ``GET /shards/moves`` reports to them which of these shards have new messages.
 """
 
@@ -43,7 +43,7 @@ def sites(context: TheContext) -> list[str]:
 
 @get("/ds/sites/{site:str}", guards=[needs("read")], tags=_TAGS, sync_to_thread=True)
 def site(context: TheContext, site: _Site) -> SiteInfo:
-    """Return a site: the name of its node, whether it is up, and its shards."""
+    """Return a site: the name of its node, whether it is up, its shards, and its remaining back-off in seconds."""
     return context.sites.site(site)
 
 
@@ -109,19 +109,19 @@ async def ask(
     request: Request[Any, Any, Any],
     shard: Annotated[int, PathParameter(description="The number of a shard.")],
 ) -> Response[bytes]:
-    """Answer a question of another site of the cluster about a shard that it doesn't keep.
+    """Answer a request of another site of the cluster about a shard that it doesn't keep.
 
-    Question and answer are in a form of the cluster's own, so only its sites may ask.
+    The bodies of request and answer are an internal format of the cluster, so only its sites may ask.
     """
     if not is_site(request):
         raise PermissionDeniedException("only the sites of the cluster ask each other")
     from topicstore.storage.answering import answer  # only for a site of a cluster
 
-    question, loop = await request.body(), asyncio.get_running_loop()
+    body, loop = await request.body(), asyncio.get_running_loop()
     try:
-        found = await loop.run_in_executor(context.threads, answer, context.db.storage, shard, question)
+        found = await loop.run_in_executor(context.threads, answer, context.db.storage, shard, body)
     except msgspec.DecodeError as bad:
-        raise ClientException(f"the question is not of a known form: {bad}") from bad
+        raise ClientException(f"the request is not of a known form: {bad}") from bad
     return Response(found, media_type="application/vnd.msgpack")
 
 
