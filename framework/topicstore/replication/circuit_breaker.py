@@ -29,6 +29,6 @@ class CircuitBreaker:
                 self.reason = reason
 
     def reset(self) -> None:
-        """Close the breaker: the store has answered a PUT, or the log is no longer used."""
+        """Close the breaker: the store has answered a PUT, or the site begins a new epoch of the log."""
         with self._lock:
             self._answered, self.reason = time.monotonic(), None
