@@ -1,11 +1,41 @@
-"""`Silence`: whether a log store is silent, so that one caller after the other doesn't wait for it in vain."""
+"""`Silence`: whether a log store is silent, so that one caller after the other doesn't wait for it in vain.
+
+`patiently` repeats what has no answer, while a site is opened.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
-__all__ = ["Silence"]
+from topicstore.contract.log_store import LogStoreRefusedError, StorageUnavailableError
+
+__all__ = ["Silence", "patiently"]
+
+T = TypeVar("T")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+"""The least and the most seconds between two tries of `patiently`."""
+
+
+def patiently(call: Callable[[], T], timeout: float) -> T:
+    """Return the result of ``call``, which is repeated for ``timeout`` seconds while the store gives no answer.
+
+    Raises the last `StorageUnavailableError` then; `LogStoreRefusedError` and all other errors at once.
+    """
+    deadline, pause = time.monotonic() + timeout, _FIRST_PAUSE
+    while True:
+        try:
+            return call()
+        except LogStoreRefusedError:
+            raise
+        except StorageUnavailableError:
+            if time.monotonic() + pause > deadline:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 class Silence:

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import attrs
@@ -42,7 +43,7 @@ from .info import ClusterInfo, cluster_info
 from .objects import BEATS, CLAIMS, Beat, Claim, ClusterDocument, GenerationPlan, ShardPlace
 from .replica import Replica
 from .settings import Cluster, check_site
-from .silence import Silence
+from .silence import Silence, patiently
 from .watching import OwnersProgress, Rest, Silences
 
 __all__ = ["ReplicaLag", "ShardOwner", "Site"]
@@ -221,22 +222,24 @@ class Site:
     def start(self, shards: Sequence[Shard]) -> None:
         """Enter the cluster, follow the logs of all shards, take over those that this site is to own, start the thread.
 
-        Raises `StorageUnavailableError`, `CorruptionError`, and the errors of creating a generation.
+        Each step is repeated for `Cluster.store_timeout` while the store gives no answer. Raises
+        `StorageUnavailableError` then, `CorruptionError`, and the errors of creating a generation.
         """
         timeout, patience = self.cluster.store_timeout, self.cluster.flush_interval
         silence = self._silence
         self.replicas = [
             Replica(shard, self.store, self.name, timeout, patience, silence, self._settle) for shard in shards
         ]
-        self.enter()
-        for replica in self.replicas:
-            self._do(replica)
-            if replica.kept and not replica.log.owned:
-                replica.follow(meanwhile=self._beat)
-        self._beat()
+        for step in (self.enter, *(partial(self._begin, replica) for replica in self.replicas), self._beat):
+            patiently(step, timeout)
         self._removing.wake()
         self._thread = threading.Thread(target=self._run, name=f"topicstore-site-{self.name}", daemon=True)
         self._thread.start()
+
+    def _begin(self, replica: Replica) -> None:
+        self._do(replica)
+        if replica.kept and not replica.log.owned:
+            replica.follow(meanwhile=self._beat)
 
     def close(self) -> None:
         """Release this site's shards, pass them on to other sites, and stop. This is idempotent.
