@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore.contract.topics import TopicFilter
+from topicstore.pubsub.retained import remove_expired
 from topicstore.sessions import Publish, Session
 from topicstore.storage.answering import answer
 from topicstore.storage.counting.histogram import histogram
@@ -212,6 +213,28 @@ def test_replays_by_timestamp_cover_all_shards(dbs: dict[str, ts.Database]) -> N
     Keepers(dbs)
     for number in range(20):
         one = next(db for db in dbs.values() if db.cluster is not None and db.cluster.owns(number % SHARDS))
+def test_an_expired_retained_message_hides_one_of_a_shard_that_is_not_kept(dbs: dict[str, ts.Database]) -> None:
+    """The removal of an expired retained message uncovers no earlier one, also of a shard that no site answers for."""
+    name, shard, missing = next(
+        (name, owns(db).index(True), other)
+        for name, db in dbs.items()
+        for other in range(SHARDS)
+        if any(owns(db)) and other not in keeps(db)
+    )
+    db, expiry = dbs[name], ts.Properties(message_expiry_interval=60)
+    owner = next(one for one in dbs.values() if one.cluster is not None and one.cluster.owns(missing))
+    for topic, earlier in (("r/hides", None), ("r/both", expiry)):
+        for at, number, properties in ((owner, missing, earlier), (db, shard, expiry)):
+            at.publish([ts.Message(topic, b"%d" % number, client_of(number, at), retain=True, properties=properties)])
+    later = db.clock() + 61_000_000
+    with pytest.raises(ts.ShardElsewhereError, match="is not kept on this site"):
+        remove_expired(db.storage, later)
+    Keepers(dbs)
+    assert 1 == remove_expired(db.storage, later)
+    assert [shard] == numbers(db.retained("r/hides"))
+    assert [missing] == numbers(db.retained("r/both"))
+
+
         one.store([ts.Message("own", b"%d" % number, client_of(number % SHARDS, one), timestamp=NOW - number)])
     for db in dbs.values():
         assert [*range(19, -1, -1)] == numbers(list(db.replay("own", order="timestamp")))
