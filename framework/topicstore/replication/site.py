@@ -529,6 +529,15 @@ class Site:
             if replica.kept and (shards is None or shard in shards):
                 replica.confirm()
 
+    def follow(self, shards: Collection[int]) -> None:
+        """Read the logs of those of some shards that this site has a copy of, without waiting for the next poll.
+
+        Raises the errors of `Replica.follow`.
+        """
+        for shard, replica in enumerate(self.replicas):
+            if shard in shards and replica.kept and not replica.shard.writer.elsewhere:
+                replica.follow(certain=False)
+
     def add_generation(self, layout: str, options: Mapping[str, Any]) -> int:
         """Begin a new generation in all shards: at once in those that this site owns. Return its number."""
         added = 0
