@@ -230,7 +230,9 @@ class Site:
         self.replicas = [
             Replica(shard, self.store, self.name, timeout, patience, silence, self._settle) for shard in shards
         ]
-        for step in (self.enter, *(partial(self._begin, replica) for replica in self.replicas), self._beat):
+        begins = [partial(self._begin, replica) for replica in self.replicas]
+        steps: list[Callable[[], object]] = [self.enter, *begins, self._beat]
+        for step in steps:
             patiently(step, timeout)
         self._removing.wake()
         self._thread = threading.Thread(target=self._run, name=f"topicstore-site-{self.name}", daemon=True)
