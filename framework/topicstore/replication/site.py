@@ -532,12 +532,13 @@ class Site:
                 replica.confirm()
 
     def follow(self, shards: Collection[int]) -> None:
-        """Read the logs of those of some shards that this site has a copy of, without waiting for the next poll.
+        """Read the logs of those of some shards that this site has a whole copy of, without waiting for the next poll.
 
         Raises the errors of `Replica.follow`.
         """
         for shard, replica in enumerate(self.replicas):
-            if shard in shards and replica.kept and not replica.shard.writer.elsewhere:
+            whole = replica.kept and not replica.failed and not replica.shard.writer.elsewhere
+            if whole and shard in shards:
                 replica.follow(certain=False)
 
     def add_generation(self, layout: str, options: Mapping[str, Any]) -> int:
