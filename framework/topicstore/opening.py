@@ -192,6 +192,7 @@ def _open_shared(
 ) -> Storage:
     """Open this site's copy of a database that several sites share; create it, or the cluster, if there is none."""
     from .replication.counted_store import CountedLogStore
+    from .replication.circuit_breaker import retry_unanswered
     from .replication.site import Site
 
     if cluster is None or site is None:
@@ -208,11 +209,12 @@ def _open_shared(
         raise InvalidArgumentError(f"a site needs a persistent backend; {wanted['backend']!r} keeps nothing")
     how = _cluster_of(cluster)
     with Closer() as closer:
-        store = CountedLogStore.open(how.url, how.options)
+        store = retry_unanswered(functools.partial(CountedLogStore.open, how.url, how.options), how.store_timeout)
         closer.add(store.close)
         here = Site(how, site, store)
         closer.add(here.close)
-        manifest = _shared_manifest(path, here, wanted, settings)
+        find = functools.partial(_shared_manifest, path, here, wanted, settings)
+        manifest = retry_unanswered(find, how.store_timeout)
         return _open_or_create(path, wanted, attrs.evolve(settings, site=here), shared=manifest)
 
 

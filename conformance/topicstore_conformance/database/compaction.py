@@ -164,5 +164,5 @@ class Compaction(Fixtures):
             db.close()
             assert isinstance(running.exception(PATIENCE), ts.DatabaseClosedError)
             if path.exists():
-                with ts.open(path) as db:
+                with pair.reopen(path) as db:
                     assert (1_200 * (number + 1), []) == ((report := db.verify()).messages, report.damages)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import topicstore as ts
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 from topicstore import Message
@@ -74,7 +73,7 @@ class Histories(Fixtures):
         with pair.open(directory / "db", clock=lambda: START) as db:
             last = db.store([Message("a", b"1")]).ids[0].position
         with pytest.warns(UserWarning, match="last position lies 3 s in the future"):
-            db = ts.open(directory / "db", clock=lambda: START - 3_001_000)
+            db = pair.reopen(directory / "db", clock=lambda: START - 3_001_000)
         with db:
             assert 3_000_000 == db.info().shards[0].ahead
             assert last + 1 == db.store([Message("a", b"2")]).ids[0].position

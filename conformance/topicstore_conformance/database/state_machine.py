@@ -241,7 +241,7 @@ class DatabaseMachine(RuleBasedStateMachine):
             killed.rename(self.directory / "db")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*in the future", UserWarning)
-            self.db = ts.open(self.directory / "db", clock=lambda: self.now, auto_compact=False)
+            self.db = self.pair.reopen(self.directory / "db", clock=lambda: self.now, auto_compact=False)
         return None
 
     def _there(self, rows: list[Row]) -> set[MessageId]:
@@ -436,7 +436,7 @@ class DatabaseMachine(RuleBasedStateMachine):
         future = any(last >> 11 > self.now + 1_000 for last in self.model.last.values())
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            self.db = ts.open(self.directory / "db", clock=lambda: self.now, auto_compact=False)
+            self.db = self.pair.reopen(self.directory / "db", clock=lambda: self.now, auto_compact=False)
         assert future == bool(told)
 
     @rule(data=st.data(), drawn=_drawn)

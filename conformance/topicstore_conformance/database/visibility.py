@@ -44,11 +44,11 @@ def opened(pair: Pair, path: Path, clock: Callable[[], int], **arguments: Any) -
     return pair.open(path, options={pair.layout: pair.small(epoch_bits=LONG)}, clock=clock, **arguments)
 
 
-def reopened(path: Path, clock: Callable[[], int]) -> ts.Database:
+def reopened(pair: Pair, path: Path, clock: Callable[[], int]) -> ts.Database:
     """Open a database again, and ignore the warning that its last position lies in the future."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        return ts.open(path, clock=clock)
+        return pair.reopen(path, clock=clock)
 
 
 def some(number: int, count: int = 8) -> list[Message]:
@@ -62,6 +62,7 @@ def some(number: int, count: int = 8) -> list[Message]:
 class Life:
     """A database with long epochs, its model, and a follower."""
 
+    pair: Pair
     path: Path
     db: ts.Database
     model: Model
@@ -94,7 +95,7 @@ class Life:
         """Close the database and open it again, if it is persistent."""
         if self.path.exists():
             self.db.close()
-            self.db = reopened(self.path, self.clock)
+            self.db = reopened(self.pair, self.path, self.clock)
 
     def finish(self, amount: int) -> None:
         """End the epoch, by the clock or by a message of a later one; replays then return all messages."""
@@ -153,7 +154,8 @@ class Visibility(Fixtures):
                 path, clock = Path(directory, "db"), Clock(BEGIN)
                 how: dict[str, Any] = {"timestamps": timestamps, "late": "lift"}
                 db = opened(pair, path, clock, durability=durability, shards=shards, **how)
-                life = Life(path, db, Model(shards=shards, shard_of=db.shard_of, layout=pair.layout, **how), clock)
+                model = Model(shards=shards, shard_of=db.shard_of, layout=pair.layout, **how)
+                life = Life(pair, path, db, model, clock)
                 try:
                     for name, amount in [*steps, ("finish", 3), ("look", 5)]:
                         getattr(life, name)(amount)

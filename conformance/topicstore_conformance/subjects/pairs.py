@@ -58,6 +58,10 @@ class Pair:
         arguments = {"plugins": self.plugins, **arguments}
         return ts.open(path, backend=self.backend, layout=self.layout, options=merged, **arguments)
 
+    def reopen(self, path: Path, **arguments: Any) -> ts.Database:
+        """Open for writing a database that `open` has created, and that was closed since."""
+        return ts.open(path, **arguments)
+
     def small(self, **changes: Any) -> dict[str, Any]:
         """Return `small_options` of the layout, with those of ``changes`` that are options of the layout."""
         return small_options(self.layout, **changes)

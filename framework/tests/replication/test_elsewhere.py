@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore.contract.topics import TopicFilter
+from topicstore.pubsub.retained import remove_expired
 from topicstore.sessions import Publish, Session
 from topicstore.storage.answering import answer
 from topicstore.storage.counting.histogram import histogram
@@ -52,6 +53,11 @@ class Keepers:
 
 def client_of(shard: int, db: ts.Database) -> str:
     return next(f"c{number}" for number in range(1_000) if db.shard_of(f"c{number}") == shard)
+
+
+def missing_at(db: ts.Database) -> int:
+    """Return a shard that a site doesn't keep; the last one at a site that keeps all."""
+    return min({*range(SHARDS)} - {*keeps(db)}, default=SHARDS - 1)
 
 
 def stored(dbs: Mapping[str, ts.Database], numbers: Sequence[int], topic: str = "t/{}") -> None:
@@ -207,6 +213,28 @@ def test_retained_messages_and_lag_cover_all_shards(dbs: dict[str, ts.Database])
                 assert 100 == db.sessions.lag(session.client_id)[session.client_id]["t/#"].messages
 
 
+def test_an_expired_retained_message_hides_one_of_a_shard_that_is_not_kept(dbs: dict[str, ts.Database]) -> None:
+    """The removal of an expired retained message uncovers no earlier one, also of a shard that no site answers for."""
+    name, shard, missing = next(
+        (name, owns(db).index(True), other)
+        for name, db in dbs.items()
+        for other in range(SHARDS)
+        if any(owns(db)) and other not in keeps(db)
+    )
+    db, expiry = dbs[name], ts.Properties(message_expiry_interval=60)
+    owner = next(one for one in dbs.values() if one.cluster is not None and one.cluster.owns(missing))
+    for topic, earlier in (("r/hides", None), ("r/both", expiry)):
+        for at, number, properties in ((owner, missing, earlier), (db, shard, expiry)):
+            at.publish([ts.Message(topic, b"%d" % number, client_of(number, at), retain=True, properties=properties)])
+    later = db.clock() + 61_000_000
+    with pytest.raises(ts.ShardElsewhereError, match="is not kept on this site"):
+        remove_expired(db.storage, later)
+    Keepers(dbs)
+    assert 1 == remove_expired(db.storage, later)
+    assert [shard] == numbers(db.retained("r/hides"))
+    assert [missing] == numbers(db.retained("r/both"))
+
+
 def test_replays_by_timestamp_cover_all_shards(dbs: dict[str, ts.Database]) -> None:
     """Replays by the messages' own times, sorted or bounded by them, are the same at every site."""
     Keepers(dbs)
@@ -314,7 +342,7 @@ def test_sql_and_arrow_read_all_shards(dbs: dict[str, ts.Database], tmp_path: Pa
 
 
 def test_histograms_and_streams_cover_all_shards(dbs: dict[str, ts.Database]) -> None:
-    """Histograms of all filters are the same at every site, and so is the list of streams of all shards."""
+    """Histograms of all filters, the list of streams of all shards, and cursors over these are alike at every site."""
     Keepers(dbs)
     dbs["a"].add_generation()
     for db in dbs.values():
@@ -331,6 +359,12 @@ def test_histograms_and_streams_cover_all_shards(dbs: dict[str, ts.Database]) ->
     assert {(shard, generation) for shard in range(SHARDS) for generation in (1, 2)} == {
         (one.shard, one.generation) for one in streams
     }
+    for db in dbs.values():
+        cursors = [db.cursor(stream, "t/3") for stream in streams]
+        found = [message for cursor in cursors for message in db.read(cursor).batch.to_messages()]
+        assert [*range(3, 120, 7)] == sorted(numbers(found))
+        with pytest.raises(ts.InvalidCursorError, match="has no stream 999"):
+            db.cursor(ts.Stream(shard=missing_at(db), generation=1, number=999, pattern="", sealed=True), "t/3")
 
 
 def test_a_replay_of_all_shards_is_explained(dbs: dict[str, ts.Database]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+import threading
 import warnings
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -20,6 +22,7 @@ from topicstore.replication.log_stores import open_log_store
 from topicstore.replication.objects import BEATS, Beat
 from topicstore.shard.writer import DropGeneration
 from topicstore.storage.keyed_message_records import state_key
+from topicstore_backends.log_stores.directory import DirectoryLogStore
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import wait_until
 
@@ -318,6 +321,38 @@ def test_a_replay_says_that_the_store_does_not_answer(sites: Sites, monkeypatch:
                 payloads(a)
             assert [0] == payloads(a, fresh=False)
         assert [0] == payloads(a)
+
+
+def test_an_opening_repeats_requests_without_an_answer(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sites open though some requests get no answer; if none gets one, the opening ends after ``store_timeout``."""
+    answers, lock, share = random.Random(1), threading.Lock(), 0.15
+    lost: list[str] = []
+
+    def cut(name: str) -> None:
+        request = getattr(DirectoryLogStore, name)
+
+        def answered(self: DirectoryLogStore, *of: Any) -> Any:
+            with lock:
+                fails = answers.random() < share
+            if fails:
+                lost.append(name)
+                raise StorageUnavailableError("the body was cut")
+            return request(self, *of)
+
+        monkeypatch.setattr(DirectoryLogStore, name, answered)
+
+    with sites.open("a", shards=3) as a:
+        a.store(messages(*range(20)))
+    for name in ("create", "get", "names", "delete"):
+        cut(name)
+    with warnings.catch_warnings(action="ignore"):
+        for site_name in "bab":
+            with sites.open(site_name) as db:
+                assert [*range(20)] == payloads(db, fresh=False)
+    assert {"create", "get", "names"} <= {*lost}
+    share = 1.0
+    with pytest.raises(StorageUnavailableError, match="the body was cut"):
+        ts.open(sites.root / "c", cluster=ts.Cluster(sites.url, store_timeout=0.2), site="c")
 
 
 def test_a_cluster_keeps_what_the_first_site_says(sites: Sites) -> None:

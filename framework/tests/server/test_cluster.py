@@ -587,6 +587,8 @@ def test_clients_wait_once_for_a_silent_log_store(cluster: Cluster) -> None:
     with site.client() as first, site.client() as second:
         first.connect(clients[0])
         second.connect(clients[1])
+        first.send(wire.publish("silent/x", b"0", qos=1, packet_id=9))  # begins the spans of interest, by a write each
+        assert "PUBACK" == first.receive().kind
         (cluster.root / "log").rename(cluster.root / "elsewhere")
         first.send(published)
         assert ("DISCONNECT", 0x89) == first.farewell()

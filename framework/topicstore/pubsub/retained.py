@@ -119,14 +119,17 @@ class Removed:
 
 
 def remove_expired(storage: Storage, now: int) -> int:
-    """Remove expired retained messages; return their number. A message that was replaced meanwhile stays."""
+    """Remove expired retained messages; return their number. A message that was replaced meanwhile stays.
+
+    Raises the errors of `Storage.catch_up` on a site of a cluster, where a message of another shard may be hidden.
+    """
     return remove_expired_until(storage, now, lambda: False).count
 
 
 def remove_expired_until(storage: Storage, now: int, stop: Callable[[], bool]) -> Removed:
     """Remove expired messages as `remove_expired` does, until ``stop`` returns True.
 
-    On a site of a cluster, only in the shards that it owns.
+    On a site of a cluster, only in the shards that it owns. Raises the errors of `remove_expired`.
     """
     count, earliest, expired = 0, FOREVER, 0
     for shard in [shard.number for shard in storage.shards if shard.writer.owned]:
@@ -137,6 +140,8 @@ def remove_expired_until(storage: Storage, now: int, stop: Callable[[], bool]) -
             if expiry is not None:
                 earliest = min(earliest, int(expiry.ends[expiry.ends > now].min(initial=FOREVER)))
                 topics = _expired(batch, now)
+                if topics and not expired:
+                    storage.catch_up()  # the messages that they hide may lie in shards of other sites
                 expired += len(topics)
                 count += sum(_remove_expired(storage, shard, topic, now) for topic in topics)
     return Removed(count, earliest, hiding=count < expired)

@@ -1,11 +1,41 @@
-"""`CircuitBreaker`: makes requests to an unresponsive log store fail immediately instead of timing out."""
+"""`CircuitBreaker`: makes requests to an unresponsive log store fail immediately instead of timing out.
+
+`retry_unanswered` repeats requests while a site is opened.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from typing import TypeVar
 
-__all__ = ["CircuitBreaker"]
+from topicstore.contract.log_store import LogStoreRefusedError, StorageUnavailableError
+
+__all__ = ["CircuitBreaker", "retry_unanswered"]
+
+T = TypeVar("T")
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+"""The shortest and the longest pause between two tries of `retry_unanswered`, in seconds."""
+
+
+def retry_unanswered(call: Callable[[], T], timeout: float) -> T:
+    """Return the result of ``call``, which is repeated for ``timeout`` seconds while the store gives no answer.
+
+    Raises the last `StorageUnavailableError` then; `LogStoreRefusedError` and all other errors at once.
+    """
+    deadline, pause = time.monotonic() + timeout, _FIRST_PAUSE
+    while True:
+        try:
+            return call()
+        except LogStoreRefusedError:
+            raise
+        except StorageUnavailableError:
+            if time.monotonic() + pause > deadline:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
 
 
 class CircuitBreaker:

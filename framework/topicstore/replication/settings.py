@@ -37,7 +37,8 @@ class Cluster:
     poll_interval:      seconds between two requests for the next entry of a shard that another site owns.
     flush_interval:     seconds that a change waits for others, which are then written to the log with it, in one
                         request: this saves requests of a store that charges for them. 0: none waits.
-    store_timeout:      seconds that a call waits for the log store; more than ``flush_interval``.
+    store_timeout:      seconds that a call, and each step of an opening, waits for the log store; more than
+                        ``flush_interval``.
     log_retention:      seconds for which the log is kept for an unresponsive replica. A replica that comes back later
                         is copied from a snapshot.
 

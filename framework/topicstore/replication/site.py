@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import attrs
@@ -35,7 +36,7 @@ from topicstore.shard.writer import AddGeneration, DropGeneration
 
 from . import duties, names
 from .bases import cut_log, highest
-from .circuit_breaker import CircuitBreaker
+from .circuit_breaker import CircuitBreaker, retry_unanswered
 from .counted_store import CountedLogStore
 from .documents import Documents
 from .duties import Duty, Known
@@ -221,22 +222,26 @@ class Site:
     def start(self, shards: Sequence[Shard]) -> None:
         """Enter the cluster, follow the logs of all shards, take over those that this site is to own, start the thread.
 
-        Raises `StorageUnavailableError`, `CorruptionError`, and the errors of creating a generation.
+        Each step is repeated for `Cluster.store_timeout` while the store gives no answer. Raises
+        `StorageUnavailableError` then, `CorruptionError`, and the errors of creating a generation.
         """
         timeout, patience = self.cluster.store_timeout, self.cluster.flush_interval
         breaker = self._breaker
         self.replicas = [
             Replica(shard, self.store, self.name, timeout, patience, breaker, self._settle) for shard in shards
         ]
-        self.enter()
-        for replica in self.replicas:
-            self._do(replica)
-            if replica.kept and not replica.log.owned:
-                replica.follow(meanwhile=self._beat)
-        self._beat()
+        begins = [partial(self._begin, replica) for replica in self.replicas]
+        steps: list[Callable[[], object]] = [self.enter, *begins, self._beat]
+        for step in steps:
+            retry_unanswered(step, timeout)
         self._removing.wake()
         self._thread = threading.Thread(target=self._run, name=f"topicstore-site-{self.name}", daemon=True)
         self._thread.start()
+
+    def _begin(self, replica: Replica) -> None:
+        self._do(replica)
+        if replica.kept and not replica.log.owned:
+            replica.follow(meanwhile=self._beat)
 
     def close(self) -> None:
         """Release this site's shards, pass them on to other sites, and stop. This is idempotent.
@@ -536,6 +541,16 @@ class Site:
         for shard, replica in enumerate(self.replicas):
             if replica.kept and (shards is None or shard in shards):
                 replica.confirm()
+
+    def follow(self, shards: Collection[int]) -> None:
+        """Read the logs of those of some shards that this site has a whole copy of, without waiting for the next poll.
+
+        Raises the errors of `Replica.follow`.
+        """
+        for shard, replica in enumerate(self.replicas):
+            whole = replica.kept and not replica.failed and not replica.shard.writer.elsewhere
+            if whole and shard in shards:
+                replica.follow(certain=False)
 
     def add_generation(self, layout: str, options: Mapping[str, Any]) -> int:
         """Begin a new generation in all shards: at once in those that this site owns. Return its number."""

@@ -36,6 +36,7 @@ from .zones import Span
 __all__ = [
     "AskBegin",
     "AskCounts",
+    "AskCursor",
     "AskEnd",
     "AskNewest",
     "AskNext",
@@ -98,6 +99,15 @@ class AskNext(msgspec.Struct, tag="next", frozen=True):
     rows: int
     bound: int | None
     timeout: float | None
+
+
+class AskCursor(msgspec.Struct, tag="cursor", frozen=True):
+    """Asks for a `Cursor` over a stream from a position on; see `ShardReader.cursor`."""
+
+    generation: int
+    stream: int
+    topic_filter: str
+    position: int
 
 
 class AskBegin(msgspec.Struct, tag="begin", frozen=True):
@@ -179,7 +189,7 @@ class AskState(msgspec.Struct, tag="state", frozen=True):
 
 
 Contents = AskRanks | AskCounts | AskTimes | AskStreams | AskSlabs | AskState
-Request = AskEnd | AskPlan | AskNext | AskBegin | AskNewest | Contents
+Request = AskEnd | AskPlan | AskNext | AskCursor | AskBegin | AskNewest | Contents
 
 
 class End(msgspec.Struct, frozen=True):
@@ -358,6 +368,10 @@ class ElsewhereReader(ShardReader):
             end_of_stream=found.end_of_stream,
             caught_up=found.caught_up,
         )
+
+    def cursor(self, database: bytes, generation: int, stream: int, topic_filter: TopicFilter, position: int) -> Cursor:
+        """Return a cursor over a stream's matching messages from a position on, as `ShardReader.cursor`."""
+        return self._ask(AskCursor(generation, stream, topic_filter.text, position), Cursor)
 
     def begin(self, cursors: Sequence[Cursor], position: int) -> list[Cursor]:
         """Return cursors of a generation, moved to a position."""

@@ -212,6 +212,18 @@ class ShardReader:
 
         return self._generations.undisturbed(found)
 
+    def cursor(self, database: bytes, generation: int, stream: int, topic_filter: TopicFilter, position: int) -> Cursor:
+        """Return a cursor over a stream's matching messages from a position on. Raises the errors of `Database.cursor`.
+
+        A position after the end is lowered to the end, because messages stored later may get lower positions.
+        """
+        slab, shard = self._generations.slab(generation), self._writer.number
+        try:
+            place = slab.begin(stream, topic_filter, min(position, self._writer.tail.last_position + 1))
+        except KeyError as unknown:
+            raise InvalidCursorError(f"shard {shard}, generation {generation} has no stream {stream}") from unknown
+        return Cursor.of(database, shard, generation, stream, topic_filter, place)
+
     def begin(self, cursors: Sequence[Cursor], position: int) -> list[Cursor]:
         """Return cursors of a generation, moved to a position; those without later messages may be left out."""
         slab = self._generations.slab(cursors[0].generation)

@@ -21,6 +21,7 @@ from topicstore.contract.topics import TopicFilter
 from topicstore.shard.elsewhere import (
     AskBegin,
     AskCounts,
+    AskCursor,
     AskEnd,
     AskNewest,
     AskNext,
@@ -87,6 +88,8 @@ def _answer(storage: Storage, shard: Shard, asked: Request) -> object:
             return _plan(storage, shard, asked)
         case AskNext():
             return _next(storage, shard, asked)
+        case AskCursor(generation=generation, stream=stream, topic_filter=text, position=position):
+            return reader.cursor(storage.id, generation, stream, TopicFilter(text), position)
         case AskBegin(cursors=cursors, position=position):
             return reader.begin(cursors, position)
         case AskNewest(cursor=cursor, first=first, last=last, rows=rows):

@@ -111,13 +111,16 @@ def read_keyed(request: ReadRequest, shard: Shard) -> ReadResult:
 
     The messages' positions are those of the stored form, which are neither unique nor in order. The cursor's place is a
     msgpack array of the range's first key and its end, exclusive. The cursor's filter, ``until`` and ``bound`` are
-    ignored.
+    ignored. Raises `ShardElsewhereError` if this site of a cluster has no whole copy of the shard.
     """
     try:
         start, end = _PLACES.decode(request.cursor.place)
     except msgspec.DecodeError as bad:
         raise InvalidCursorError(f"the cursor's place is not one of keyed messages: {bad}") from bad
-    return shard.generations.undisturbed(lambda: _read(request, shard, start, end))
+    found: ReadResult = shard.generations.undisturbed(lambda: _read(request, shard, start, end))
+    if shard.writer.elsewhere:  # after reading, because a copy may be removed meanwhile
+        raise shard.writer.elsewhere_error()
+    return found
 
 
 def _read(request: ReadRequest, shard: Shard, start: bytes, end: bytes) -> ReadResult:

@@ -294,18 +294,9 @@ class Storage:
         ]
 
     def begin(self, shard: int, generation: int, stream: int, topic_filter: TopicFilter, position: int) -> Cursor:
-        """Return a cursor over a stream, from a position on. Raises the errors of `Database.cursor`.
-
-        A position after the end is lowered to the end, because messages stored later may get lower positions.
-        """
+        """Return a cursor over a stream, from a position on: see `ShardReader.cursor`. May ask another site."""
         self.check_shard(shard)
-        found = self.shards[shard]
-        position = min(position, found.writer.tail.last_position + 1)
-        try:
-            place = found.generations.slab(generation).begin(stream, topic_filter, position)
-        except KeyError as unknown:
-            raise InvalidCursorError(f"shard {shard}, generation {generation} has no stream {stream}") from unknown
-        return Cursor.of(self.id, shard, generation, stream, topic_filter, place)
+        return self.shards[shard].reader.cursor(self.id, generation, stream, topic_filter, position)
 
     def read(
         self,
@@ -335,13 +326,14 @@ class Storage:
         """Raise `PlaceAheadError` for a cursor after all stored messages, if its layout can detect that.
 
         A read-only database next to a writing process accepts every cursor, because it may not see all messages yet.
-        On a site of a cluster, which may be behind the one that made the cursor, the call reads the logs to their ends
-        first if need be. It then raises the errors of `Site.refresh`, too.
+        A site of a cluster does so for shards that it doesn't keep. Of others, which may be behind the site that made
+        the cursor, it reads the logs to their ends first if need be. The call then raises the errors of `Site.refresh`,
+        too.
         """
         self._check_own(cursor)
-        if self.mode == "read-only":
-            return
         shard, site = self.shards[cursor.shard], self.site
+        if self.mode == "read-only" or shard.elsewhere is not None:
+            return
         while True:
             try:
                 slab = shard.generations.slab(cursor.generation)

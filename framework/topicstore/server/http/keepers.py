@@ -4,7 +4,8 @@ A request (`topicstore.shard.elsewhere`) is sent to ``POST /shards/{shard}/ask``
 cluster's token. If the owner doesn't answer, another site that keeps the shard is asked. Once a poll interval, a thread
 asks for the ends of these shards, and wakes the subscriptions and sessions of this site that wait for new messages. So
 that these don't wait for the poll, the owners report new messages: while anybody follows a filter here, one response of
-``GET /shards/moves`` is open from each site that owns such shards. Its failures delay messages until the next poll.
+``GET /shards/moves`` is open from each site that owns shards, also those that this site keeps a copy of. Its failures
+delay messages until the next poll.
 
 A site that has not answered a request counts as unresponsive. It gets no further requests but the thread's probes, one
 after each pause, until it answers a probe. So other readers, such as the sessions of all MQTT clients, wait for an
@@ -19,6 +20,7 @@ import threading
 import time
 from collections import defaultdict
 from contextlib import suppress
+from functools import partial
 
 import httpx
 import msgspec
@@ -28,6 +30,7 @@ from topicstore.contract.errors import ShardElsewhereError
 from topicstore.pubsub.notifier import Notifier, TaskWaiter
 from topicstore.replication.site import ShardOwner, Site
 from topicstore.runtime.background import BackgroundTask
+from topicstore.runtime.closing import do_all
 from topicstore.server.cluster import SiteTls
 from topicstore.server.listeners import ListenError
 from topicstore.shard.elsewhere import AskEnd
@@ -153,7 +156,7 @@ class Keepers:
         moved = list(self._moved)
         for shard in moved:
             self._moved.pop(shard, None)
-        self._storage.look_elsewhere(moved)
+        do_all((partial(self._site.follow, moved), partial(self._storage.look_elsewhere, moved)), "could not be read")
 
     def _run(self) -> None:
         asyncio.run(self._follow())
@@ -181,7 +184,7 @@ class Keepers:
         listener, found = self._storage.listener, defaultdict[str, list[int]](list)
         if listener is not None and listener.followed:
             for shard in self._storage.shards:
-                keepers = self._site.keepers(shard.number) if shard.elsewhere is not None else ()
+                keepers = () if self._site.owns(shard.number) else self._site.keepers(shard.number)
                 if keepers and keepers[0].http_address:
                     found[keepers[0].http_address].append(shard.number)
         return {(address, tuple(shards)) for address, shards in found.items()}
