@@ -191,8 +191,8 @@ def _open_shared(
     site: str | None,
 ) -> Storage:
     """Open this site's copy of a database that several sites share; create it, or the cluster, if there is none."""
-    from .replication.counted_store import CountedLogStore
     from .replication.circuit_breaker import retry_unanswered
+    from .replication.counted_store import CountedLogStore
     from .replication.site import Site
 
     if cluster is None or site is None:
