@@ -32,6 +32,7 @@ from topicstore.contract.errors import (
     CorruptionError,
     EngineError,
     InvalidArgumentError,
+    LogDamagedError,
     StorageFullError,
     TopicstoreError,
     UnsupportedError,
@@ -533,6 +534,15 @@ def cut_logs(path: Path) -> None:
         os.truncate(log, max(log.stat().st_size - 100, 0))
 
 
+def discarding(call: Call, me: Any, given: Given) -> Engine:
+    """Name a discarded write in every error of a damaged log."""
+    try:
+        return call()
+    except LogDamagedError as error:
+        error.discarded = error.discarded or "1 write"
+        raise
+
+
 # --- changes of sizes, views and life cycles ----------------------------------------------------
 
 
@@ -809,6 +819,7 @@ ROWS = [
     # crashes and failures
     M("batches are written in halves", "test_batches_are_whole_when_killed", {WRITE: half_then_rest}, "rocksdb"),
     M("batches are written in two", "test_a_log_cut_short_keeps_what_is_before", {WRITE: in_two}, "rocksdb"),
+    M("torn ends are discarded writes", "test_a_torn_end_discards_nothing", {OPEN: discarding}, "rocksdb"),
     M("repairing cuts one more", "test_a_damaged_log_shows_what_repairing_leaves", {"BACKEND.repair_log": also(lambda me, given: cut_logs(given["path"]))}, "rocksdb"),
     M("repairing cuts one more", "test_damage_at_any_place_of_a_log_ends_it", {"BACKEND.repair_log": also(lambda me, given: cut_logs(given["path"]))}, "rocksdb"),
     M("damaged logs are repaired to be looked at", "test_a_damaged_log_shows_what_repairing_leaves", {"BACKEND.open_damaged": also(lambda me, given: cut_logs(given["path"]))}, "rocksdb"),
@@ -854,6 +865,7 @@ ROWS = [
     M("shards beside are forgotten", "test_several_shards_are_one_table", {"ENGINE.sql": argument(beside=())}, "duckdb"),
     M("wrong statements find nothing", "test_sql_only_reads", {"ENGINE.sql": swallow(InvalidArgumentError, value=pa.table({}))}, "duckdb"),
     M("other processes read what was closed", "test_another_process_reads", {"BACKEND.open_reader": lambda call, me, given: me.open_shard(shutil.copytree(given["path"], given["path"].with_name("copy"), dirs_exist_ok=True), given["keyspaces"], create=False)}, "rocksdb"),
+    M("readers write into their directory", "test_another_process_reads_what_it_cannot_write", {"BACKEND.open_reader": also(lambda me, given: Path(given["path"], "reader").touch())}, "rocksdb", raises=OSError),
     M("a refused reader is any error", "test_nobody_reads_beside_the_writer", {"BACKEND.open_reader": disguise(UnsupportedError, EngineError)}, "duckdb", raises=EngineError),
     M("seeks walk", "test_seeks_are_fast", {SCAN: when(lambda me, given: given["start"] is not None, also(lambda me, given: [0 for _ in me.inner.scan(given["keyspace"], None, given["start"])], before=True))}),
     M("deleted bytes are hidden", "test_deleted_bytes_go_back", {WRITE: hide_ranges, "ENGINE.reclaim": lie(), "ENGINE.scan": lambda call, me, given: (left for chunk in call() if (left := without(me, given, chunk)))}, "rocksdb", waits="seconds for the deleted bytes to go back"),

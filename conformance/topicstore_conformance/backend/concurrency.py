@@ -184,6 +184,7 @@ class Concurrency(Fixtures):
         """A call that runs during close returns its result or raises DatabaseClosedError, and never hangs."""
         put(engine, DATA, numbered(5000))
         shared = engine.snapshot()
+        descending = [(1, 2, number) for number in reversed(range(5000))]
 
         def scan() -> None:
             assert len(keys(engine.scan(DATA))) == 5000
@@ -194,6 +195,9 @@ class Concurrency(Fixtures):
             for reader in (engine, shared):
                 assert None not in reader.get_many(DATA, [(1, 2, number) for number in range(100)])
             assert engine.get(DATA, (1, 2, 3)) == b"\0\0\3"
+
+        def get_all() -> None:
+            assert None not in engine.get_many(DATA, descending)
 
         def write() -> None:
             put(engine, INDEX, {(1, 0, number): bytes(1_000) for number in range(100)})
@@ -214,11 +218,11 @@ class Concurrency(Fixtures):
             finally:
                 begun.set()
 
-        works = [(work, Event()) for work in (scan, get, write, look)]
+        works = [(work, Event()) for work in (scan, get, get_all, write, look)]
         ends = [begin(partial(repeat, *work)) for work in works]
         assert all(begun.wait(PATIENCE) for _, begun in works)
         begin(engine.close).result(PATIENCE)
-        assert [end.result(PATIENCE) for end in ends] == ["DatabaseClosedError"] * 4
+        assert [end.result(PATIENCE) for end in ends] == ["DatabaseClosedError"] * len(works)
 
     def test_close_waits_for_no_scan_that_nobody_reads(self, engine: Engine) -> None:
         """Close doesn't wait for half-read scans or snapshots; reading them afterwards raises DatabaseClosedError."""

@@ -84,6 +84,32 @@ class Logs(Fixtures):
             leave(files, damaged)
             assert expected == self._opened(backend, damaged), damage
 
+    @requires("persistent")
+    def test_a_torn_end_discards_nothing(self, backend: Backend, shard: Path) -> None:
+        """A log whose last write is zeros is truncated there, and the error names no readable write that is discarded.
+
+        File systems leave such an end where a file has its new size before its new data.
+        """
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
+        states = [files_of(backend, shard)]
+        for number in range(len(SIZES)):
+            write(engine, number)
+            states.append(files_of(backend, shard))
+        engine.close()
+        logs = {number: appended(*two) for number, two in enumerate(pairwise(states))}
+        if not any(logs.values()):
+            pytest.skip("the engine appends to no file, or to several")
+        for number, log in logs.items():
+            if log is not None:
+                torn = shard.with_name(f"torn-{number}")
+                before, after = states[number][log], states[number + 1][log]
+                leave({**states[number + 1], log: before + bytes(len(after) - len(before) + 2 * SECTOR)}, torn)
+                try:
+                    backend.open_shard(torn, KEYSPACES, create=False).close()
+                except LogDamagedError as error:
+                    assert "" == error.discarded
+                assert number == self._opened(backend, torn)
+
     # --- steps ---
 
     @staticmethod
