@@ -74,7 +74,7 @@ class Concurrency(Fixtures):
     def test_scans_beside_a_writer_are_whole(self, subject: BackendSubject, engine: Engine) -> None:
         """A scan concurrent with puts and range deletes yields exactly the pairs that existed when the scan began."""
         done, odd, seen = Event(), list[Any](), list[int]()
-        least = tries(40, 600, subject.capabilities)
+        least = tries(20, 600, subject.capabilities)
         whole = {(1, 2, number): b"same" for number in range(1_000)}
         put(engine, DATA, whole)
         put(engine, DATA, {(2, 0, row): b"0" for row in range(100)})
