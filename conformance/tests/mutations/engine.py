@@ -410,6 +410,22 @@ def end_at_close(call: Call, me: Any, given: Given) -> Iterator[Any]:
         yield chunk
 
 
+def close_beside(call: Call, me: Any, given: Given) -> None:
+    """Close the engine only after a look-up has ended without its values."""
+    me.ended = threading.Event()
+    me.ended.wait(PATIENCE)
+    call()
+
+
+def empty_at_close(call: Call, me: Any, given: Given) -> list[Any]:
+    """Return no values from a look-up beside which the engine is being closed."""
+    found: list[Any] = call()
+    if "ended" not in vars(me):
+        return found
+    me.ended.set()
+    return [None] * len(found)
+
+
 def counted_scan(call: Call, me: Any, given: Given) -> Iterator[Any]:
     engine = vars(me).get("engine", me)
     gate = vars(engine).setdefault("gate", threading.Condition())
@@ -841,6 +857,7 @@ ROWS = [
     M("scans belong to a thread", "test_any_thread_may_go_on_with_a_scan", {SCAN: own_thread}, raises=EngineError),
     M("closed engines answer", "test_everything_raises_after_close", {CLOSE: also(lambda me, given: vars(me).update(closed=True)), GETS: when(lambda me, given: vars(me).get("closed"), lambda call, me, given: [None] * len(given["keys"]))}),
     M("closed snapshots stay open", "test_a_closed_snapshot_reads_nothing", {"SNAPSHOT.close": lie()}),
+    M("close ends look-ups", "test_close_beside_a_long_look_up", {CLOSE: close_beside, "ENGINE.get_many": empty_at_close}),
     M("close ends scans", "test_close_beside_all_other_calls", {CLOSE: pull_away, SCAN: end_at_close}),
     M("close waits for scans", "test_close_waits_for_no_scan_that_nobody_reads", {CLOSE: also(wait_for_scans, before=True), SCAN: counted_scan}, waits="seconds for close to return"),
     M("writes wait for scans", "test_writes_go_on_beside_what_is_left_open", {WRITE: also(wait_for_scans, before=True), SCAN: counted_scan}, waits="seconds for the writes to return"),
@@ -893,6 +910,7 @@ ROWS = [
     M("bounds have 255 bytes", "test_keys_of_every_size_by_every_method", {SCAN: argument(start=lambda key: key[:255] if isinstance(key, bytes) else key)}),
     M("numbers have 63 bits", "test_numbers_of_every_width", {WRITE: operations(lambda all_: [(k, (*key[:2], min(key[2], 2**63 - 1)) if k.shape else key, v) for k, key, v in all_])}),
     M("numbers are floats", "test_numbers_of_every_width", {GETS: argument(keys=lambda keys: [(*key[:2], min(int(float(key[2])), 2**64 - 1)) if isinstance(key, tuple) and len(key) == 3 and isinstance(key[2], int) and key[2] > 0 else key for key in keys])}),
+    M("ranges of 20,000 numbers stay", "test_scans_skip_a_large_deleted_range", {WRITE: argument(batch=lambda batch: remade(batch.operations, [r for r in batch.ranges if r[0].shape is None or r[2][2] - r[1][2] < 20_000]))}),
     M("scans end after 65,536 pairs", "test_scans_of_every_count", {SCAN: ends_at(1 << 16)}),
     M("a limit of a page is one less", "test_scans_of_every_count", {SCAN: argument(limit=lambda limit: limit - 1 if limit in (256, 1_000) else limit)}),
     M("reverse limits are at most a thousand", "test_scans_of_every_count", {SCAN: when(lambda me, given: given["reverse"], argument(limit=lambda limit: limit and min(limit, 1_000)))}),
