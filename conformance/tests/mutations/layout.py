@@ -251,13 +251,18 @@ def once(call: Call, me: Any, given: Given) -> Iterator[DeleteStep]:
         yield one
 
 
-def lose_the_newest(call: Call, me: Any, given: Given) -> Iterator[CompactStep]:
-    yield from call()
-    ends = (me.generation, 0, 0), (me.generation, 1, 0)
-    for chunk in me.engine.scan(DATA, *ends, reverse=True, limit=1):
+def newest_lost(me: Any, end: tuple[int, int, int]) -> Iterator[CompactStep]:
+    """Yield a step that removes the newest value of `DATA` before a key, as if it were a message of no use."""
+    for chunk in me.engine.scan(DATA, (me.generation, 0, 0), end, reverse=True, limit=1):
         write = WriteBatch()
         write.delete(DATA, chunk[0][0])
-        yield CompactStep(write=write, messages=0, freed=len(chunk[0][1]))
+        yield CompactStep(write=write, messages=1, freed=len(chunk[0][1]))
+
+
+def lose_the_newest(call: Call, me: Any, given: Given) -> Iterator[CompactStep]:
+    """Compact, and lose the newest batch that was not merged."""
+    yield from call()
+    yield from newest_lost(me, (me.generation, 1, 0))
 
 
 def insist(call: Call, me: Any, given: Given) -> Iterator[CompactStep]:
@@ -470,13 +475,13 @@ def same_crc(text: str) -> str:
 
 
 def lose_runs(call: Call, me: Any, given: Given) -> Iterator[CompactStep]:
-    """Compact, and lose the last message if a step merges more than 255 messages."""
+    """Compact, and lose the newest value, merged or not, if a step merges more than 255 messages."""
     lost = False
     for one in call():
         lost = lost or one.messages > 255
         yield one
     if lost:
-        yield from lose_the_newest(lambda: (), me, given)
+        yield from newest_lost(me, (me.generation + 1, 0, 0))
 
 
 def border_stays(call: Call, me: Any, given: Given) -> Iterator[DeleteStep]:

@@ -28,8 +28,13 @@ TRANSFORM, HUB = Shifting, Hub
 """The classes that the rows name. The transforms of this class that a test adds itself are changed, too."""
 
 
+def prepare() -> None:
+    """Register the transform in a process of the suites."""
+    registry().plugins["shifting"] = SHIFTING
+
+
 def subject_of(row: M) -> Pair:
-    registry().plugins["shifting"] = SHIFTING  # in the process of the suites alone
+    prepare()
     return pair_of(*row.on.split("-"), plugins=["shifting"])
 
 

@@ -99,9 +99,11 @@ def mutate(patch: pytest.MonkeyPatch, table: ModuleType, row: M) -> None:
 
 
 def begin_mutated(name: str) -> None:
-    """Apply the mutation ``TABLE NUMBER`` in this process permanently."""
+    """Apply the mutation ``TABLE NUMBER`` in this process permanently, after the table's function ``prepare``, if any."""
     module, _, number = name.partition(" ")
     table = importlib.import_module(module)
+    if hasattr(table, "prepare"):
+        table.prepare()
     mutate(pytest.MonkeyPatch(), table, table.ROWS[int(number)])
 
 

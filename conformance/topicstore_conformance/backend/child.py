@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -100,9 +100,10 @@ class Child:
         path: Path,
         *arguments: str | int | bool,
         seed: int | None = None,
+        inside: Sequence[str] = (),
     ) -> None:
         task = Task(_reference(make), _reference(partial(work, *arguments)), str(path))
-        command = [sys.executable, "-m", __name__, msgspec.json.encode(task).decode()]
+        command = [*inside, sys.executable, "-m", __name__, msgspec.json.encode(task).decode()]
         environment = os.environ if seed is None else {**os.environ, "PYTHONHASHSEED": str(seed)}
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
         assert self._process.stdout is not None
@@ -151,12 +152,14 @@ def run(
     path: Path,
     *arguments: str | int | bool,
     seed: int | None = None,
+    inside: Sequence[str] = (),
 ) -> list[Any]:
     """Run a child to its end and return all its reports; fail unless its return code is 0.
 
     seed: the child's hash seed (``PYTHONHASHSEED``); by default that of this process.
+    inside: the beginning of the command that starts the child, such as `namespaces.mounted`.
     """
-    with Child(make, work, path, *arguments, seed=seed) as child:
+    with Child(make, work, path, *arguments, seed=seed, inside=inside) as child:
         told = list(child.told())
         assert child.wait() == 0, f"the child process failed, having told {told[-3:]}: {child.complaint()[-2000:]}"
         return told

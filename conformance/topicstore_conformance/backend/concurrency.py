@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
-from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Engine, Key, Keyspace, WriteBatch
+from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Backend, Engine, Key, Keyspace, WriteBatch
 from topicstore.contract.errors import DatabaseClosedError
 
 from topicstore_conformance.conditions.profiles import tries
@@ -74,7 +75,7 @@ class Concurrency(Fixtures):
     def test_scans_beside_a_writer_are_whole(self, subject: BackendSubject, engine: Engine) -> None:
         """A scan concurrent with puts and range deletes yields exactly the pairs that existed when the scan began."""
         done, odd, seen = Event(), list[Any](), list[int]()
-        least = tries(40, 600, subject.capabilities)
+        least = tries(20, 600, subject.capabilities)
         whole = {(1, 2, number): b"same" for number in range(1_000)}
         put(engine, DATA, whole)
         put(engine, DATA, {(2, 0, row): b"0" for row in range(100)})
@@ -219,6 +220,24 @@ class Concurrency(Fixtures):
         assert all(begun.wait(PATIENCE) for _, begun in works)
         begin(engine.close).result(PATIENCE)
         assert [end.result(PATIENCE) for end in ends] == ["DatabaseClosedError"] * 4
+
+    def test_close_beside_a_long_look_up(self, backend: Backend, shard: Path) -> None:
+        """Close waits for another thread's `get_many` of many keys, which then returns all values."""
+        for number in range(3):
+            engine = backend.open_shard(shard.with_name(f"shard-{number}"), KEYSPACES, create=True)
+            put(engine, DATA, numbered(5_000))
+            descending, begun = [(1, 2, key) for key in reversed(range(5_000))] * 4, Event()
+
+            def repeat(engine: Engine = engine, asked: list[Any] = descending, begun: Event = begun) -> None:
+                while True:
+                    assert None not in engine.get_many(DATA, asked)
+                    begun.set()
+
+            looking = begin(repeat)
+            assert begun.wait(PATIENCE)
+            engine.close()
+            with pytest.raises(DatabaseClosedError):
+                looking.result(PATIENCE)
 
     def test_close_waits_for_no_scan_that_nobody_reads(self, engine: Engine) -> None:
         """Close doesn't wait for half-read scans or snapshots; reading them afterwards raises DatabaseClosedError."""

@@ -84,6 +84,28 @@ class Logs(Fixtures):
             leave(files, damaged)
             assert expected == self._opened(backend, damaged), damage
 
+    @requires("persistent")
+    def test_a_torn_end_discards_nothing(self, backend: Backend, shard: Path) -> None:
+        """A log whose last write is zeros is truncated there, and the error names no readable write that is discarded.
+
+        File systems leave such an end where a file has its new size before its new data.
+        """
+        engine = backend.open_shard(shard, KEYSPACES, create=True)
+        states = [files_of(backend, shard)]
+        for number in range(len(SIZES)):
+            write(engine, number)
+            states.append(files_of(backend, shard))
+        engine.close()
+        logs = {number: appended(*two) for number, two in enumerate(pairwise(states))}
+        if not any(logs.values()):
+            pytest.skip("the engine appends to no file, or to several")
+        for number, log in logs.items():
+            if log is not None:
+                torn = shard.with_name(f"torn-{number}")
+                before, after = states[number][log], states[number + 1][log]
+                leave({**states[number + 1], log: before + bytes(len(after) - len(before) + 2 * SECTOR)}, torn)
+                assert number == self._opened(backend, torn, discarding=False)
+
     # --- steps ---
 
     @staticmethod
@@ -103,8 +125,11 @@ class Logs(Fixtures):
                 yield f"the sector {sector - start} of {end - start}", {**last, log: lost}, number
 
     @staticmethod
-    def _opened(backend: Backend, path: Path) -> int:
-        """Open a shard, inspected and repaired if need be; return the number of its writes."""
+    def _opened(backend: Backend, path: Path, *, discarding: bool = True) -> int:
+        """Open a shard, inspected and repaired if need be; return the number of its writes.
+
+        discarding: whether an error may name readable writes that are discarded.
+        """
         damaged = None
         try:
             engine = backend.open_shard(path, KEYSPACES, create=False)
@@ -115,6 +140,7 @@ class Logs(Fixtures):
                 return count(engine)
         found = files_of(backend, path)
         assert str(path) in str(damaged), "the error names no place"
+        assert discarding or not damaged.discarded, "the error names readable writes behind the end"
         assert str(pickle.loads(pickle.dumps(damaged))) == str(damaged)
         with closing(backend.open_damaged(path, KEYSPACES, damaged, salvage=False)) as view:
             seen = count(view)

@@ -84,6 +84,27 @@ class Ranges(Fixtures):
             remove(engine, META, start, end)
         assert keys(engine.scan(META)) == [b"a", b"b", b"c"]
 
+    def test_scans_skip_a_large_deleted_range(self, engine: Engine) -> None:
+        """A scan in either direction, around, beside or from within a range with many deleted keys, yields the others.
+
+        An engine may hide such a range first, and remove its keys later.
+        """
+        values = {(1, 2, 2 * number): b"%d" % number for number in range(12_000)}
+        put(engine, DATA, values)
+        first, last = (1, 2, 1_000), (1, 2, 22_100)
+        remove(engine, DATA, first, last)
+        left = [(key, value) for key, value in values.items() if not first <= key < last]
+        with engine.snapshot() as snapshot:
+            for start, end in (
+                *((None, None), (None, 22_100), (None, 22_101), (None, 9_000), (9_000, None)),
+                *((999, None), (998, None), (1_000, None), (999, 22_101), (990, 1_000), (22_099, 22_103)),
+            ):
+                span = start and (1, 2, start), end and (1, 2, end)
+                expected = [pair for pair in left if (start or 0) <= pair[0][2] < (end or 1 << 40)]
+                for reader in (engine, snapshot):
+                    assert expected == pairs(reader.scan(DATA, *span))
+                    assert expected[::-1] == pairs(reader.scan(DATA, *span, reverse=True))
+
     def test_a_scan_reaches_the_last_key(self, engine: Engine) -> None:
         """A scan of several chunks yields every pair, including the last one and those at chunk boundaries."""
         values = {(1, 2, number): bytes(number % 700) for number in range(20_000)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +20,7 @@ from topicstore.contract.errors import EngineError, InvalidArgumentError, Topics
 
 from topicstore_conformance.conditions.capabilities import requires, without
 from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.faults import namespaces
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.subjects.subject import BackendSubject
 
@@ -247,6 +249,18 @@ class Unsupported(Fixtures):
         assert child.run(subject.make, read, shard) == [9, "ReadOnlyDatabaseError"]
         assert engine.get(STATE, b"child") is None
         engine.close()
+
+    @requires("concurrent_readers")
+    def test_another_process_reads_what_it_cannot_write(
+        self, backend: Backend, subject: BackendSubject, shard: Path
+    ) -> None:
+        """A process for which the shard's directory is on a read-only file system reads the shard."""
+        if (reason := namespaces.why_not()) is not None:
+            pytest.skip(reason)
+        with closing(backend.open_shard(shard, KEYSPACES, create=True)) as engine:
+            put(engine, DATA, numbered(9))
+            inside = namespaces.mounted(namespaces.READ_ONLY, shard)
+            assert [9, "ReadOnlyDatabaseError"] == child.run(subject.make, read, shard, inside=inside)
 
     @requires("persistent")
     @without("concurrent_readers")

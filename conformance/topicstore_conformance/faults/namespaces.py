@@ -21,6 +21,7 @@ from .threads import PATIENCE
 __all__ = [
     "READ_ONLY",
     "SMALL",
+    "mounted",
     "run",
     "run_as_another_user",
     "run_mounted",
@@ -72,8 +73,12 @@ def run_mounted(mount: str, where: object, size: int, code: str, *arguments: obj
 
     ``mount``: a shell command, such as `SMALL`. The code sees ``arguments`` as a list of strings.
     """
-    shell = ("sh", "-c", f'{mount} && shift 2 && exec "$@"', "sh", str(where), str(size))
-    return _run((*_ROOT, *shell), code, arguments)
+    return _run(mounted(mount, where, size), code, arguments)
+
+
+def mounted(mount: str, where: object, size: int = 0) -> tuple[str, ...]:
+    """Return the beginning of a command, whose rest runs as root of a new namespace, after a mount as `run_mounted`."""
+    return (*_ROOT, "sh", "-c", f'{mount} && shift 2 && exec "$@"', "sh", str(where), str(size))
 
 
 def run_unprivileged(code: str, *arguments: object) -> list[list[Any]]:

@@ -106,7 +106,7 @@ class Borders(Fixtures):
         asked_before(stored)
 
     def test_reads_between_steps_of_a_delete(self, stored: Stored) -> None:
-        """Between two steps of a delete readers get every message that stays, once, and no removed one."""
+        """Before and after each step of a delete is committed, readers get every message that is left, once."""
         for _ in range(60):
             stored.put(numbered(TOPICS, 44))
         stored.compact(stored.rows[1_000][0])
@@ -115,16 +115,22 @@ class Borders(Fixtures):
         kept = {row[0] for row in stored.wanted("#") if not TopicFilter("f/+/+/t").matches(row[1].topic)}
         kept |= {row[0] for row in stored.wanted("f/x/3/t")}
         everything = dict(stored.rows)
+
+        def check() -> None:
+            found = [row for reader in stored.readers(["#"]) for row in reader.read(last)]
+            positions = {position for position, _ in found}
+            assert len(positions) == len(found) == len(kept) + matching - gone
+            assert kept <= positions
+            assert all(everything[position] == message for position, message in found)
+
         steps = stored.slab.delete(TopicFilter("f/+/+/t"), 0, last, [TopicFilter("f/x/3/t")])
         for number, step in enumerate(steps):
+            if number % 3 == 0:
+                check()
             stored.engine.write(step.write)
             gone += step.messages
-            if number % 3 == 0:
-                found = [row for reader in stored.readers(["#"]) for row in reader.read(last)]
-                positions = {position for position, _ in found}
-                assert len(positions) == len(found) == len(kept) + matching - gone
-                assert kept <= positions
-                assert all(everything[position] == message for position, message in found)
+            if number % 3 == 1:
+                check()
         stored.forget("f/+/+/t", 0, last, ["f/x/3/t"])
         assert gone == matching
         stored.check_all()

@@ -136,7 +136,8 @@ class Changes(Fixtures):
         stored.check(text, 0, middle, **how)
         got = [row for rows in stored.streams_of(text).values() for row in rows] if listed and turn % 3 == 0 else None
         assert got is None or stored.wanted(text) == sorted(got, key=lambda row: row[0])
-        check_heads(stored, text)
+        for one in dict.fromkeys(("#", text)):  # one filter each time, so that a layout may cache its heads
+            check_heads(stored, one)
 
     def test_old_places_after_every_change(self, stored: Stored) -> None:
         """Readers' places stay valid across each pair of kinds of changes, without gaps or repeats."""
@@ -197,11 +198,13 @@ class Changes(Fixtures):
         for reader in readers:
             reader.step(stored.last, limit=5)
         pass_a_day(monkeypatch)
+        for reader in readers[::2]:
+            reader.read(stored.last, limit=50)
         streams = [(reader.stream, reader.filter) for reader in readers]
         for number in range(tries(4_200, 70_000, subject.backend_capabilities)):
             stream, topic_filter = streams[number % len(streams)]
             stored.slab.begin(stream, topic_filter, START + number)
-        for reader in readers:
+        for reader in readers[1::2]:
             reader.read(stored.last, limit=50)
         stored.check_read(readers)
 

@@ -49,7 +49,7 @@ class Histories(Fixtures):
     def test_sessions_histories(self, pair: Pair) -> None:
         """In any history each session is sent the messages due to it and no others, and at the end nothing is due."""
         killed = "persistent" in pair.capabilities
-        run(KilledSessionsHistories if killed else SessionsHistories, pair, 15, 50)
+        run(KilledSessionsHistories if killed else SessionsHistories, pair, 12, 50)
 
     @_AHEAD
     def test_overlapping_histories(self, pair: Pair) -> None:
@@ -60,7 +60,7 @@ class Histories(Fixtures):
     def test_shared_histories(self, pair: Pair) -> None:
         """In any history each message goes to one member, and to another only if it was returned unacknowledged."""
         killed = "persistent" in pair.capabilities
-        run(KilledSharedHistories if killed else SharedHistories, pair, 10, 50, steps=40)
+        run(KilledSharedHistories if killed else SharedHistories, pair, 8, 50, steps=40)
 
     @requires("persistent")
     def test_queue_histories(self, pair: Pair) -> None:

@@ -237,6 +237,7 @@ class OverlappingHistories(SessionsMachine):
             self.answers[packet.packet_id] = "puback" if packet.qos == 1 else "pubrec"
         if packet.dup:
             self.again.discard(packet.packet_id)
+            assert packet.packet_id in self.sent, f"packet {packet.packet_id} is sent again, and never was before"
             before = self.sent[packet.packet_id]
             assert (before.message, before.qos, before.retain) == (packet.message, packet.qos, packet.retain)
             assert before.subscription_identifiers == packet.subscription_identifiers

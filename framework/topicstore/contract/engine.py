@@ -443,7 +443,8 @@ class Backend(ABC):
 
         ``alone`` promises that nothing else has the shard open while this engine is open. Without it another process
         may be writing to the shard, and the engine shows a snapshot: every batch that was committed before the call,
-        and no partial batch. Raises `UnsupportedError`, with the reason, if the backend can't do that.
+        and no partial batch. Raises `UnsupportedError`, with the reason, if the backend can't do that. A backend with
+        ``concurrent_readers`` does both even where the directory can't be written.
 
         If `open_shard` would raise `LogDamagedError`, the engine shows the state in which `repair_log` would leave the
         shard, with or without ``alone``.
