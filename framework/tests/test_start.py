@@ -52,7 +52,7 @@ asyncio.run(serve())
 
 PROGRAMS = {"import": IMPORT, "help": HELP, "read": READ, "mqtt": SERVE, "http": SERVE}
 OURS = ("topicstore", "topicstore_backends", "topicstore_benchmarks", "topicstore_conformance", "topicstore_layouts")
-CEILINGS = {"import": 3, "help": 10, "read": 142, "mqtt": 244, "http": 296}
+CEILINGS = {"import": 3, "help": 10, "read": 144, "mqtt": 246, "http": 298}
 """The number of modules of this distribution that each program imports. Lower a ceiling when the number sinks."""
 SLOW = ("pyarrow.compute", "pyarrow.parquet", "pyarrow.dataset", "pandas", "duckdb", "rich", "httpx", "sqlglot")
 OF_HTTP = ("litestar", "uvicorn", "h11", "prometheus_client", "tomlkit", "websockets")

@@ -99,7 +99,7 @@ class Ranges(Fixtures):
                 *((None, None), (None, 22_100), (None, 22_101), (None, 9_000), (9_000, None)),
                 *((999, None), (998, None), (1_000, None), (999, 22_101), (990, 1_000), (22_099, 22_103)),
             ):
-                span = start and (1, 2, start), end and (1, 2, end)
+                span = None if start is None else (1, 2, start), None if end is None else (1, 2, end)
                 expected = [pair for pair in left if (start or 0) <= pair[0][2] < (end or 1 << 40)]
                 for reader in (engine, snapshot):
                     assert expected == pairs(reader.scan(DATA, *span))
