@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import copy
 import random
 from collections.abc import Iterator
 from contextlib import closing
@@ -69,12 +69,7 @@ class Logs(Fixtures):
     @requires("persistent")
     def test_damage_at_any_place_of_a_log_ends_it(self, backend: Backend, shard: Path) -> None:
         """A changed byte or a missing sector, at the ends or within a write, ends the log before that write."""
-        engine = backend.open_shard(shard, KEYSPACES, create=True)
-        states = [files_of(backend, shard)]
-        for number in range(len(SIZES)):
-            write(engine, number)
-            states.append(files_of(backend, shard))
-        engine.close()
+        states = self._written(backend, shard)
         cases = list(self._cases(states))
         if not cases:
             pytest.skip("the engine appends to no file, or to several")
@@ -90,12 +85,7 @@ class Logs(Fixtures):
 
         File systems leave such an end where a file has its new size before its new data.
         """
-        engine = backend.open_shard(shard, KEYSPACES, create=True)
-        states = [files_of(backend, shard)]
-        for number in range(len(SIZES)):
-            write(engine, number)
-            states.append(files_of(backend, shard))
-        engine.close()
+        states = self._written(backend, shard)
         logs = {number: appended(*two) for number, two in enumerate(pairwise(states))}
         if not any(logs.values()):
             pytest.skip("the engine appends to no file, or to several")
@@ -107,6 +97,17 @@ class Logs(Fixtures):
                 assert number == self._opened(backend, torn, discarding=False)
 
     # --- steps ---
+
+    @staticmethod
+    def _written(backend: Backend, shard: Path) -> list[Files]:
+        """Return the files of a new shard after each number of writes, from none on."""
+        states = []
+        with closing(backend.open_shard(shard, KEYSPACES, create=True)) as engine:
+            states.append(files_of(backend, shard))
+            for number in range(len(SIZES)):
+                write(engine, number)
+                states.append(files_of(backend, shard))
+        return states
 
     @staticmethod
     def _cases(states: list[Files]) -> Iterator[Case]:
@@ -141,7 +142,7 @@ class Logs(Fixtures):
         found = files_of(backend, path)
         assert str(path) in str(damaged), "the error names no place"
         assert discarding or not damaged.discarded, "the error names readable writes behind the end"
-        assert str(pickle.loads(pickle.dumps(damaged))) == str(damaged)
+        assert str(copy.deepcopy(damaged)) == str(damaged), "the error can't be made again, as in another process"
         with closing(backend.open_damaged(path, KEYSPACES, damaged, salvage=False)) as view:
             seen = count(view)
         with closing(backend.open_damaged(path, KEYSPACES, damaged, salvage=True)) as view:
