@@ -110,7 +110,7 @@ class RocksdbEngine(Engine):
         """
         forking.leak(self._database, *self._families.values())
         self._closed = True
-        self._families = ByKeyspace()  # `get`, which takes no lock, finds none
+        self._families = ByKeyspace()  # so that `get`, which takes no lock, finds no keyspace
 
     def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
         """Apply the batch: ranges first, then the operations in their order.

@@ -216,7 +216,7 @@ class _Measured(LogStore):
 
     @property
     def place(self) -> str:
-        """The place of the store."""
+        """The URL or directory of the measured store."""
         return self._store.place
 
     def create(self, name: str, data: bytes) -> None:

@@ -104,7 +104,7 @@ class Cluster:
             self.sites[name].start()
 
     def ask(self, site: str, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-        """Send a request of HTTP to a site."""
+        """Send an HTTP request to a site."""
         url = f"{self.url(site)}{path}"
         data = None if body is None else json.dumps(body).encode()
         named = {**self._headers, **{key.replace("_", "-"): value for key, value in headers.items()}}
@@ -842,7 +842,7 @@ def check_stored(cluster: Cluster, site: str, acknowledged: Mapping[str, Sequenc
 
 
 def test_no_message_is_lost_while_a_site_is_killed_and_another_drained(cluster: Cluster) -> None:
-    """Clients publish and receive at QoS 1 and 2 over three sites, of which one is killed and one ends in order."""
+    """Clients publish and receive at QoS 1 and 2 over three sites, of which one is killed and one is shut down."""
     cluster.settings["CLUSTER__TAKEOVER_AFTER"] = "1s"
     cluster.start("a", "b", "c")
     cluster.owners("a", "b", "c")

@@ -77,7 +77,7 @@ class KeyEncoding(Generic[K]):
         def encode(key: Key) -> bytes:
             bad: Exception | None = None
             try:
-                if type(key) is not bytes:  # struct would also accept the numbers in bytes
+                if type(key) is not bytes:  # bytes are a sequence of numbers, which struct would accept
                     return pack(*key)
             except (struct.error, TypeError) as error:
                 bad = error

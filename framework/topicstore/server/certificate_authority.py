@@ -140,7 +140,7 @@ class Authority:
         return made.add_extension(by, critical=False).sign(self.key.private, hashes.SHA256())
 
     def has_signed(self, certificate: x509.Certificate) -> bool:
-        """Return whether a certificate is of this authority."""
+        """Return whether this authority has issued a certificate."""
         try:
             certificate.verify_directly_issued_by(self.certificate)
         except (ValueError, TypeError, InvalidSignature):

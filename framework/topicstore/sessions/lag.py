@@ -64,7 +64,7 @@ class StoredPositions(Protocol):
         """Return the subscriptions of a session, with their numbers."""
 
     def places(self, client_id: str) -> dict[int, list[int]]:
-        """Return the places of a session's subscriptions, by number."""
+        """Return the places of a session's subscriptions, by the subscription's number."""
 
 
 @attrs.frozen
@@ -239,7 +239,7 @@ class StoredPlaces:
         return self._subscriptions.get(self._owner(client_id), ())
 
     def places(self, client_id: str) -> dict[int, list[int]]:
-        """Return the places of a session's subscriptions, by number."""
+        """Return the places of a session's subscriptions, by the subscription's number."""
         return self._places.get(self._owner(client_id), {})
 
     def of_filters(self) -> Iterator[tuple[str, list[int]]]:

@@ -183,7 +183,7 @@ class SessionRegistry:
         self.mutex.released(partial(self.publisher.storage().catch_up, shards, states=shards is None))
 
     def clock_of(self, client_id: str) -> SessionClock:
-        """Return the clock of a client's session."""
+        """Return the clock by which a client's session expires."""
         return self.clocks.of(self.states.shard_of(client_id))
 
     # --- finding ---

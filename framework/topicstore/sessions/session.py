@@ -588,7 +588,7 @@ class Session:
                 batches.append(selected.batch(ids[start : start + count]))
                 start += count
         staged = in_flight.stage(batches, whole=False)
-        moved = dict.fromkeys(cursors)  # some were read several times
+        moved = dict.fromkeys(cursors)  # some cursors were read several times
         writes = [write for cursor in moved for write in cursor.writes()] + staged.writes if in_flight.stored else []
         return PendingDelivery(self, selections, ids, cursors, staged, [self.guard, *writes] if writes else [])
 
@@ -708,7 +708,7 @@ class Session:
             if needed_packet_id and not part.needs_packet_id:
                 self._filters.remove(part.topic_filter)
             if not self.retained:
-                continue  # without `isinstance`, which takes a call of Python for an abstract class
+                continue  # without `isinstance`, which calls a Python function for an abstract class
             if isinstance(part, RetainedCursor) and part.done and self.retained.get(part.number) is part:
                 del self.retained[part.number]
 

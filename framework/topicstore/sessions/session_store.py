@@ -277,7 +277,7 @@ class SessionState:
                 yield decode(key, value, SubscriptionRecord)
 
     def places(self, client_id: str) -> dict[int, list[int]]:
-        """Return the places of a session's subscriptions, by number."""
+        """Return the places of a session's subscriptions, by the subscription's number."""
         found = self._of(client_id, "places")
         return {int.from_bytes(key[-4:], "big"): decode(key, value, tuple[int, list[int]])[1] for key, value in found}
 

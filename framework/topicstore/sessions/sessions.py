@@ -558,7 +558,7 @@ class Sessions:
         max_messages: int | None = None,
         max_bytes: int | None = None,
     ) -> dict[str, Skipped]:
-        """Skip the oldest messages that wait for sessions above a limit; return their numbers, by client id.
+        """Skip the oldest messages that wait for sessions above a limit; return how many, by client id.
 
         client_ids:   the sessions; those that don't exist are left out.
         max_messages: the most messages that wait for a session; None: no limit.

@@ -67,7 +67,7 @@ class RecordCodec(Generic[R]):
         for key, value in stored:
             try:
                 record = strip_checksum(key, value)
-                if record[:1] < _LONG_ARRAY and record[1:2] <= newest:  # true of all existing records
+                if record[:1] < _LONG_ARRAY and record[1:2] <= newest:  # every existing record begins so
                     records.append(decode(record))
                     continue
             except (CorruptionError, msgspec.DecodeError):

@@ -593,7 +593,7 @@ class ShardWriter:
             self.check_writable()
         rows = len(pending.messages)
         slab = self.slab
-        if rows and type(slab) is DamagedSlab:  # `isinstance` of an abstract class takes a call of Python
+        if rows and type(slab) is DamagedSlab:  # `isinstance` of an abstract class calls a Python function
             raise slab.error
         if rows and slab is None and self.owned:  # a log refuses the write where another site owns the shard
             raise GenerationError(f"shard {self.number} has no generation yet")
@@ -1041,6 +1041,6 @@ def _fill(timestamps: Any, now: int) -> Any:
     if isinstance(timestamps, Constant):
         return Constant(now, len(timestamps)) if timestamps.value is None else timestamps
     if isinstance(timestamps, np.ndarray) and timestamps.dtype != object:
-        return timestamps  # numbers, so none is missing
+        return timestamps  # an array of numbers has no None
     values = to_list(timestamps)
     return [now if value is None else value for value in values] if None in values else values

@@ -34,7 +34,7 @@ def rules() -> None:
 @_config
 @json_option
 def list_(file: Path, *, as_json: bool) -> None:
-    """List the rules with their numbers, in the order in which they are asked."""
+    """List the rules with their numbers, in the order in which they are evaluated."""
     from topicstore.server.config.load import read_settings
 
     _print(read_settings(file).authorization.rules, as_json=as_json)

@@ -15,8 +15,8 @@ key over all that precedes and follows it in the header, then 16 random bytes, t
 MQTT or of TLS never begins with the header's first byte, so that one listener serves clients and sites. At a listener
 with TLS the header is within TLS, at others it precedes everything else.
 
-Sites trust the HMAC, because only the cluster's sites know the key. The random bytes differ in each header, so that its
-HMAC shows no other one.
+Sites trust the HMAC, because only the cluster's sites know the key. The random bytes differ in each header, so that
+equal addresses have different HMACs.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ class Group(GroupReader):
             assignment.owner.assign(assignment)
 
     def note_refused(self, member: Member, refused: Sequence[tuple[int, Positions]]) -> None:
-        """Record messages that a member has revoked because its ``allow`` refused them."""
+        """Record messages that a member has returned because its ``allow`` refused them."""
         for shard, positions in refused:
             self._refusals[shard, int(positions[0])] = member
             self.revoked = True

@@ -246,7 +246,7 @@ class GroupReader(ABC):
 
     @abstractmethod
     def note_refused(self, member: Member, refused: Sequence[tuple[int, Positions]]) -> None:
-        """Record messages that a member has revoked because its ``allow`` refused them."""
+        """Record messages that a member has returned because its ``allow`` refused them."""
 
     @abstractmethod
     def part(self, assignment: Assignment, refused: Positions, member: Member) -> None:

@@ -445,7 +445,7 @@ def _clients(
                 total.add(read_counts(storage, shard, number, topic_filter, span, began, clients=True))
             shard.generations.slab(number)  # raises if it was dropped
         except GenerationArchivedError:
-            continue  # the next attempt reads its export
+            continue  # the next attempt reads the archived generation
         except GenerationDroppedError:
             return Tally.empty()
         return total.total()

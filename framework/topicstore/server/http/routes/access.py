@@ -82,7 +82,7 @@ _UserName = Annotated[str, PathParameter(description="The user's name, percent-e
 
 @put("/users/{name:str}", guards=[needs("admin")], tags=["access"], sync_to_thread=True)
 def put_user(context: TheContext, name: _UserName, data: JSONBody[Password]) -> ChangedUser:
-    """Add a user, or change the password of one. It counts from the next connection on."""
+    """Add a user, or change the password of one. Later connections need the new password."""
     return ChangedUser(name, new=_users(context).put(name, data.password.encode()))
 
 
