@@ -285,6 +285,8 @@ POSITIONS, CLIENTS, QOS, RETAIN, TIMES, PROPERTIES, LENGTHS, SECTIONS = range(8)
         (LENGTHS, 99),
         (LENGTHS, 101),
         (LENGTHS, b"\xff" * 20),
+        (LENGTHS, b"\xff" * 160),
+        (LENGTHS, 2**63 - 1),
         (SECTIONS, []),
         (SECTIONS, [(20, 0, 1_999, 1_999)]),
         (SECTIONS, [(20, 9, 2_000, 2_000)]),

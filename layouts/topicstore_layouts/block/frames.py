@@ -61,7 +61,8 @@ _CHECKSUM = struct.Struct("<Q")
 _BODY = _HEADER.size + _CHECKSUM.size
 _TOPICS = struct.Struct("<IB")
 _SECTION_BYTES = 64 << 10
-"""The approximate bytes of payloads that are compressed together: a reader of one message decompresses all of them."""
+"""The least bytes of payloads that are compressed together, and half of the most, unless a single payload is larger: a
+reader of one message decompresses all of them."""
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -174,8 +175,8 @@ def _pack_positions(positions: Positions, first: np.uint64, starts: Array) -> by
 def _sections(sizes: Array) -> list[tuple[int, int]]:
     """Return the first row of each section, and the row after its last one."""
     ends = np.cumsum(sizes)
-    number = max(round(int(ends[-1]) / _SECTION_BYTES), 1)
-    if number == 1:
+    number = int(ends[-1]) // _SECTION_BYTES
+    if number < 2:
         return [(0, len(sizes))]
     marks = np.searchsorted(ends, np.arange(1, number) * (int(ends[-1]) // number)) + 1
     return [(start, stop) for start, stop in pairwise([0, *marks.tolist(), len(sizes)]) if start < stop]
@@ -228,7 +229,7 @@ class Frame(Block):
         self._sizes = topics_codec, raw_topics, columns_codec, raw_columns
         self._raw_sizes = raw_topics + raw_columns, payloads
         self._packed: _Columns | None = None
-        self._listed: tuple[Array, bytes, int] | None = None
+        self._listed: tuple[Array, Array, bytes, int] | None = None
         self._run: tuple[int, int, str] | None = None
         """The rows and the text of the topic that was looked up last."""
         self._positions = None
@@ -256,8 +257,8 @@ class Frame(Block):
 
     # --- topics ---
 
-    def _topic_list(self) -> tuple[Array, bytes, int]:
-        """Return the number of rows of each topic, and bytes with the texts from an offset on."""
+    def _topic_list(self) -> tuple[Array, Array, bytes, int]:
+        """Return the rows of each topic and the row after its last, and bytes with the texts from an offset on."""
         if self._listed is None:
             codec, size, _, _ = self._sizes
             raw = bytes(decompress(codec, self._parts[0], size))  # no copy if it was compressed
@@ -267,19 +268,23 @@ class Frame(Block):
             begin = _TOPICS.size + count * width
             if not 0 < count <= self.rows or width not in (1, 2, 4) or begin >= len(raw):
                 raise CorruptionError(f"a frame of {self.rows} rows can't have {count} topics")
-            self._listed = unpack_array(raw[_TOPICS.size : begin], count), raw, begin
+            counts = unpack_array(raw[_TOPICS.size : begin], count)
+            ends = counts.cumsum(dtype=np.int64)
+            if int(ends[-1]) != self.rows:
+                raise CorruptionError("the topics of a frame don't fit its rows")
+            self._listed = counts, ends, raw, begin
         return self._listed
 
     def topics(self) -> Coded | Constant[str]:
         """Return the topics, as texts."""
         if self._topics is None:
-            counts, raw, begin = self._topic_list()
+            counts, _, raw, begin = self._topic_list()
             try:
                 texts = raw[begin:].decode().split("\0")[1:-1]
             except UnicodeDecodeError as bad:
                 raise CorruptionError(f"the topics of a frame can't be decoded: {bad}") from bad
-            if len(texts) != len(counts) or int(counts.sum()) != self.rows:
-                raise CorruptionError("the topics of a frame don't fit its rows")
+            if len(texts) != len(counts):
+                raise CorruptionError(f"a frame has {len(texts)} topics instead of {len(counts)}")
             self._topics = (
                 Constant(texts[0], self.rows)
                 if len(texts) == 1
@@ -289,15 +294,16 @@ class Frame(Block):
 
     def rows_of(self, topic: str) -> slice | None:
         """Return the rows of a topic; None if it has none. They lie together, in order of position."""
-        counts, raw, begin = self._topic_list()
+        _, ends, raw, begin = self._topic_list()
         at = raw.find(b"\0%b\0" % topic.encode(), begin)
         if at < 0:
             return None
         number = raw.count(b"\0", begin, at)
-        start = int(counts[:number].sum())
-        stop = start + int(counts[number]) if number < len(counts) else 0
-        if not start < stop <= self.rows:
-            raise CorruptionError("the topics of a frame don't fit its rows")
+        if number >= len(ends):
+            raise CorruptionError(f"a frame has more than {len(ends)} topics")
+        start, stop = ends.item(number - 1) if number else 0, ends.item(number)
+        if start == stop:
+            raise CorruptionError(f"a frame has a topic of no rows: {topic}")
         self._run = start, stop, topic
         return slice(start, stop)
 
@@ -319,14 +325,11 @@ class Frame(Block):
             if packed is None:
                 self._positions = consecutive_positions(self.first, self.rows)
             else:
-                counts = self._topic_list()[0]
-                starts = np.cumsum(counts, dtype=np.int64) - counts
-                if int(starts[-1]) + int(counts[-1]) != self.rows:
-                    raise CorruptionError("the topics of a frame don't fit its rows")
-                steps = self._differences(packed, 0, self.rows)
-                sums = np.cumsum(steps)
-                before = steps[starts] - sums[starts] + np.uint64(self.first)  # modulo 2 ** 64, like the sums
-                self._positions = sums + np.repeat(before, counts)
+                counts, ends, _, _ = self._topic_list()
+                steps, starts = self._differences(packed, 0, self.rows), ends - counts
+                sums = steps.cumsum()
+                sums += np.repeat(steps[starts] - sums[starts] + np.uint64(self.first), counts)  # modulo 2 ** 64
+                self._positions = sums
         return self._positions
 
     def positions_of(self, rows: slice) -> Positions:
@@ -334,7 +337,7 @@ class Frame(Block):
         run, packed = self._found(rows), self._columns().positions
         if run is None or packed is None:
             return self.positions()[rows]
-        sums = np.cumsum(self._differences(packed, run[0], rows.stop))
+        sums = self._differences(packed, run[0], rows.stop).cumsum()
         return sums[rows.start - run[0] :] + np.uint64(self.first)
 
     def _differences(self, packed: bytes, start: int, stop: int) -> Positions:
@@ -377,6 +380,9 @@ class Frame(Block):
         for rows, codec, stored, raw in self._columns().sections:
             sections.append(Section(rows, codec, view[at : at + stored], raw))
             at, left = at + stored, left - rows
-        if at != len(self._value) or left:
+        sizes, whole = self.sizes(), sum(section.size for section in sections)
+        # The sum of lengths of at most four bytes fits into 64 bits.
+        fitting = sizes.value * self.rows == whole if isinstance(sizes, Constant) else sizes.itemsize <= 4
+        if at != len(self._value) or left or not fitting:
             raise CorruptionError("the sections of a frame don't fit its rows and its size")
-        return SectionedPayloads(sections, self.sizes())
+        return SectionedPayloads(sections, sizes)

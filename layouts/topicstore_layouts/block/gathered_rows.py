@@ -164,7 +164,7 @@ def _columns(found: tuple[Block, Rows], positions: Any) -> tuple[Column, ...]:
 
 
 def _picked(columns: Sequence[Column], found: Sequence[tuple[Block, Rows]]) -> list[Column]:
-    return [picked(column, rows) for column, (_, rows) in zip(columns, found, strict=True)]
+    return [c if rows is None else picked(c, rows) for c, (_, rows) in zip(columns, found, strict=True)]
 
 
 def _joined(columns: list[Column]) -> Array:

@@ -185,15 +185,26 @@ class SectionedPayloads(Payloads):
         if self._objects is not None or len(rows) * _SPARSE >= len(self):
             picked: list[bytes] = self.objects()[rows].tolist()
             return picked
-        offsets, found, first = self._offsets(), list[bytes](), 0
-        for section in self._sections:
-            start, stop = rows.searchsorted([first, first + section.rows]).tolist()
-            if start < stop:
-                mine, before = rows[start:stop], int(offsets[first])
-                ends = offsets[mine + 1] - before
-                found += _cut_out(section, (offsets[mine] - before).tolist(), ends.tolist())
-            first += section.rows
+        starts, ends = self._edges(rows)
+        if len(self._sections) == 1:
+            return _cut_out(self._sections[0], starts.tolist(), ends.tolist())
+        found, begin, before = list[bytes](), 0, 0
+        stops = list(accumulate(section.rows for section in self._sections))
+        for section, end in zip(self._sections, rows.searchsorted(stops).tolist(), strict=True):
+            if begin < end:
+                mine = slice(begin, end)
+                found += _cut_out(section, (starts[mine] - before).tolist(), (ends[mine] - before).tolist())
+            begin, before = end, before + section.size
         return found
+
+    def _edges(self, rows: Indices) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the offsets at which the payloads of rows begin and end."""
+        if isinstance(self._sizes, Constant):
+            starts = rows * self._sizes.value
+            return starts, starts + self._sizes.value
+        offsets = np.cumsum(self._sizes, dtype=np.int64)
+        ends = offsets[rows]
+        return ends - self._sizes[rows].astype(np.int64), ends
 
     def _cut(self, start: int, stop: int) -> list[bytes]:
         found, first = list[bytes](), 0
@@ -233,7 +244,7 @@ class SectionedPayloads(Payloads):
 def _cut_out(section: Section, starts: list[int], ends: list[int]) -> list[bytes]:
     """Return the payloads of a section between these offsets. Raises `CorruptionError`."""
     raw = bytes(section.data())  # no copy if it was compressed
-    if ends[-1] > len(raw):
+    if starts and (starts[0] < 0 or ends[-1] > len(raw)):
         raise CorruptionError("the lengths of a frame don't fit its payloads")
     return [raw[start:end] for start, end in zip(starts, ends, strict=True)]
 

@@ -439,7 +439,7 @@ class Reading:
             self.counters.skipped += 1
             return False
         self.counters.visited += 1
-        return None if count(block, rows) == block.rows else rows
+        return rows
 
     def _match(
         self, block: Block, stream: int, topic_filter: TopicFilter, first: int, bound: int
@@ -464,6 +464,8 @@ class Reading:
         rows = np.flatnonzero(mask)
         if mask is False or not len(rows):
             return False
+        if len(rows) == block.rows:
+            return None
         start, stop = int(rows[0]), int(rows[-1]) + 1
         return slice(start, stop) if block.frame and stop - start == len(rows) else rows
 
