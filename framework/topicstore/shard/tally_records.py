@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import re
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import takewhile
 from typing import Any, Self, TypeVar
@@ -54,6 +54,7 @@ __all__ = [
     "put_index",
     "remove_parts",
     "remove_tallies",
+    "sum_tables",
 ]
 
 Codes = npt.NDArray[np.uint64]
@@ -162,6 +163,17 @@ class Tally:
         rest = (column[start:stop] for column in (self.first, self.last, self.messages, self.size))
         topic = self.topic[start:stop] - np.uint64(lowest)
         return type(self)(self.topics[lowest : highest + 1], client_ids, topic, client_id, *rest)
+
+    def split_after(self, topic: str, client_id: str) -> tuple[Self, Self]:
+        """Return a tally of the rows up to a pair of topic and client id, inclusive, and one of the rows after it."""
+        lowest, highest = bisect_left(self.topics, topic), bisect_right(self.topics, topic)
+        begin, end = np.searchsorted(self.topic, np.array([lowest, highest], np.uint64)).tolist()
+        client_ids = np.uint64(bisect_right(self.client_ids, client_id))
+        stop = begin + int(np.searchsorted(self.client_id[begin:end], client_ids))
+        return (
+            self.window(0, stop) if stop else self.empty(),
+            self.window(stop, len(self)) if stop < len(self) else self.empty(),
+        )
 
     def without_hidden(self) -> Self:
         """Return the tally without topics that begin with ``$``, which no table counts."""
@@ -414,12 +426,44 @@ def _load_part(reader: Reader, key: bytes, place: str) -> Tally:
         raise CorruptionError(str(bad), place) from bad
 
 
-def encoded_parts(generation: int, counted: TallyRange, tally: Tally) -> tuple[TallyRange, list[tuple[bytes, bytes]]]:
-    """Return a table's range with its number of parts, and the key and value of each part."""
-    packed = [_packed(part) for part in _cut(tally)]
-    counted = msgspec.structs.replace(counted, parts=len(packed), messages=tally.count)
-    compress = zstandard.ZstdCompressor().compress
-    records = (_TallyPart(size=len(raw), data=compress(raw)) for raw in packed)
+def sum_tables(tables: Sequence[Iterator[Tally]]) -> Iterator[Tally]:
+    """Yield the sum of several tables, each given as its parts in order, in parts of about `_HELD` rows in order.
+
+    Parts are read as they are needed, so memory doesn't grow with the rows of the tables.
+    """
+    held = list[Tally]()
+    read = dict.fromkeys(range(len(tables)), ("", ""))
+    """The last pair read from each table, unless all of the table was read."""
+    while read:
+        number = min(read, key=read.__getitem__)
+        part = next(tables[number], None)
+        if part is None:
+            del read[number]
+            continue
+        held.append(part)
+        read[number] = part.topics[int(part.topic[-1])], part.client_ids[int(part.client_id[-1])]
+        if sum(map(len, held)) >= _HELD:
+            end = min(read.values())  # the rows of all tables up to this pair have been read
+            cut = [part.split_after(*end) for part in held]
+            yield Tally.sum([before for before, _ in cut])
+            held = [after for _, after in cut if len(after)]
+    yield Tally.sum(held)
+
+
+def encoded_parts(
+    generation: int, counted: TallyRange, tallies: Iterable[Tally]
+) -> tuple[TallyRange, list[tuple[bytes, bytes]]]:
+    """Return a table's range with its numbers of messages and of parts, and the key and value of each part.
+
+    ``tallies`` have the table's rows in order; each is encoded before the next is requested.
+    """
+    compress, records, messages = zstandard.ZstdCompressor().compress, list[_TallyPart](), 0
+    for tally in tallies:
+        messages += tally.count
+        for part in _cut(tally):
+            raw = _packed(part)
+            records.append(_TallyPart(size=len(raw), data=compress(raw)))
+    counted = msgspec.structs.replace(counted, parts=len(records), messages=messages)
     keys = _keys(generation, counted)
     return counted, [(key, _PARTS.encode(key, part)) for key, part in zip(keys, records, strict=True)]
 

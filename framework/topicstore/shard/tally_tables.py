@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from topicstore.contract.engine import STATE, WriteBatch
+from topicstore.contract.engine import STATE, Reader, WriteBatch
 from topicstore.contract.errors import CorruptionError
 from topicstore.contract.layout import Heads
 from topicstore.contract.topics import TopicFilter
@@ -39,6 +39,7 @@ from .tally_records import (
     load_tally,
     put_index,
     remove_parts,
+    sum_tables,
 )
 from .writer import PendingWrite, ShardWriter
 
@@ -166,30 +167,34 @@ class TallyTables:
         ranges = list(self.ranges(counted[0].generation))
         for generation, before, last, tally in counted:
             new = TallyRange(before=before, last=last, level=0, messages=tally.count, parts=0)
-            kept, stored = encoded_parts(generation, new, tally)
+            kept, stored = encoded_parts(generation, new, [tally])
             ranges.append(kept)
             _put(write, stored)
         return ranges
 
     def _merge(self, generation: int) -> None:
-        """Merge adjacent tables of the same level, each run in one engine write, as long as enough are adjacent."""
+        """Merge adjacent tables of the same level, each run in one engine write, as long as enough are adjacent.
+
+        Damaged tables are removed instead, and their messages are counted again.
+        """
         while run := _full_run(self.ranges(generation)):
-            write, ranges, total = WriteBatch(), list(self.ranges(generation)), Gathering()
+            write, ranges, engine = WriteBatch(), list(self.ranges(generation)), self._writer.open_engine()
             merged = TallyRange(before=run[0].before, last=run[-1].last, level=run[0].level + 1, messages=0, parts=0)
-            for counted in run:
-                try:
-                    for part in load_tally(self._writer.open_engine(), generation, counted):
-                        total.add(part)
-                except CorruptionError:  # the damaged table is removed, and its messages are counted again
-                    run = [counted]
-                    break
+            new: list[TallyRange] = []
+            stored: _Stored = []
+            try:
+                tables = [load_tally(engine, generation, counted) for counted in run]
+                merged, stored = encoded_parts(generation, merged, sum_tables(tables))
+                new = [merged]
+            except CorruptionError:
+                run = [counted for counted in run if not _intact(engine, generation, counted)]
+                if not run:
+                    raise  # not repeatable, so no table can be named that must be counted again
             for counted in run:
                 ranges.remove(counted)
                 remove_parts(write, generation, counted)
-            if len(run) > 1:
-                kept, stored = encoded_parts(generation, merged, total.total())
-                ranges.append(kept)
-                _put(write, stored)
+            _put(write, stored)  # after the removal: the keys of the last table's parts are those of the sum's
+            ranges += new
             if not self.commit(generation, write, ranges):
                 return
 
@@ -207,7 +212,7 @@ class TallyTables:
                 if left is None:
                     reached.append((counted, None, []))
                 elif left.count != counted.messages:
-                    reached.append((counted, *encoded_parts(generation, counted, left)))
+                    reached.append((counted, *encoded_parts(generation, counted, [left])))
         return Withdrawal(self, generation, reached)
 
     def _left(self, generation: int, counted: TallyRange, without: Callable[[Tally], Tally | None]) -> Tally | None:
@@ -280,6 +285,15 @@ def _put(write: WriteBatch, stored: _Stored) -> None:
 
 def _index(ranges: list[TallyRange]) -> TallyIndex:
     return TallyIndex(ranges=tuple(sorted(ranges, key=lambda counted: counted.before)))
+
+
+def _intact(reader: Reader, generation: int, counted: TallyRange) -> bool:
+    try:
+        for _ in load_tally(reader, generation, counted):
+            pass
+    except CorruptionError:
+        return False
+    return True
 
 
 def _full_run(ranges: Sequence[TallyRange]) -> list[TallyRange]:

@@ -155,7 +155,10 @@ def read_counts(
 RANGE = 65_536
 """The number of messages that are counted into one table, or more if they are counted from heads."""
 _LONGEST = 16 * RANGE
-"""The number of messages that are counted into one table at most, and those that are read at once with the last."""
+"""The most messages that are counted into one table, apart from those that are read together with the last."""
+_MOST_PAIRS = 8 * RANGE
+"""The most pairs of topic and client id that are counted into one table, about 180 MB in memory; apart from those that
+are read together with the last."""
 _REST = 19
 """The pause after a range, as a multiple of the time for counting it, while messages are stored. Counting then uses a
 twentieth of the time."""
@@ -321,12 +324,13 @@ class _Range:
 
 
 def _ranges_of_heads(found: Iterator[Heads]) -> Iterator[_Range]:
-    """Yield ranges of at least `RANGE` messages that are worth a table, and then the rest."""
+    """Yield ranges of at least `RANGE` messages that are worth a table or can't become longer, and then the rest."""
     counter, held, last = HeadCounter(), 0, None
     for heads in found:
         counter.add(heads)
         held, last = held + len(heads.positions), heads.last
-        if held >= _LONGEST or (held >= RANGE and worth_a_table(held, counter.pairs)):
+        worth = held >= RANGE and worth_a_table(held, counter.pairs)
+        if worth or held >= _LONGEST or counter.pairs >= _MOST_PAIRS:
             yield _Range(last, counter.total())
             counter, held, last = HeadCounter(), 0, None
     if last is not None:
