@@ -132,6 +132,22 @@ def test_frames_are_decoded_as_they_were_encoded(columns: Columns, codec: str, s
         assert expected["payloads"] == frame.payloads().toarrow().to_pylist()
 
 
+@given(framed(), st.data())
+def test_topics_of_a_frame_are_found_by_prefix(columns: Columns, data: st.DataObject) -> None:
+    """A frame of either version finds the topics that begin with a prefix, and the rows that have any of them."""
+    held = to_list(columns.topics)
+    topic = data.draw(st.sampled_from(held))
+    prefix = topic[: data.draw(st.integers(0, len(topic)))]
+    expected = sorted({topic for topic in held if topic.startswith(prefix)})
+    wanted = data.draw(st.sets(st.sampled_from(expected)))
+    for frame in both(columns):
+        number, found = frame.topics_with(prefix)
+        assert expected == found
+        mask = frame.rows_of_topics(number, np.array([topic in wanted for topic in found], np.bool_))
+        assert [topic in wanted for topic in held] == mask.tolist()
+        assert [] == frame.topics_with(topic + "/\U0010fffd")[1]
+
+
 @given(framed(), codecs, st.data())
 def test_few_rows_of_a_frame(columns: Columns, codec: str, data: st.DataObject) -> None:
     """A frame of either version has the rows of each of its topics together, and returns any few neighbouring rows."""
@@ -252,6 +268,7 @@ def read_all(value: bytes) -> None:
         lambda frame: frame.columns(),
         lambda frame: frame.payloads().toarrow(),
         lambda frame: frame.cut(frame.rows_of("t/1"), ALL_FIELDS),
+        lambda frame: frame.topics_with("t/"),
     ):
         ways(open_frame(value, END, SEED))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from topicstore import TopicFilter
-from topicstore.contract.columns import Coded, Constant, Texts
+from topicstore.contract.columns import Coded, Constant
 from topicstore.contract.engine import KEYSPACES
 from topicstore.contract.errors import CorruptionError
 from topicstore_backends.memory import MemoryEngine
@@ -230,25 +229,6 @@ def test_the_filters_used_last_are_known(monkeypatch: pytest.MonkeyPatch) -> Non
     streams.of(TopicFilter("4"), None)
     assert made[0] is not streams.of(TopicFilter("0"), None)
     assert made[3] is streams.of(TopicFilter("3"), None)
-
-
-@settings(max_examples=200)
-@given(learned_topics, st.integers(0, 2**32), st.data())
-def test_sorted_texts(topics: list[str], seed: int, data: st.DataObject) -> None:
-    """Matching only the sorted topics within a stream's range gives the same result as matching all of them."""
-    trie, source = learned(topics), random.Random(seed)
-    topic_filter = TopicFilter(data.draw(strategies.filters(st.sampled_from(topics)) | st.sampled_from(topics)))
-    matcher, found = Matcher(topic_filter, table()), StreamRangesCache(trie).of(topic_filter, None)
-    for stream, between in found.by_stream.items():
-        mine = sorted({topic for topic in topics if trie.learn(topic) == stream})
-        if not mine:
-            continue
-        rows = [source.randrange(len(mine)) for _ in range(20)]
-        column = Coded(np.array(rows), Texts.of(mine))
-        expected = [topic_filter.matches(mine[row]) for row in rows]
-        assert expected == listed(matcher.sorted_rows(column, *between), len(rows))
-        one = Constant(mine[0], 4)
-        assert topic_filter.matches(mine[0]) is matcher.sorted_rows(one, *between)
 
 
 def test_what_filters_want_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,10 +47,12 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
+from itertools import islice, takewhile
 from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import xxhash
 from topicstore import MessageBatch, Properties
 from topicstore.contract.batch import unread
@@ -381,6 +383,22 @@ class Block:
         codes = unpack_array(places, self.rows)  # of rows in order of topics, so they ascend
         start, stop = (int(codes.searchsorted(codes.dtype.type(number), side)) for side in ("left", "right"))
         return slice(start, stop) if start < stop else None
+
+    def topics_with(self, prefix: str) -> tuple[int, list[str]]:
+        """Return the topics of a frame of one stream that begin with a prefix, and the number of the first of them."""
+        texts, _ = _texts(self._columns().topics)
+        start = bisect_left(texts, prefix)
+        return start, list(takewhile(lambda text: text.startswith(prefix), islice(texts, start, None)))
+
+    def rows_of_topics(self, first: int, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return a mask of a frame's rows with wanted topics, where ``wanted`` begins at topic number ``first``."""
+        texts, places = _texts(self._columns().topics)
+        chosen = np.zeros(len(texts), np.bool_)
+        chosen[first : first + len(wanted)] = wanted
+        try:
+            return chosen[unpack_array(places, self.rows)]
+        except IndexError:
+            raise CorruptionError(f"a name that is not among the {len(texts)} of its block") from None
 
     def cut(self, rows: slice, wanted: frozenset[str]) -> Columns[Column]:
         """Return a few neighbouring rows of a frame; payloads and client ids only if they are ``wanted``.

@@ -32,6 +32,7 @@ from itertools import pairwise
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import xxhash
 from topicstore import Properties
 from topicstore.contract.columns import Coded, Column, Constant, Texts, to_list
@@ -203,7 +204,7 @@ def open_frame(value: bytes, end: int, seed: int) -> Block:
 class Frame(Block):
     """A stored frame of version 2. Opening one checks its checksum and decodes only its header."""
 
-    __slots__ = ("_clients", "_listed", "_packed", "_raw_sizes", "_run", "_sections_at")
+    __slots__ = ("_clients", "_counts", "_packed", "_raw_sizes", "_run", "_sections_at", "_texts")
 
     def __init__(self, value: bytes, end: int, seed: int) -> None:  # another header than a block's
         if len(value) < _BODY or value[0] != _VERSION:
@@ -229,7 +230,8 @@ class Frame(Block):
         self._sizes = topics_codec, raw_topics, columns_codec, raw_columns
         self._raw_sizes = raw_topics + raw_columns, payloads
         self._packed: _Columns | None = None
-        self._listed: tuple[Array, Array, bytes, int] | None = None
+        self._texts: tuple[bytes, int] | None = None
+        self._counts: tuple[Array, Array] | None = None
         self._run: tuple[int, int, str] | None = None
         """The rows and the text of the topic that was looked up last."""
         self._positions = None
@@ -257,28 +259,35 @@ class Frame(Block):
 
     # --- topics ---
 
-    def _topic_list(self) -> tuple[Array, Array, bytes, int]:
-        """Return the rows of each topic and the row after its last, and bytes with the texts from an offset on."""
-        if self._listed is None:
+    def _topic_texts(self) -> tuple[bytes, int]:
+        """Return bytes with the texts of the topics from an offset on, each between two zero bytes."""
+        if self._texts is None:
             codec, size, _, _ = self._sizes
             raw = bytes(decompress(codec, self._parts[0], size))  # no copy if it was compressed
             if len(raw) < _TOPICS.size:
-                raise CorruptionError("the topics of a frame are cut short")
+                raise CorruptionError("a frame without topics")
             count, width = _TOPICS.unpack_from(raw)
             begin = _TOPICS.size + count * width
             if not 0 < count <= self.rows or width not in (1, 2, 4) or begin >= len(raw):
                 raise CorruptionError(f"a frame of {self.rows} rows can't have {count} topics")
-            counts = unpack_array(raw[_TOPICS.size : begin], count)
+            self._texts = raw, begin
+        return self._texts
+
+    def _topic_rows(self) -> tuple[Array, Array]:
+        """Return the number of rows of each topic, and the row after its last."""
+        if self._counts is None:
+            raw, begin = self._topic_texts()
+            counts = unpack_array(raw[_TOPICS.size : begin], _TOPICS.unpack_from(raw)[0])
             ends = counts.cumsum(dtype=np.int64)
             if int(ends[-1]) != self.rows:
                 raise CorruptionError("the topics of a frame don't fit its rows")
-            self._listed = counts, ends, raw, begin
-        return self._listed
+            self._counts = counts, ends
+        return self._counts
 
     def topics(self) -> Coded | Constant[str]:
         """Return the topics, as texts."""
         if self._topics is None:
-            counts, _, raw, begin = self._topic_list()
+            (raw, begin), (counts, _) = self._topic_texts(), self._topic_rows()
             try:
                 texts = raw[begin:].decode().split("\0")[1:-1]
             except UnicodeDecodeError as bad:
@@ -294,11 +303,11 @@ class Frame(Block):
 
     def rows_of(self, topic: str) -> slice | None:
         """Return the rows of a topic; None if it has none. They lie together, in order of position."""
-        _, ends, raw, begin = self._topic_list()
+        raw, begin = self._topic_texts()
         at = raw.find(b"\0%b\0" % topic.encode(), begin)
         if at < 0:
             return None
-        number = raw.count(b"\0", begin, at)
+        number, (_, ends) = raw.count(b"\0", begin, at), self._topic_rows()
         if number >= len(ends):
             raise CorruptionError(f"a frame has more than {len(ends)} topics")
         start, stop = ends.item(number - 1) if number else 0, ends.item(number)
@@ -306,6 +315,29 @@ class Frame(Block):
             raise CorruptionError(f"a frame has a topic of no rows: {topic}")
         self._run = start, stop, topic
         return slice(start, stop)
+
+    def topics_with(self, prefix: str) -> tuple[int, list[str]]:
+        """Return the topics of a frame of one stream that begin with a prefix, and the number of the first of them."""
+        raw, begin = self._topic_texts()
+        sought = b"\0" + prefix.encode()
+        at, last = raw.find(sought, begin, -1), raw.rfind(sought, begin, -1)
+        if at < 0:
+            return 0, []
+        number, end = raw.count(b"\0", begin, at), raw.find(b"\0", last + 1)
+        try:
+            texts = raw[at + 1 : end].decode().split("\0")
+        except UnicodeDecodeError as bad:
+            raise CorruptionError(f"the topics of a frame can't be decoded: {bad}") from bad
+        if end < 0 or number + len(texts) > len(self._topic_rows()[1]):
+            raise CorruptionError("a frame has another number of topics than it says")
+        return number, texts
+
+    def rows_of_topics(self, first: int, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return a mask of the rows with wanted topics, where ``wanted`` begins at topic number ``first``."""
+        counts, _ = self._topic_rows()
+        chosen = np.zeros(len(counts), np.bool_)
+        chosen[first : first + len(wanted)] = wanted
+        return np.repeat(chosen, counts)
 
     def _found(self, rows: slice) -> tuple[int, int, str] | None:
         """Return the rows and the text of the topic that was looked up last, if it has all these rows."""
@@ -325,7 +357,7 @@ class Frame(Block):
             if packed is None:
                 self._positions = consecutive_positions(self.first, self.rows)
             else:
-                counts, ends, _, _ = self._topic_list()
+                counts, ends = self._topic_rows()
                 steps, starts = self._differences(packed, 0, self.rows), ends - counts
                 sums = steps.cumsum()
                 sums += np.repeat(steps[starts] - sums[starts] + np.uint64(self.first), counts)  # modulo 2 ** 64

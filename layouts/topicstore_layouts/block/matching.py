@@ -6,7 +6,6 @@ For rows sorted by topic, `topic_range` returns the range of texts that holds al
 from __future__ import annotations
 
 import sys
-from bisect import bisect_left, bisect_right
 from typing import Any
 
 import numpy as np
@@ -102,16 +101,6 @@ class Matcher:
         judged, verdicts = self._verdicts
         verdict = verdicts[topic] if topic < judged else _UNKNOWN
         return bool(verdict == _YES if verdict else self._judge(np.array([topic]))[0])
-
-    def sorted_rows(self, topics: Column, low: str, high: str | None) -> Mask | bool:
-        """Return the same as `rows`, for sorted texts of which only those from ``low`` to ``high`` can match."""
-        if not isinstance(topics, Coded):
-            return self.rows(topics)
-        texts: list[str] = topics.texts.values.tolist()
-        start, stop = bisect_left(texts, low), len(texts) if high is None else bisect_right(texts, high)
-        verdicts = np.zeros(len(texts), dtype=bool)
-        verdicts[start:stop] = self.judge_texts(texts[start:stop])
-        return _simplified(verdicts[topics.codes])
 
     def judge_texts(self, texts: list[str]) -> Mask:
         """Return a mask of the texts that match."""

@@ -449,25 +449,29 @@ class Reading:
         if block.frame and topic_filter.literal:
             return self._rows_of_topic(block, stream, topic_filter.text, first, bound)
         wanted = self._wanted.of(topic_filter, None if stream == ALL else stream)
-        elsewhere = block.stream != MIXED and not wanted.everything and block.stream not in wanted.by_stream
-        if elsewhere and block.stream in self.trie:  # a stream that was lost by damage may have any topics
-            return False  # without decoding its head
-        topics = block.topics()
-        mask = wanted.everything or block.stream in wanted.covered or self._mask(block, topic_filter, wanted)
+        mask: Mask | bool = wanted.everything or block.stream in wanted.covered
+        if not mask and block.stream != MIXED:
+            if block.stream not in wanted.by_stream and block.stream in self.trie:
+                return False  # without decoding its topics; a stream that was lost by damage may have any
+            if block.frame:
+                return self._rows_of_stream(block, topic_filter, wanted, first, bound)
+        mask = mask or self._matchers.of(topic_filter).rows(block.topics())
         if mask is not False and stream != ALL and block.stream == MIXED:
-            mask = mask & (self._streams(topics, block.rows) == stream)
-        if mask is not False and (block.first < first or block.last > bound):
-            positions = block.positions()
-            mask = mask & (positions >= np.uint64(first)) & (positions <= np.uint64(bound))
-        if mask is True:
-            return None
-        rows = np.flatnonzero(mask)
-        if mask is False or not len(rows):
+            mask = mask & (self._streams(block.topics(), block.rows) == stream)
+        return _within(block, mask, first, bound)
+
+    def _rows_of_stream(
+        self, frame: Block, topic_filter: TopicFilter, wanted: StreamRanges, first: int, bound: int
+    ) -> Rows | Literal[False]:
+        """Return the matching rows of a frame of one stream: None for all, False for none. Its topics are sorted."""
+        prefix, _ = wanted.by_stream.get(frame.stream, ("", None))
+        number, topics = frame.topics_with(prefix)
+        if not topics:
             return False
-        if len(rows) == block.rows:
-            return None
-        start, stop = int(rows[0]), int(rows[-1]) + 1
-        return slice(start, stop) if block.frame and stop - start == len(rows) else rows
+        matching = self._matchers.of(topic_filter).judge_texts(topics)
+        if np.count_nonzero(matching) == 1:
+            return self._rows_of_topic(frame, frame.stream, topics[matching.argmax()], first, bound)
+        return _within(frame, frame.rows_of_topics(number, matching), first, bound)
 
     def _rows_of_topic(self, frame: Block, stream: int, topic: str, first: int, bound: int) -> slice | Literal[False]:
         """Return the rows of one topic in a frame, which lie together, in order of position."""
@@ -479,13 +483,6 @@ class Reading:
             start, stop = positions.searchsorted(np.array([first, bound + 1], dtype=np.uint64)).tolist()
             rows = slice(rows.start + start, rows.start + stop)
         return rows if rows.start < rows.stop else False
-
-    def _mask(self, block: Block, topic_filter: TopicFilter, wanted: StreamRanges) -> Mask | bool:
-        matcher, topics = self._matchers.of(topic_filter), block.topics()
-        if not block.frame or block.stream == MIXED:
-            return matcher.rows(topics)
-        between = wanted.by_stream.get(block.stream)
-        return between is not None and matcher.sorted_rows(topics, *between)
 
     def _streams(self, topics: Column, rows: int) -> Array:
         """Return the stream of each topic of a block."""
@@ -580,6 +577,22 @@ class Reading:
         if any(isinstance(c, Coded) or (isinstance(c, Constant) and isinstance(c.value, str)) for c in names):
             return concat_names([Reading.texts(table, column) for column in names])
         return table.names(np.concatenate(list(map(to_integers, names))))
+
+
+def _within(block: Block, mask: Mask | bool, first: int, bound: int) -> Rows | Literal[False]:
+    """Return the rows of a mask with positions from ``first`` to ``bound``: None for all rows, False for none."""
+    if mask is not False and (block.first < first or block.last > bound):
+        positions = block.positions()
+        mask = mask & (positions >= np.uint64(first)) & (positions <= np.uint64(bound))
+    if mask is True:
+        return None
+    rows = np.flatnonzero(mask)
+    if mask is False or not len(rows):
+        return False
+    if len(rows) == block.rows:
+        return None
+    start, stop = int(rows[0]), int(rows[-1]) + 1
+    return slice(start, stop) if block.frame and stop - start == len(rows) else rows
 
 
 class BatchPiece(Piece):
