@@ -105,7 +105,8 @@ class DuckdbBackend(Backend):
     def open_reader(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, alone: bool) -> DuckdbEngine:
         """Open the file in the directory ``path`` and leave it and its log unchanged.
 
-        Raises `UnsupportedError` unless ``alone``: DuckDB lets no other process read beside one that may write.
+        Raises `UnsupportedError` unless ``alone``: while one process has the file open for writing, DuckDB lets no
+        other process read it.
         """
         if not alone:
             raise UnsupportedError(
@@ -151,7 +152,7 @@ class DuckdbBackend(Backend):
         opened = file if made is None else made.path / FILE
         translated = Translated(file, opened=opened)
         with translated:
-            # Raises if no file can be opened, where DuckDB would end the process.
+            # Raises if the process has no free file descriptor: DuckDB would end the process then.
             os.close(os.open(os.devnull, os.O_RDONLY))
             name = self._instance.attach(opened, read_only=read_only)
         try:

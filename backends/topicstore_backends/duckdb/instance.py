@@ -117,7 +117,7 @@ class Instance:
         """The names of files that could not be attached again. Guarded by `_lock`."""
         self._left: list[Path] = []
         """Files that were written and detached since DuckDB was started. Guarded by `_lock`."""
-        # Weak, so that a scan that is dropped halfway ends its transaction at once.
+        # Weak, so that garbage collection of an unfinished scan ends its transaction.
         self._views: WeakSet[View] = WeakSet()
         """Guarded by `_viewing`."""
         self._viewing = ProcessLock()

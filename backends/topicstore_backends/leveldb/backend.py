@@ -108,7 +108,7 @@ class LeveldbBackend(Backend):
             else:
                 check_there(path / "CURRENT", "LevelDB")
             remove_abandoned(path)
-            restore_unread(path)  # a process may have died while it opened the database
+            restore_unread(path)  # if a process died while it opened the database, this finishes or undoes that opening
             check_logs(path, manifest_counts=True)
             if (path / "CURRENT").exists():
                 keep_files(path)
@@ -180,7 +180,7 @@ class LeveldbBackend(Backend):
                 instance.database = _open_database(opened, self.options, paranoid=paranoid)
                 if paranoid and least_sequence(opened) < before:
                     raise EngineError(f"{path}: LevelDB has not read all of its logs; open the database again")
-                if paranoid:  # otherwise the format itself may be unreadable
+                if paranoid:  # after salvage, the record of the format may be missing
                     _check_format(path, instance.database, keyspaces)
                 return LeveldbEngine(opened, instance, keyspaces, made)
             except BaseException:

@@ -21,7 +21,7 @@ __all__ = ["Instance"]
 class Instance:
     """The open database with its iterators and snapshots, which are released only in calls that `close` waits for.
 
-    If Python's garbage collection released an iterator, another thread might be closing its database.
+    Python's garbage collector must not release an iterator, because another thread may be closing the database.
     """
 
     def __init__(self, path: Path, translated: Translated) -> None:

@@ -5,7 +5,7 @@ Addresses and credentials are obstore's own configuration: the environment varia
 among the options.
 
 A store may answer "already exists" to a request that lost a race whose winner then failed (S3's 409). So that answer
-doesn't prove that the object exists: the caller reads the object, and tries again if there is none.
+doesn't prove that the object exists: the caller must read the object, and create it again if it is absent.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ Silent faults of rocksdict 0.3.29, and what this package does about them
       all made while no write runs.
     * ``RdictItems`` stops at a damaged block as if the data ended there. `Scan` uses ``RdictIter`` and
       checks its status at the end.
-    * An iterator's upper bound dangles once options and key are freed, and its lower bound is applied as an
-      upper bound. `Cursor` keeps options and key alive, and nothing sets a lower bound.
+    * An iterator's upper bound becomes a dangling pointer when options and key are freed, and a lower bound is applied
+      as an upper bound. `Cursor` keeps options and key alive, and nothing sets a lower bound.
     * Every object that refers to the database keeps it open and locked after ``close``. Only `Cursor` holds
       iterators, and the engine empties all cursors before it closes.
 
