@@ -2,9 +2,9 @@
 
 A cell is a contender, workload, durability, phase and metric that both runs have. Its change is the ratio of
 the medians, turned so that more than 1 is better, with the interval of two samples (see
-`topicstore_benchmarks.report.estimates`). Two runs are not measured side by side, so a machine that
-was slower during one of them makes everything worse. ``--relative-to`` divides times, within each trial, by
-those of an unchanged contender that both runs have; then the machine's speed cancels.
+`topicstore_benchmarks.report.estimates`). Two runs are not measured side by side, so a machine that was slower during
+one of them makes all its values worse. ``--relative-to`` divides times, within each trial, by those of an unchanged
+contender that both runs have; then the machine's speed cancels.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Comparison:
     relative_to: str | None
 
     def count(self, verdict: Verdict) -> int:
-        """Return how many cells got a verdict."""
+        """Return the number of cells with a verdict."""
         return sum(change.verdict == verdict for change in self.changes)
 
 

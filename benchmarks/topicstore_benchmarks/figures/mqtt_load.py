@@ -2,7 +2,7 @@
 
 Clients are raw sockets that speak MQTT 3.1.1, because client libraries need more time for a message than the servers.
 Packets are encoded before the clock starts. Received packets have a fixed size, so that many are read and acknowledged
-at once. A load prints its result as JSON, a number or a list of numbers.
+in one step. A load prints its result as JSON, a number or a list of numbers.
 """
 
 from __future__ import annotations
