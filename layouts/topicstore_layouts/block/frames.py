@@ -204,7 +204,8 @@ class Frame(Block):
 
     __slots__ = ("_clients", "_listed", "_packed", "_raw_sizes", "_run", "_sections_at")
 
-    def __init__(self, value: bytes, end: int, seed: int) -> None:  # another header than a block's
+    # Not the base's constructor: a frame has another header than a block.
+    def __init__(self, value: bytes, end: int, seed: int) -> None:
         if len(value) < _BODY or value[0] != _VERSION:
             if value and value[0] > _VERSION:
                 raise NewerFormatError(f"a frame of version {value[0]}; this topicstore reads up to {_VERSION}")
@@ -260,7 +261,7 @@ class Frame(Block):
         """Return the number of rows of each topic, and bytes with the texts from an offset on."""
         if self._listed is None:
             codec, size, _, _ = self._sizes
-            raw = bytes(decompress(codec, self._parts[0], size))  # no copy if it was compressed
+            raw = bytes(decompress(codec, self._parts[0], size))  # copies only uncompressed data
             if len(raw) < _TOPICS.size:
                 raise CorruptionError("the topics of a frame are cut short")
             count, width = _TOPICS.unpack_from(raw)
@@ -325,12 +326,12 @@ class Frame(Block):
                     raise CorruptionError("the topics of a frame don't fit its rows")
                 steps = self._differences(packed, 0, self.rows)
                 sums = np.cumsum(steps)
-                before = steps[starts] - sums[starts] + np.uint64(self.first)  # modulo 2 ** 64, like the sums
+                before = steps[starts] - sums[starts] + np.uint64(self.first)  # wraps around at 2 ** 64, as the sums do
                 self._positions = sums + np.repeat(before, counts)
         return self._positions
 
     def positions_of(self, rows: slice) -> Positions:
-        """Return the positions of some rows; if they are of the topic that was looked up last, only these."""
+        """Return the positions of some rows; if `rows_of` found these rows last, decode no other positions."""
         run, packed = self._found(rows), self._columns().positions
         if run is None or packed is None:
             return self.positions()[rows]

@@ -42,7 +42,7 @@ class BlockLayout(Layout):
     options: BlockOptions
 
     def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
-        """Persist the topic structure learned by the parent, so that streams are few from the first message on."""
+        """Persist the topic structure learned by the parent generation: streams are few from the first message on."""
         if isinstance(parent, BlockSlab):
             parent.trie.pass_on(generation, self.options.thresholds, write)
 

@@ -1,4 +1,4 @@
-"""Matching of topics with a filter: one verdict per topic, looked up for all rows of a block at once.
+"""Matching of topics with a filter: one verdict per topic, looked up for all rows of a block in one call.
 
 For rows sorted by topic, `topic_range` returns the range of texts that holds all matching topics of a stream.
 """
@@ -42,8 +42,9 @@ Mask = npt.NDArray[np.bool_]
 class Matcher:
     """A filter over the topic numbers of one dictionary, with a cached verdict of one byte per topic.
 
-    All topics are judged at once, when one without a verdict is asked for. A filter without wildcards needs no
-    verdicts: it matches one number. Thread-safe: a verdict never changes, so at worst two threads compute the same one.
+    When a block has a topic without a verdict, all such topics of the dictionary are judged together. A filter without
+    wildcards needs no verdicts: it matches one number. Thread-safe: a verdict never changes, so at worst two threads
+    compute the same one.
     """
 
     def __init__(self, topic_filter: TopicFilter, topics: NameTable) -> None:
@@ -71,9 +72,9 @@ class Matcher:
         return _simplified(self._judge(np.asarray(topics)))
 
     def sought(self) -> Sought | None:
-        """Return the topics that match, for the index of blocks by topics; None if they are many or unknown."""
+        """Return the matching topics, to look them up in the index of blocks; None if they are many or unknown."""
         topics = self._topics
-        if topics.damaged:  # a name that can't be read may match
+        if topics.damaged:  # a topic whose name can't be read may match
             return None
         if self._filter.literal:
             if self._number is None:
@@ -104,7 +105,7 @@ class Matcher:
         return bool(verdict == _YES if verdict else self._judge(np.array([topic]))[0])
 
     def sorted_rows(self, topics: Column, low: str, high: str | None) -> Mask | bool:
-        """Return the same as `rows`, for sorted texts of which only those from ``low`` to ``high`` can match."""
+        """Return the result of `rows` for sorted texts, of which only those from ``low`` to ``high`` can match."""
         if not isinstance(topics, Coded):
             return self.rows(topics)
         texts: list[str] = topics.texts.values.tolist()
@@ -120,7 +121,7 @@ class Matcher:
         if self._pattern is None or len(texts) < _WORTH_A_PATTERN or not self._worth_an_import(len(texts)):
             matches, (first, last) = self._filter.matches, self._ends
             return np.array([t.startswith(first) and t.endswith(last) and matches(t) for t in texts], dtype=bool)
-        import pyarrow.compute as pc  # slow, so not before it is needed
+        import pyarrow.compute as pc  # imported here, because the import is slow
 
         array, (first, last) = pa.array(texts, pa.string()), self._ends
         verdicts = _as_mask(pc.and_(pc.starts_with(array, first), pc.ends_with(array, last)))
@@ -140,7 +141,8 @@ class Matcher:
             if self._number is None:
                 self._number = self._topics.find(self._filter.text)
             return np.asarray(topics == (-1 if self._number is None else self._number))
-        judged, verdicts = self._verdicts  # another thread may put a shorter array here at any moment
+        # Read once: another thread may replace the array with a shorter one at any time.
+        judged, verdicts = self._verdicts
         if int(topics.max()) >= judged:
             verdicts = self._judge_all(judged, verdicts)
         return np.asarray(verdicts[topics] == _YES)
@@ -157,7 +159,7 @@ class Matcher:
             grown[:judged] = verdicts[:judged]
             verdicts = grown
         verdicts[judged:stop] = np.where(self.judge_texts([name or "-" for name in names]), _YES, _NO)
-        if None in names:  # one that can't be read has no verdict
+        if None in names:  # a topic whose name can't be read gets no verdict
             verdicts[[number for number, name in enumerate(names, judged) if name is None]] = _UNKNOWN
         self._verdicts = stop, verdicts
         return verdicts
@@ -228,7 +230,7 @@ Range = tuple[str, str | None]
 def topic_range(levels: tuple[str, ...], topic_filter: TopicFilter) -> Range:
     """Return the range of the topics that have a stream's learned levels and match a filter.
 
-    Up to the first level that is a wildcard in both, the topic's text is known.
+    Up to the first level that is a wildcard in both the stream's pattern and the filter, the topic's text is known.
     """
     known: list[str] = []
     for depth, learned in enumerate(levels):
