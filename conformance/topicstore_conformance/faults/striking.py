@@ -91,7 +91,7 @@ class _Strike:
     left: int
 
     def within(self, write: Any, full: Exception) -> Any:
-        """Wrap a write so that it is counted and the chosen one has the fault; ``full`` is the error of a full disk."""
+        """Wrap a write: count its calls, and inject the fault into the chosen call; ``full`` is a full disk's error."""
 
         def counted(*arguments: Any, **options: Any) -> None:
             self.left -= 1
