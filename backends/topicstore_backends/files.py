@@ -75,7 +75,7 @@ def make_directory(path: Path) -> None:
 
 
 def disk_bytes(path: Path) -> int:
-    """Return the bytes of all files in a directory, of which an engine may delete some at the same time."""
+    """Return the total bytes of all files in a directory, even if an engine deletes some of them meanwhile."""
     total = 0
     for entry in path.iterdir():
         with suppress(FileNotFoundError):

@@ -1,7 +1,7 @@
 """``topicstore bench compare A B``: the changes between two runs, beyond the noise.
 
-A cell is a contender, workload, durability, phase and metric that both runs have. Its change is the ratio of
-the medians, turned so that more than 1 is better, with the interval of two samples (see
+A cell is a contender, workload, durability, phase and metric that both runs have. Its change is the ratio of the
+medians, inverted if necessary so that more than 1 is better, with the interval of two samples (see
 `topicstore_benchmarks.report.estimates`). Two runs are not measured side by side, so a machine that was slower during
 one of them makes all its values worse. ``--relative-to`` divides times, within each trial, by those of an unchanged
 contender that both runs have; then the machine's speed cancels.
@@ -72,7 +72,7 @@ class Comparison:
 def compare(a: Path, b: Path, *, threshold: float = 0.05, relative_to: str | None = None) -> Comparison:
     """Return the changes from ``a`` to ``b``, each a run's directory or its ``results.parquet``.
 
-    ``better`` and ``worse``: the interval leaves out 1, and the median changed by more than ``threshold``.
+    ``better`` and ``worse``: the interval excludes 1, and the median changed by more than ``threshold``.
     ``same``: the interval lies within the threshold, or the change is clear and smaller. Everything else,
     and every figure with a single repetition on one side, is ``too noisy``.
 

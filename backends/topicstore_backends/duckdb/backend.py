@@ -57,7 +57,7 @@ class DuckdbOptions:
 
 
 class DuckdbBackend(Backend):
-    """A backend of DuckDB files, all attached to one DuckDB in memory."""
+    """A backend of DuckDB files, all attached to one in-memory DuckDB."""
 
     Options: ClassVar[type] = DuckdbOptions
     unneeded: ClassVar[Sequence[str]] = OWN_FILES

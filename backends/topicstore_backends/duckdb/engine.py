@@ -313,7 +313,7 @@ class DuckdbEngine(Engine):
     def recover(self) -> bool:
         """Attach the file again if a failed write requires that, load the list of its tables, and return True.
 
-        DuckDB rolls failed transactions back, and files are not closed one by one: see `Instance.attach_again`.
+        Other failures need no recovery, because DuckDB rolls the transaction back.
         """
         with self._write_lock, self._translated:
             self.check_open()

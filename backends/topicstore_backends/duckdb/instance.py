@@ -130,7 +130,7 @@ class Instance:
     def attach(self, file: Path, *, read_only: bool = False) -> str:
         """Attach a file, created if it doesn't exist, and return its name in statements.
 
-        With ``read_only`` it must exist, and DuckDB spills to the system's temporary directory.
+        With ``read_only`` the file must exist, and DuckDB spills to the system's temporary directory.
         """
         with self._lock:
             if self._root is None:

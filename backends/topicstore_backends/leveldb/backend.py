@@ -99,8 +99,8 @@ class LeveldbBackend(Backend):
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> LeveldbEngine:
         """Open the database in ``path``; with ``create`` create it if it doesn't exist.
 
-        Raises `EngineError` when there is no database, when another engine has it open or when it holds something
-        else; `CorruptionError` when it is damaged, and `LogDamagedError` when only the end of its logs is.
+        Raises `EngineError` when there is no database, when another engine has it open or when it has another format or
+        other keyspaces; `CorruptionError` when it is damaged, and `LogDamagedError` when only the end of its logs is.
         """
         with Translated(path):
             if create:
@@ -135,7 +135,7 @@ class LeveldbBackend(Backend):
     def open_damaged(
         self, path: Path, keyspaces: Sequence[Keyspace[Any]], damaged: CorruptionError, *, salvage: bool
     ) -> LeveldbEngine:
-        """Open the database with its logs cut at the damage, or as much as can be read.
+        """Open the database with its logs truncated at the damage or, with ``salvage``, as much as can be read.
 
         See `Backend.open_damaged`. With ``salvage``, writes that share a 32 KB block of the log with the damage
         are lost, too.

@@ -40,7 +40,7 @@ class Instance:
             raise EngineError(f"{path}: the LevelDB database is open already, in this process")
 
     def give(self, made: Any) -> Any:
-        """Register and return an iterator or a snapshot. The caller makes it and calls this within `calls`."""
+        """Register and return an iterator or a snapshot that the caller has created within the same use of `calls`."""
         self._given.add(made)
         return made
 

@@ -4,7 +4,7 @@ On disk
     Each keyspace is a column family with its name; the family ``default`` stays empty. Keys of bytes
     are stored as they are, tuples as their numbers big-endian, one after the other: ``(4, 8, 8)``
     is 20 bytes. Values are stored as they are. Beside RocksDB's files lies ``rocksdict-config.json``.
-    Opening for writing merges the small tables that short sessions leave (`small_tables`).
+    Opening for writing merges the small tables that short runs of programs leave (`small_tables`).
     Compactions that later writes set off free the space of deleted data; an idle shard keeps it.
 
 Silent faults of rocksdict 0.3.29, and what this package does about them

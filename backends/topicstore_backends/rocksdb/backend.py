@@ -31,8 +31,8 @@ from .errors import Translated
 
 __all__ = ["RocksdbBackend", "RocksdbOptions"]
 
-# Open table files of a shard. Each costs a descriptor and some memory outside the block cache,
-# so without a bound both would grow with the stored data.
+# The most open table files of a shard. Each takes a file descriptor and memory outside the block cache; without a
+# bound, both would grow with the stored data.
 OPEN_FILES = 128
 # The index has one entry per block: with 16 KB it is a quarter of the size that it has with RocksDB's
 # default of 4 KB, and scans of small values are a tenth faster. A larger value gets a block of its own.
@@ -130,7 +130,7 @@ class RocksdbBackend(Backend):
     def open_damaged(
         self, path: Path, keyspaces: Sequence[Keyspace[Any]], damaged: CorruptionError, *, salvage: bool
     ) -> RocksdbReader:
-        """Open the database with its logs cut at the damage, or as much as can be read.
+        """Open the database with its logs truncated at the damage or, with ``salvage``, as much as can be read.
 
         See `Backend.open_damaged`. With ``salvage``, writes that share a 32 KB block of the log with the damage
         are lost, too.

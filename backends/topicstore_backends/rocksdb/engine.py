@@ -93,7 +93,7 @@ class RocksdbEngine(Engine):
         forking.remember(self)
 
     def merge_small_tables(self) -> None:
-        """Merge the small tables that short sessions have left, unless disk space is scarce."""
+        """Merge the small tables that short runs of programs have left, unless disk space is scarce."""
         if self._scarce:
             return
         with self._calls.lock(), self._calls:

@@ -1,7 +1,8 @@
 """Detection of small tables that RocksDB doesn't merge by itself.
 
-Each session of a program flushes its messages into a table when it ends. If its keys follow all stored keys, RocksDB
-moves the table to the last level unchanged, and never merges it (https://github.com/facebook/rocksdb/issues/9540).
+Each run of a program flushes its messages into a table when the database is closed. If its keys follow all stored keys,
+RocksDB moves the table to the last level unchanged, and never merges it
+(https://github.com/facebook/rocksdb/issues/9540).
 """
 
 from __future__ import annotations

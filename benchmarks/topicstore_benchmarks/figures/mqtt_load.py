@@ -251,7 +251,7 @@ def fan_out(port: int, readers: int, messages: int) -> float:
 
 
 def last_receiver(port: int, readers: int, messages: int) -> list[float]:
-    """Return the milliseconds until the last reader has received a message, for each of several in sequence."""
+    """Return the milliseconds until the last reader has received a message, for each of several successive messages."""
     with _clients(port, "reader", readers, lambda _: _HOT) as all_readers, _clients(port, "writer", 1) as (writer,):
         poll, found, ring = _Poll(all_readers), [], _Ring(writer, [_HOT], messages)
         for _ in range(messages):

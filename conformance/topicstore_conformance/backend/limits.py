@@ -205,7 +205,7 @@ class Limits(Fixtures):
             remove(engine, INDEX, (0, 0, 0), (2, 0, 0))
 
     def test_every_page_ends_where_the_next_begins(self, engine: Engine, subject: BackendSubject) -> None:
-        """A scan whose chunks are filled by the sizes of values skips and repeats no key, for any size of values."""
+        """A scan whose chunks end at their limit of bytes skips and repeats no key, for values of any size."""
         count = tries(40, 200, subject.capabilities)
         for number, size in enumerate((0, 4_096, 65_536, 104_857, 104_858, 174_763, 262_144, MEGABYTE // 2)):
             values = {(1, number, row): unlike(size, row) for row in range(count)}

@@ -6,9 +6,9 @@ then builds the directory as a disk could hold it if the power had failed after 
 - Data that was fsynced is complete.
 - Of each file's other data, all, none or a prefix is kept. The rest, up to the file's size, is missing, zeros or noise.
 - Pages in the middle of a file may be lost while later ones are kept, because file systems write pages back in any
-order.
+  order.
 - New names, renames and removals are kept in order up to a random one, but at least those before an fsync of the
-directory.
+  directory.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ class Borders(Fixtures):
                 alone.append(((keyspace, key, value, bad), told))
         if len(alone) < 2:
             pytest.skip("no two values report their damage")
-        alone = [alone[0], alone[-1]]  # far apart, because the report of one damaged value may cover its neighbours
+        alone = [alone[0], alone[-1]]  # two distant ones, because one value's report may cover its neighbours
         for (keyspace, key, _, bad), _ in alone:
             varied.replace(keyspace, key, bad)
         varied.reopen()

@@ -78,7 +78,7 @@ class World:
         self.become(left)
 
     def become(self, copy: Path) -> None:
-        """Open a copy of the database's directory in its place."""
+        """Replace the database's directory with a copy of it, and open the database again."""
         self.db.close()
         shutil.rmtree(self.path)
         copy.rename(self.path)

@@ -328,7 +328,7 @@ class Block:
         return self._head
 
     def positions(self) -> Positions:
-        """Return the positions; those of a block strictly increase."""
+        """Return the positions, which strictly increase in a block, but not in a frame."""
         if self._positions is None:
             packed = self._columns().positions
             if packed is None:
@@ -352,7 +352,7 @@ class Block:
         return self._topics
 
     def client_ids(self) -> Column:
-        """Return the client ids, in the same forms."""
+        """Return the client ids, in the forms that `topics` has."""
         return self._names(self._columns().client_ids)
 
     def _names(self, packed: Names) -> Column:

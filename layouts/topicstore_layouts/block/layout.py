@@ -36,7 +36,9 @@ class BlockOptions:
 class BlockLayout(Layout):
     """A layout of compressed columnar blocks, one per batch, and of sorted segments merged from them."""
 
-    format = 3  # 2: new names are one record a write (see `topicstore_layouts.shared.name_table`). 3: `frames`
+    # Format 2 stores the new names of a write as one record (`topicstore_layouts.shared.name_table`). Format 3 adds
+    # frames of version 2 (`frames`).
+    format = 3
 
     Options = BlockOptions
     options: BlockOptions

@@ -76,7 +76,7 @@ class Entries:
     # --- filters ---
 
     def wanted(self, stream: int, topic_filter: TopicFilter) -> list[int]:
-        """Return the hashes that all topics have that are in a stream and match a filter."""
+        """Return the hashes that a topic of a stream must have to match a filter."""
         varying = self._varying[stream]
         asked = [(topic_filter.level(d), seed) for d, seed in zip(varying.depths, varying.seeds, strict=True)]
         return [xxh3_64_intdigest(level.encode(), seed) >> self._dropped for level, seed in asked if level != "+"]
