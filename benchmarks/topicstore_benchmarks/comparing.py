@@ -34,7 +34,7 @@ Verdict = Literal["better", "worse", "same", "too noisy"]
 
 _MORE_IS_BETTER = "messages_per_second"
 _SAID_OTHERWISE = {"seconds": _MORE_IS_BETTER, "disk_bytes": "bytes_per_message"}
-"""Metrics that are left out if the equivalent one was measured."""
+"""Metrics that are omitted if an equivalent metric was measured."""
 _SPEEDLESS = frozenset({"disk_bytes", "bytes_per_message", "peak_memory"})
 """Metrics that don't depend on the speed of the machine."""
 _STYLES: dict[Verdict, str] = {"better": "green", "worse": "bold red", "same": "dim", "too noisy": "yellow"}
@@ -113,7 +113,7 @@ def _verdict(better: Ratio, threshold: float) -> Verdict:
 
 
 def _cells(run: Run, relative_to: str | None) -> dict[Key, Mapping[str, float]]:
-    """Return the values to compare by trial; those of time relative to the reference, where it has them."""
+    """Return the values to compare, by trial; times are relative to the reference, where it has the same times."""
     if relative_to is not None and not any(key.contender == relative_to for key in run.values):
         raise ValueError(f"the run {run.name} has no figures of {relative_to!r} to be relative to")
     found: dict[Key, Mapping[str, float]] = {}

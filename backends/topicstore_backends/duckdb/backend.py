@@ -148,7 +148,7 @@ class DuckdbBackend(Backend):
         create: bool = False,
         read_only: bool = False,
     ) -> DuckdbEngine:
-        """Attach a file, or the copy or link in its place that is in ``made``, which is removed at closing."""
+        """Attach a file or, if ``made`` is given, the copy or link in that directory, which closing removes."""
         opened = file if made is None else made.path / FILE
         translated = Translated(file, opened=opened)
         with translated:

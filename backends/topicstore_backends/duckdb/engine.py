@@ -39,7 +39,7 @@ __all__ = ["FILE", "DuckdbEngine"]
 FILE = "shard.duckdb"
 _LISTED = "tables_of_rows"
 _SHARE_PUT, _LEAST_PUT = 0.25, 1 << 20
-"""The bytes put, as a share of the file's size and at least, after which the space of deleted rows is freed."""
+"""The space of deleted rows is freed after puts of this share of the file's size, and of at least this many bytes."""
 _COPIED = 2_048
 """Rows that a checkpoint copies at a time: as many as DuckDB reads at a time."""
 

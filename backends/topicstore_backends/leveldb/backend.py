@@ -170,7 +170,7 @@ class LeveldbBackend(Backend):
         made: ReaderDirectory | None = None,
         paranoid: bool = True,
     ) -> LeveldbEngine:
-        """Open the database of the directory ``path``, in ``made`` if that is given, which is removed at closing."""
+        """Open the database in ``path`` or, if ``made`` is given, its copy in that directory, which closing removes."""
         _THREADS.begin()
         opened = path if made is None else made.path
         with Translated(path, opened=opened, opening=True):

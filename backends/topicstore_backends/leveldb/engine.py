@@ -44,7 +44,7 @@ _Run = tuple[Keyspace[Any], list[Key], list[bytes | None]]
 
 
 def _records(database: Any) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the hidden ranges; raise if one can't be read, because the keys that it hides would be visible again."""
+    """Yield the hidden ranges; raise if one can't be read, because its keys would otherwise be visible again."""
     for start, end in database.iterator(start=HIDDEN, stop=bytes([KEYSPACE]), verify_checksums=True):
         yield start[1:], end
     with database.raw_iterator(verify_checksums=True) as behind:

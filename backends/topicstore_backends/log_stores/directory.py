@@ -40,7 +40,7 @@ _STAGING = ".drafts"
 """The directory of staged files, which are being written. No part of an object's name begins with a dot."""
 _OWNER_ONLY = 0o700
 _CHUNK = 1_000
-"""The most names that are yielded at once."""
+"""The most names in a list that is yielded."""
 _REFUSED = frozenset(
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
 )

@@ -40,7 +40,7 @@ from topicstore.contract.options import make_options
 __all__ = ["ObjectLogStore", "ObjectStoreOptions"]
 
 _CHUNK = 1_000
-"""The most names that are yielded at once; a page of S3."""
+"""The most names in a list that is yielded: as many as in a page of S3."""
 _FAILED = (BaseError, OSError)  # obstore raises Python's own errors for some failures
 _REFUSED = (PermissionDeniedError, UnauthenticatedError, PermissionError)
 _REFUSAL = re.compile(

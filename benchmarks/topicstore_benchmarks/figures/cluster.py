@@ -34,7 +34,7 @@ __all__ = ["measure_cluster"]
 
 _BATCH, _BYTES = 1_000, 100
 _DELAY = 0.05
-"""The seconds that a PUT of the slow store takes in addition."""
+"""The additional seconds that each PUT takes in the slow store."""
 _TAKEOVER_AFTER = 2.0
 _POLL = 0.1
 """The seconds between two polls of the idle follower."""
@@ -172,9 +172,9 @@ def _three_sites(seconds: float) -> Iterator[Figure]:
 
 
 def _beside_sync(seconds: float, rounds: int) -> Iterator[Figure]:
-    """Yield the ratios of one site's rates to those of a database without a log, which take turns.
+    """Yield the ratios of one site's rates to the rates of a database without a log; both are measured in turns.
 
-    Nothing is compacted: a database compacts while its writers pause, which is the time in which the other is measured.
+    Nothing is compacted: a database compacts while its writers pause, and that is when the other one is measured.
     """
     with ExitStack() as opened:
         root = opened.enter_context(_directory())
@@ -203,7 +203,7 @@ class _Measured(LogStore):
     of: type[LogStore]
     """The class of the store that is measured."""
     delay = 0.0
-    """The seconds that a creation takes in addition."""
+    """The additional seconds that each creation of an object takes."""
     requests = 0
 
     def __init__(self, store: LogStore) -> None:
@@ -344,7 +344,7 @@ def _caught_up(messages: int) -> Iterator[Figure]:
 
 
 def _cut(db: ts.Database) -> int:
-    """Return the index below which the log of shard 0 is cut, 0 if it isn't."""
+    """Return the index below which the log of shard 0 was truncated, 0 if it wasn't."""
     if db.cluster is None:
         return 0
     found = [names.number_of(name) for chunk in db.cluster.store.names(names.cuts(0)) for name in chunk]

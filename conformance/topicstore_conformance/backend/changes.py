@@ -96,7 +96,7 @@ class Model:
 # --- readings ------------------------------------------------------------------------------------
 
 Reading = Callable[[Any, Keyspace[Any], Sequence[Any]], Any]
-"""A function of a reader, a keyspace, and the keys to ask for in order, some of which may be missing."""
+"""A function of a reader, a keyspace, and the keys to read in order, some of which may be missing."""
 
 
 def _scan(start: int | None, end: int | None, **how: Any) -> Reading:
@@ -170,7 +170,7 @@ def check(model: Model, reader: Reader, keyspace: Keyspace[Any], what: str, more
 # --- changes -------------------------------------------------------------------------------------
 
 ROWS = 12
-"""The number of keys of a group that are there before a change: those with even numbers of `2 * ROWS`."""
+"""The number of a group's keys that exist before a change: the even numbers below `2 * ROWS`."""
 Change = Callable[[WriteBatch, Keyspace[Any], Callable[[int], Any]], object]
 """A function that adds a change to a batch; the last argument returns the key with a number."""
 

@@ -30,7 +30,7 @@ from .fixtures import Fixtures, contents, put
 __all__ = ["EveryWrite"]
 
 MOMENTS = 0.3
-"""The seconds for which a call may wait for another thread's: an engine may let it begin only after the other."""
+"""The seconds for which a call may wait for another thread's call: an engine may run them one after the other."""
 Kind = Callable[[WriteBatch, Keyspace[Any], Callable[[int], Any]], object]
 KINDS: dict[str, Kind] = {
     "put": lambda batch, keyspace, key: batch.put(keyspace, key(3), b"new"),
@@ -39,7 +39,7 @@ KINDS: dict[str, Kind] = {
     "delete": lambda batch, keyspace, key: batch.delete(keyspace, key(0)),
     "delete_range": lambda batch, keyspace, key: batch.delete_range(keyspace, key(0), key(2)),
 }
-"""The kinds of writes; keys 0 to 2 are there before."""
+"""The kinds of writes; keys 0 to 2 exist before each write."""
 
 
 def cases() -> list[tuple[str, Keyspace[Any]]]:

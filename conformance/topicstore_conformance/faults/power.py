@@ -167,9 +167,9 @@ class Call:
     result: int
     thread: str
     begun: int
-    """The number of calls that had ended when this one began."""
+    """The number of calls that had ended when this call began."""
     ended: int
-    """The number of calls that had ended when this one did."""
+    """The number of calls that had ended when this call ended."""
 
     @property
     def path(self) -> str:

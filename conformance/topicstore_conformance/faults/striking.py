@@ -35,7 +35,7 @@ class Fault:
     """The disk is full at this write, or the process is killed before or after it."""
     write: int
     struck: bool = False
-    """Whether the call reached this write. If not, a kill happens after the call, and a full disk doesn't happen."""
+    """Whether the call reached this write. If not, a kill happens after the call, and a full disk has no effect."""
 
     @property
     def kills(self) -> bool:

@@ -20,7 +20,7 @@ from .reading import FILTERS, TOPICS
 __all__ = ["Borders"]
 
 SIZES = (7, 1, 2, 16, 3, 30, 1, 1, 64, 5, 12, 9, 33, 2, 8, 20, 1, 17)
-"""The numbers of messages of the batches whose borders are deleted at."""
+"""The numbers of messages of the batches at whose borders deletes begin and end."""
 EXCEPTIONS = (0, 1, 2, 15, 16, 17, 63, 64, 65, 255, 256, 257)
 """Numbers of filters to spare."""
 

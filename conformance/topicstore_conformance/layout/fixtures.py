@@ -48,7 +48,7 @@ __all__ = [
 
 SHARD, GENERATION = 4, 2
 START = 1 << 60
-"""A position below all that tests use, and a multiple of every epoch's length."""
+"""A position below all positions of the tests, and a multiple of every epoch's length."""
 ABOUT = 1 << 20
 """The bytes by which a result may exceed its limit: a layout may only end it between blocks of a megabyte."""
 VALUES = (DATA, INDEX, KEYS)

@@ -12,7 +12,7 @@ __all__ = ["COLLIDING", "MEGABYTE", "TIMES", "counts", "numbers", "sizes", "unli
 
 MEGABYTE = 1 << 20
 _WIDTHS = (1 << 7, 1 << 8, 1 << 15, 1 << 16, 1 << 24, 1 << 31, 1 << 32)
-"""The ends of fields of one to four bytes, signed and not."""
+"""The ends (exclusive) of signed and unsigned fields of one to four bytes."""
 _PAGES = (16, 64, 100, 1_000, 1_024, 4_096, 10_000, 16_384, 100_000)
 _BUFFERS = (MEGABYTE, 16 * MEGABYTE, 32 * MEGABYTE, 64 * MEGABYTE)
 

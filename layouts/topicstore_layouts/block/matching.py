@@ -32,8 +32,8 @@ _WORTH_AN_IMPORT = 8_192
 _LONGEST_PATTERN = 1_000
 """The most characters of a filter that becomes an expression: RE2 may refuse a longer one as too large."""
 _MOST_SOUGHT, _LEAST_SHARE = 64, 8
-"""Blocks are looked up in the index for at most so many topics, which are at most this part of all topics (an eighth):
-more topics are in most blocks."""
+"""The most topics that are looked up in the index of blocks, and the least factor by which all topics outnumber them:
+most blocks have one of more topics."""
 _UNKNOWN, _NO, _YES = 0, 1, 2
 
 Mask = npt.NDArray[np.bool_]

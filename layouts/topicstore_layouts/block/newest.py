@@ -69,9 +69,9 @@ def newest_span(
 def _batches(
     reading: Reading, view: Reader, lookup: Lookup | None, passing: Passing, first: int, last: int, rows: int
 ) -> Iterator[list[Block]]:
-    """Yield the blocks that may have matches from ``first`` to ``last``, newest first, those of a batch together.
+    """Yield the blocks that may have matches from ``first`` to ``last``, newest first, in one list for each batch.
 
-    Blocks that the index of blocks by topics doesn't know are added to it.
+    Blocks that the index of blocks by topic lacks are added to it.
     """
     blocks, index = reading.blocks, reading.index
     newest: Iterable[Pairs] | None = None

@@ -46,7 +46,7 @@ _TOGETHER_BYTES = 8 << 20
 _KEPT = 64
 """The number of segments whose sorted rows are cached, for readers that have read them in part."""
 _KEPT_BYTES = 96 << 20
-"""The approximate bytes of memory that these rows may take. The rows of a single reader may take more."""
+"""The approximate bytes of memory that the cached rows may take. The rows of a single reader may take more."""
 _ROW_BYTES = 120
 """The approximate bytes of memory that a row takes besides its payload."""
 
@@ -55,13 +55,13 @@ class Piece(ABC):
     """A part of a read's result: the matching messages up to a position."""
 
     most: int
-    """The most rows that the piece can have; 0 if it is to be cut where the rest of a call's limits ends."""
+    """The most rows that the piece can have; 0 if a read may end the piece where the remaining limits of a call end."""
     bytes: int
     """The approximate bytes of the payloads, known after `read`."""
     last: int
     """The last position that the piece covers."""
     picked = False
-    """Whether the rows are only some of those of the blocks, known after `read`."""
+    """Whether the piece has only some of its blocks' rows, known after `read`."""
 
     @abstractmethod
     def read(self, limits: ReadLimits) -> tuple[MessageBatch, int]:

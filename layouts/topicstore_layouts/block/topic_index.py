@@ -197,7 +197,7 @@ class TopicIndex:
                 yield from self._read(reader, keys[: bisect_left(keys, before)][::-1], few)
 
     def _read(self, reader: Reader, keys: Sequence[int], few: int) -> Iterator[Pairs]:
-        """Yield the pairs of those of these blocks that still exist."""
+        """Yield the keys and values of the given blocks that still exist."""
         start, count = 0, max(1, min(few, _FIRST_BLOCKS))
         while start < len(keys):
             some = [self._blocks.key(key) for key in keys[start : start + count]]
@@ -368,7 +368,7 @@ def _joinable(one: _Page, other: _Page) -> bool:
 
 
 def _codes(topics: Column) -> _Codes:
-    """Return the numbers that stand in the index for a block's topics, possibly with duplicates."""
+    """Return the index's numbers for a block's topics, possibly with duplicates."""
     if isinstance(topics, Coded):
         return np.array([text_code(topic) for topic in topics.texts.values.tolist()], np.uint32)
     if isinstance(topics, Constant):

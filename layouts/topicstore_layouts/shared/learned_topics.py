@@ -91,7 +91,7 @@ class _Node:
 
 @attrs.define
 class _Memo:
-    """A cache of the streams of topics, bounded in bytes. Its owner's lock guards it.
+    """A cache of the streams of topics, bounded in bytes. The lock of its `LearnedTopics` guards it.
 
     It has two halves. When the younger one is full, it replaces the older one; topics that are looked up move to the
     younger one. If most topics of a full half came only once, both halves are dropped, and nothing is cached for a
@@ -105,7 +105,7 @@ class _Memo:
     _found: int = attrs.field(default=0, init=False)
     """The number of topics found since the younger half was begun."""
     _resting: int = attrs.field(default=0, init=False)
-    """The number of topics that are still to be passed over."""
+    """The number of topics that are still to be skipped."""
 
     @property
     def memory(self) -> int:

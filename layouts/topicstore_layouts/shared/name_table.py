@@ -183,7 +183,7 @@ class NameTable:
         return record.names, streams.view(_STREAM) if len(streams) else np.zeros(rows, np.uint32)
 
     def _add_locked(self, first: int, names: list[str], streams: Sequence[int] | Ids) -> None:
-        """Add names with consecutive numbers. A reader that finds one's number also finds its text and stream."""
+        """Add names with consecutive numbers. A reader that finds a name's number also finds its text and stream."""
         stop = first + len(names)
         if stop > len(self._streams):
             grown = np.zeros(max(2 * len(self._streams), stop), dtype=np.uint32)

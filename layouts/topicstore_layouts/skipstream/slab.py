@@ -52,9 +52,9 @@ __all__ = ["SkipstreamSlab"]
 _QUERIES, _LONGEST_KEPT = 4_096, 256
 """The most cached queries, which each batch of a replay needs again, and the most characters of their filters."""
 _LEAST_READ, _MOST_READ = 256, 65_536
-"""The least number of messages that are read at once if not all of them may match."""
+"""The least number of messages in a chunk, unless all messages of the stream match, and the largest number."""
 _FETCHED_FIRST, _FETCHED_MOST, _FETCHED_BYTES = 16, 1_024, 1 << 20
-"""The first and the largest number of messages fetched by key at once, and the most bytes, which are estimated."""
+"""The number of messages in the first look-up by keys and in the largest, and the estimated bytes of the largest."""
 _LOOKED_AT, _LOOKED_AT_BYTES = 1_000, 8 << 20
 """The most messages, and bytes of values, that one step of a delete examines."""
 _DENSE = 2
