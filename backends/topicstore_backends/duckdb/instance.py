@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Instance", "View", "check_path", "fetch", "quoted", "run"]
 
-# DuckDB rewrites and skips whole row groups; small ones cost scans nothing measurable.
+# DuckDB rewrites and skips whole row groups. Small row groups don't slow scans measurably.
 # https://duckdb.org/docs/2.0/sql/statements/attach
 ROW_GROUP = 8_192
 # Fixed, so that a later DuckDB still writes files that this version can read.

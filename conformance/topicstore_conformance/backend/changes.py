@@ -236,7 +236,7 @@ CHANGES: dict[str, Change] = {
 
 
 def every_change(subject: BackendSubject) -> int:
-    """Return 1 if all changes are checked in turn, or more where each read takes milliseconds."""
+    """Return n, so that every n-th change is checked: 1, or more for engines whose reads take milliseconds."""
     return 1 if "fast_seek" in subject.capabilities else tries(40, 12, subject.capabilities)
 
 
@@ -306,7 +306,7 @@ class Changes(Fixtures):
 
     @pytest.fixture
     def every(self, subject: BackendSubject) -> int:
-        """Return 1 for all changes in turn, or more where each read takes milliseconds."""
+        """Return n, so that every n-th change is checked; see `every_change`."""
         return every_change(subject)
 
     def make_all(self, engine: Engine) -> Model:

@@ -180,7 +180,7 @@ class LifeCycles(Fixtures):
 
     @pytest.fixture
     def every(self, subject: BackendSubject) -> int:
-        """Return 1 for all changes in turn, or more where each read takes milliseconds."""
+        """Return n, so that every n-th change is checked; see `every_change`."""
         return every_change(subject)
 
     @staticmethod

@@ -35,7 +35,7 @@ def until(client: RawClient, payload: bytes) -> list[wire.Packet]:
 
 
 def taken(member: RawClient, qos: int) -> list[int]:
-    """Return the payloads that a member receives before the mark, and acknowledge them."""
+    """Acknowledge the messages that a member receives before the marker message, and return their payloads."""
     found: list[int] = []
     while True:
         packet = member.next()

@@ -119,7 +119,7 @@ class Sessions(Fixtures):
         assert [] == delivered(resumed)
 
     def test_deleted_messages_hold_nothing_up(self, world: World) -> None:
-        """If the messages in flight were deleted meanwhile, the first delivery of a resumed session has later ones."""
+        """If all messages in flight were deleted, the first delivery of a resumed session has later messages."""
         session = subscribed(world)
         for number in (0, 2):
             world.db.publish(numbered([number]))

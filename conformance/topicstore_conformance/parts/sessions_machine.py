@@ -1193,7 +1193,7 @@ class SessionsHistories(SessionsMachine):
     def fail_to_deliver(self, limit: int, failing: int) -> None:
         """Deliver while a write fails: uncommitted messages are not handed out, and arrive after a tick.
 
-        Other sessions are delivered their messages.
+        Other sessions get their messages.
         """
         self.note_vanished(self.live())
         with self.store.failing(failing):

@@ -26,7 +26,7 @@ def members(world: World, *, expiry: int | None = None) -> list[Session]:
 
 
 def publish(world: World, numbers: range) -> None:
-    """Publish messages to as many topics, so that each member gets a share."""
+    """Publish each message to a topic of its own, so that each member gets a share."""
     world.db.publish([ts.Message(f"t/{number}", b"%d" % number, f"p{number % 5}", 1) for number in numbers])
     list(world.db.replay("#"))  # ends the current epochs, if the layout has epochs
 

@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("topicstore conformance")
     group.addoption("--backend", metavar="NAME", help="test this installed backend only")
     group.addoption("--layout", metavar="NAME", help="test this installed layout only")
-    # The default name of the destination is that of one of pytest's own options.
+    # The default destination, ``plugins``, is that of one of pytest's own options.
     plugins = {"dest": "tested_plugins", "metavar": "NAMES"}
     group.addoption("--plugins", help="test these installed plugins, outermost first, comma-separated", **plugins)
     group.addoption("--quick", action="store_true", help=f"the same as {VARIABLE}=quick")

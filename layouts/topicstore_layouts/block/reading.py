@@ -451,8 +451,9 @@ class Reading:
             return self._rows_of_topic(block, stream, topic_filter.text, first, bound)
         wanted = self._wanted.of(topic_filter, None if stream == ALL else stream)
         elsewhere = block.stream != MIXED and not wanted.everything and block.stream not in wanted.by_stream
-        if elsewhere and block.stream in self.trie:  # a stream that was lost by damage may have any topics
-            return False  # without decoding its head
+        # The block's head isn't decoded, except for a stream that was lost by damage, which may have any topics.
+        if elsewhere and block.stream in self.trie:
+            return False
         topics = block.topics()
         mask = wanted.everything or block.stream in wanted.covered or self._mask(block, topic_filter, wanted)
         if mask is not False and stream != ALL and block.stream == MIXED:

@@ -88,7 +88,7 @@ class BlockSlab(Slab):
     # --- writing ---
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Add the batch to a write batch as blocks, with its new names and newly learned structure."""
+        """Add the batch's messages to ``write`` as blocks, with new names and newly learned structure."""
         self._writing.store(batch, write)
 
     def committed(self) -> None:

@@ -34,7 +34,7 @@ class Writing:
         self._topics, self._clients = names
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Add the batch to a write batch as blocks, with its new names and newly learned structure."""
+        """Add the batch's messages to ``write`` as blocks, with new names and newly learned structure."""
         if len(batch) == 1:
             self._store_message(batch, write)
         else:
