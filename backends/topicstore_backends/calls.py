@@ -13,7 +13,7 @@ __all__ = ["Calls"]
 
 
 class Calls:
-    """A guard of calls, ``with calls.lock(), calls: …``: refuses calls after `end`, and translates their errors.
+    """A guard of calls into an engine's library, ``with calls.lock(), calls: …``: refuses calls after `end`.
 
     Each thread has a lock of its own, for which only `end` waits, so that a snapshot can be released wherever Python
     collects garbage. Such a lock is taken and released in C, so Ctrl-C can't leave a lock held.
@@ -32,7 +32,7 @@ class Calls:
         return self._locks.get(get_ident()) or self._locks.setdefault(get_ident(), ProcessLock())
 
     def __enter__(self) -> None:
-        if self._closed:  # checked with the lock held: `end` waits for every call that took its lock first
+        if self._closed:  # the caller holds its lock, and `end` takes all locks before it returns
             raise DatabaseClosedError("the engine or the snapshot is closed")
 
     def __exit__(

@@ -75,7 +75,7 @@ def make_directory(path: Path) -> None:
 
 
 def disk_bytes(path: Path) -> int:
-    """Return the bytes of all files in a directory, of which an engine may delete some at the same time."""
+    """Return the total bytes of all files in a directory, even if an engine deletes some of them meanwhile."""
     total = 0
     for entry in path.iterdir():
         with suppress(FileNotFoundError):
@@ -117,7 +117,7 @@ class ReaderDirectory:
             if os.getpid() == self._owner:
                 with suppress(FileNotFoundError):
                     shutil.rmtree(self.path)
-        finally:  # files that remain are unlocked then, and count as abandoned
+        finally:  # without the lock, a directory that could not be removed counts as abandoned
             if self._lock >= 0:
                 lock, self._lock = self._lock, -1
                 os.close(lock)
@@ -148,7 +148,7 @@ def reader_directory(beside: Path | None) -> Iterator[ReaderDirectory]:
 def remove_abandoned(place: Path) -> None:
     """Remove the `ReaderDirectory`s in a directory whose processes were killed."""
     for left in place.glob(f"{READER}*"):
-        with suppress(OSError):  # another user's, one in use, or one that another process removes
+        with suppress(OSError):  # another user's directory, one in use, or one that another process is removing
             lock = _locked(left)
             try:
                 shutil.rmtree(left)
@@ -162,7 +162,7 @@ def _make_locked(place: Path) -> tuple[Path, int]:
         made = Path(tempfile.mkdtemp(prefix=READER, dir=place))
         try:
             lock = _locked(made)
-        except (BlockingIOError, FileNotFoundError):  # another process takes the directory for abandoned
+        except (BlockingIOError, FileNotFoundError):  # another process is removing the directory as abandoned
             continue
         except OSError:
             return made, -1

@@ -1,9 +1,9 @@
 """An engine in memory, for tests and for data that need not last. The other engines are tested against it.
 
 Each keyspace is a sorted map from a key to the versions of its value, oldest first, each with the
-number of the write that made it. A view is such a number: it sees the last version of each key that
-is not newer. This alone isolates scans and snapshots.
-Versions that no living view sees are dropped when their key is written again, and in sweeps.
+number of the write that made it. A view is the number of a write: readers of the view see each key's last version up to
+that write. Scans and snapshots are isolated by their views alone. Versions that no living view sees are dropped when
+their key is written again, and in sweeps.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class MemoryEngine(Engine):
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[list[tuple[K, bytes]]]:
-        """Yield the pairs of a range as they are when the first list is requested."""
+        """Yield lists of the key-value pairs of a range, in the state at the time when the first list is requested."""
         self._check_range(keyspace, start, end)
         return self._chunks(None, keyspace, start, end, reverse, limit)
 

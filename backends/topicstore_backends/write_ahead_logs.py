@@ -173,8 +173,9 @@ def cuts(directory: Path, *, manifest_counts: bool, refused: bool = False) -> li
 def least_sequence(directory: Path) -> int:
     """Return the lowest sequence number that LevelDB must reach when it opens a database and reads all of its logs.
 
-    That is the last number of the manifest, or that of the last change in the first write of a later log, if that
-    write is complete. The number is 0 if there is no database. Only the first write of each log is read.
+    That is the manifest's last sequence number, or a higher one: the number of the last change in the first write of a
+    later log, if that write is complete. The number is 0 if there is no database. Only the first write of each log is
+    read.
     """
     manifest = _manifest_of(directory)
     if manifest is None:
@@ -294,7 +295,8 @@ def _cuts_of(logs: list[Path], sequence: int, *, manifest_counts: bool) -> list[
             behind = f"what can be read behind byte {records.end:,} of {log.name}" if records.goes_on else ""
             found.append(Cut(log, records.end, behind))
         if manifest_counts and not records.writes:
-            expected = range(0)  # a new log is begun only after a write to this one: see `LeveldbEngine.reclaim`
+            # The log has lost its writes: the engine begins the next log only after a write (`LeveldbEngine.reclaim`).
+            expected = range(0)
     return found
 
 
@@ -315,7 +317,7 @@ def _changes(write: bytes) -> range:
 
 
 def cuts_of(damaged: CorruptionError, directory: Path, *, manifest_counts: bool) -> Sequence[Cut]:
-    """Return the cuts that an error carries; if it carries none, those of `cuts` with ``refused``."""
+    """Return the cuts that an error carries; if it carries none, the cuts that `cuts` finds with ``refused``."""
     if isinstance(damaged, CutNeededError):
         return damaged.cuts
     return cuts(directory, manifest_counts=manifest_counts, refused=True)
@@ -340,8 +342,8 @@ def link_uncut(
 def isolated(directory: Path) -> list[Cut]:
     """Return a cut for each log that holds incomplete writes; the cut damages the first part of each of them.
 
-    When RocksDB skips damage, it keeps the checksum of the parts before the damage. So it refuses the next write of
-    several parts, and with it the database.
+    When RocksDB skips damage, it keeps the checksum of the parts before the damage. So it refuses the next write that
+    has several parts, and therefore the database.
     """
     found = []
     for log in sorted(path for path in directory.iterdir() if _LOG.fullmatch(path.name)):
@@ -361,7 +363,7 @@ def isolated(directory: Path) -> list[Cut]:
 
 
 def apply_cuts(found: Sequence[Cut]) -> None:
-    """Truncate files, newest first, so that an interruption leaves no new gap; keep the bytes cut off beside them."""
+    """Truncate files, newest first, so that an interruption leaves no new gap; keep the removed bytes beside them."""
     for cut in reversed(found):
         if cut.keep is None:
             cut.file.rename(place_aside(cut.file, 0))

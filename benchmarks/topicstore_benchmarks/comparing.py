@@ -1,10 +1,10 @@
 """``topicstore bench compare A B``: the changes between two runs, beyond the noise.
 
-A cell is a contender, workload, durability, phase and metric that both runs have. Its change is the ratio of
-the medians, turned so that more than 1 is better, with the interval of two samples (see
-`topicstore_benchmarks.report.estimates`). Two runs are not measured side by side, so a machine that
-was slower during one of them makes everything worse. ``--relative-to`` divides times, within each trial, by
-those of an unchanged contender that both runs have; then the machine's speed cancels.
+A cell is a contender, workload, durability, phase and metric that both runs have. Its change is the ratio of the
+medians, inverted if necessary so that more than 1 is better, with the interval of two samples (see
+`topicstore_benchmarks.report.estimates`). Two runs are not measured side by side, so a machine that was slower during
+one of them makes all its values worse. ``--relative-to`` divides times, within each trial, by those of an unchanged
+contender that both runs have; then the machine's speed cancels.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Verdict = Literal["better", "worse", "same", "too noisy"]
 
 _MORE_IS_BETTER = "messages_per_second"
 _SAID_OTHERWISE = {"seconds": _MORE_IS_BETTER, "disk_bytes": "bytes_per_message"}
-"""Metrics that are left out if the equivalent one was measured."""
+"""Metrics that are omitted if an equivalent metric was measured."""
 _SPEEDLESS = frozenset({"disk_bytes", "bytes_per_message", "peak_memory"})
 """Metrics that don't depend on the speed of the machine."""
 _STYLES: dict[Verdict, str] = {"better": "green", "worse": "bold red", "same": "dim", "too noisy": "yellow"}
@@ -65,14 +65,14 @@ class Comparison:
     relative_to: str | None
 
     def count(self, verdict: Verdict) -> int:
-        """Return how many cells got a verdict."""
+        """Return the number of cells with a verdict."""
         return sum(change.verdict == verdict for change in self.changes)
 
 
 def compare(a: Path, b: Path, *, threshold: float = 0.05, relative_to: str | None = None) -> Comparison:
     """Return the changes from ``a`` to ``b``, each a run's directory or its ``results.parquet``.
 
-    ``better`` and ``worse``: the interval leaves out 1, and the median changed by more than ``threshold``.
+    ``better`` and ``worse``: the interval excludes 1, and the median changed by more than ``threshold``.
     ``same``: the interval lies within the threshold, or the change is clear and smaller. Everything else,
     and every figure with a single repetition on one side, is ``too noisy``.
 
@@ -113,7 +113,7 @@ def _verdict(better: Ratio, threshold: float) -> Verdict:
 
 
 def _cells(run: Run, relative_to: str | None) -> dict[Key, Mapping[str, float]]:
-    """Return the values to compare by trial; those of time relative to the reference, where it has them."""
+    """Return the values to compare, by trial; times are relative to the reference, where it has the same times."""
     if relative_to is not None and not any(key.contender == relative_to for key in run.values):
         raise ValueError(f"the run {run.name} has no figures of {relative_to!r} to be relative to")
     found: dict[Key, Mapping[str, float]] = {}

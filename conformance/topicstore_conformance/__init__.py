@@ -57,7 +57,9 @@ _MODULES = {
     "pair_of": "subjects.pairs",
 }
 
-if "pytest" in sys.modules:  # before these modules are imported, so that failing assertions show the compared values
+# Pytest rewrites modules only if they are registered before their import. Then failing assertions show the compared
+# values.
+if "pytest" in sys.modules:
     sys.modules["pytest"].register_assert_rewrite(
         *(
             f"{__name__}.{part}"

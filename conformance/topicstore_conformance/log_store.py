@@ -71,7 +71,7 @@ class LogStoreSuite:
         store.close()
 
     def test_any_history_gives_what_a_dict_would(self, store: LogStore) -> None:
-        """In any sequence of calls, each call has the result that it would have on a dict; names come in order."""
+        """In any sequence of calls, each call has the same result as on a dict, and names come in order."""
         number = 0
 
         @settings(max_examples=self.examples, suppress_health_check=list(HealthCheck))
@@ -183,7 +183,7 @@ def check_history(store: LogStore, root: str, operations: list[tuple[str, str, b
 
 
 def created(store: LogStore, name: str, racer: int, data: bytes | None = None) -> list[str]:
-    """Try to create an object; return its name in a list if that succeeded, else an empty one."""
+    """Try to create an object; return a list with its name if that succeeded, else an empty list."""
     try:
         store.create(name, b"%d" % racer if data is None else data)
     except ObjectExistsError:

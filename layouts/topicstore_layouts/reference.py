@@ -109,7 +109,7 @@ class ReferenceSlab(Slab):
         self._generation = generation
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Add a put for each message of the batch to a write."""
+        """Add a put for each message of the batch to a write batch."""
         columns = (
             batch.topics,
             batch.payloads,
@@ -206,11 +206,11 @@ class ReferenceSlab(Slab):
         return SlabInfo(streams=1)
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
-        """Decode every message up to a position; yield each damaged place, and 1 for each intact message."""
+        """Decode every message up to a position; yield a `Damage` or, for an intact message, 1."""
         for position, value in self._scan(0, bound):
             try:
                 self._read(position, value)
-            except (CorruptionError, NewerFormatError) as bad:  # a damaged version byte raises the latter
+            except (CorruptionError, NewerFormatError) as bad:  # a damaged version byte looks like a newer format
                 yield Damage(place=self._place(position), reason=bad.reason)
             else:
                 yield 1

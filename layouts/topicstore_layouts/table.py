@@ -7,7 +7,7 @@ Stored form, version 1: a table ``messages`` of the keyspace ``data``, in order 
     generation    UINTEGER     the generation's number
     stream        UBIGINT      0: a slab is one stream
     position      UBIGINT
-    shard         USMALLINT    the shard that it was stored for
+    shard         USMALLINT    the shard that the row was stored for
     time          TIMESTAMP    the time in the position, UTC
     timestamp     TIMESTAMP    the message's own time, UTC
     topic         VARCHAR
@@ -197,7 +197,7 @@ class TableSlab(Slab):
     # --- writing ---
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Add the rows to a write, and separately the payloads that are too large for a row."""
+        """Add the rows to a write batch, and separately the payloads that are too large for a row."""
         sizes = _sizes(batch.payloads)
         large = np.flatnonzero(sizes > _INLINE)
         rows = self._rows(batch, sizes, large)
@@ -254,7 +254,7 @@ class TableSlab(Slab):
         return int.from_bytes(place, "big") - 1
 
     def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
-        """Query the rows from the place on: all at once, or some at a time if there is a deadline."""
+        """Query the rows from the place on: all in one query, or some at a time if there is a deadline."""
         if stream != _STREAM:
             raise KeyError(stream)
         if len(place) != 8:
@@ -322,7 +322,7 @@ class TableSlab(Slab):
         payloads: list[bytes | None] | None = None
         if "payloads" in limits.columns and rows["payload"].null_count:
             payloads = self._payloads(rows)
-            if None in payloads:  # some were deleted since the query
+            if None in payloads:  # some rows were deleted since the query
                 kept = np.flatnonzero([payload is not None for payload in payloads])
                 rows, payloads = rows.take(kept), [payloads[row] for row in kept]
         if not rows.num_rows:
@@ -461,7 +461,8 @@ def _inline(payloads: Column, large: npt.NDArray[np.intp]) -> pa.Array:
     values: list[bytes | None] = list(to_iterable(payloads))
     for row in large.tolist():
         values[row] = None
-    return pa.array(values, pa.large_binary())  # together the payloads may exceed the 2 GB of a binary array
+    # A binary array holds at most 2 GB, and the payloads may be larger together.
+    return pa.array(values, pa.large_binary())
 
 
 def _column(column: pa.ChunkedArray) -> Column:

@@ -4,9 +4,9 @@ On disk
     ``shard.duckdb``, of DuckDB's storage version 2.0.0, and its log ``shard.duckdb.wal``. A keyspace
     is a table of the same name with the columns of its keys (``key BLOB``, or ``key_0``, ``key_1``, …:
     UINTEGER for 4 bytes, UBIGINT for 8), then ``part UINTEGER``, ``size UBIGINT`` and ``value BLOB``:
-    values are cut into pieces of 4,000 bytes, numbered from 0, each with the size of the whole value. Rows
-    that `WriteBatch.put_rows` appends lie in a table of the name it was given, listed in ``tables_of_rows``
-    (name VARCHAR, keyspace VARCHAR). Tables have no index.
+    values are cut into pieces of 4,000 bytes, numbered from 0, each with the size of the whole value. Rows that
+    `WriteBatch.put_rows` appends lie in a table of the name that its caller chose, listed in ``tables_of_rows`` (name
+    VARCHAR, keyspace VARCHAR). Tables have no index.
 
 Durability
     ``commit`` and ``sync`` are the same: DuckDB syncs its log in every commit, so stored messages
@@ -14,11 +14,11 @@ Durability
     it better than many small ones.
 
 Disk space
-    When the log is written into the file, the space of deleted rows becomes reusable, and free space at the end of the
-    file is truncated. That happens in a write after a delete, once a quarter of the file's size was put; in
-    `Engine.reclaim`, so when a generation is dropped or archived and in `Database.compact`; and when the log is large.
-    A file need not shrink, so ``reclaims_disk`` isn't declared: the file stays within a small multiple of the most
-    bytes that it held at once.
+    A checkpoint writes the log into the file. Then the space of deleted rows becomes reusable, and free space at the
+    end of the file is truncated. DuckDB checkpoints when the log is large. The engine does so in a write after a
+    delete, once a quarter of the file's size was put, and in `Engine.reclaim`, which is called when a generation is
+    dropped or archived and in `Database.compact`. A file need not shrink, so ``reclaims_disk`` isn't declared: the file
+    stays within a small multiple of the largest size of its data so far.
 
 Other processes
     can't open a shard's file while it is open here, not even to read: DuckDB locks it

@@ -57,7 +57,7 @@ class DuckdbOptions:
 
 
 class DuckdbBackend(Backend):
-    """A backend of DuckDB files, all attached to one DuckDB in memory."""
+    """A backend of DuckDB files, all attached to one in-memory DuckDB."""
 
     Options: ClassVar[type] = DuckdbOptions
     unneeded: ClassVar[Sequence[str]] = OWN_FILES
@@ -105,7 +105,8 @@ class DuckdbBackend(Backend):
     def open_reader(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, alone: bool) -> DuckdbEngine:
         """Open the file in the directory ``path`` and leave it and its log unchanged.
 
-        Raises `UnsupportedError` unless ``alone``: DuckDB lets no other process read beside one that may write.
+        Raises `UnsupportedError` unless ``alone``: while one process has the file open for writing, DuckDB lets no
+        other process read it.
         """
         if not alone:
             raise UnsupportedError(
@@ -147,11 +148,11 @@ class DuckdbBackend(Backend):
         create: bool = False,
         read_only: bool = False,
     ) -> DuckdbEngine:
-        """Attach a file, or the copy or link in its place that is in ``made``, which is removed at closing."""
+        """Attach a file or, if ``made`` is given, the copy or link in that directory, which closing removes."""
         opened = file if made is None else made.path / FILE
         translated = Translated(file, opened=opened)
         with translated:
-            # Raises if no file can be opened, where DuckDB would end the process.
+            # Raises if the process has no free file descriptor: DuckDB would end the process then.
             os.close(os.open(os.devnull, os.O_RDONLY))
             name = self._instance.attach(opened, read_only=read_only)
         try:

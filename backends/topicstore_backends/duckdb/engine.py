@@ -39,7 +39,7 @@ __all__ = ["FILE", "DuckdbEngine"]
 FILE = "shard.duckdb"
 _LISTED = "tables_of_rows"
 _SHARE_PUT, _LEAST_PUT = 0.25, 1 << 20
-"""The bytes put, as a share of the file's size and at least, after which the space of deleted rows is freed."""
+"""The space of deleted rows is freed after puts of this share of the file's size, and of at least this many bytes."""
 _COPIED = 2_048
 """Rows that a checkpoint copies at a time: as many as DuckDB reads at a time."""
 
@@ -163,7 +163,7 @@ class DuckdbEngine(Engine):
     # --- writing ----------------------------------------------------------------------
 
     def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
-        """Apply the batch in one transaction, synced: ranges first, then operations in their order, then rows.
+        """Apply the batch in one fsynced transaction: first range deletes, then puts and deletes in order, then rows.
 
         Raises `StorageFullError` when the disk is full, `EngineError` for other failures. If DuckDB then requires
         the file to be attached again, the engine does so: open scans and snapshots of all shards end with
@@ -183,7 +183,8 @@ class DuckdbEngine(Engine):
                     self._writer.rollback()
                 if INVALIDATED.search(str(error)):
                     self._attach_again_locked()
-                # If this matches, the batch is in the fsynced log; only the checkpoint into the file failed.
+                # An error that matches reports a failed checkpoint into the file: the batch itself is in the fsynced
+                # log.
                 if not LEFT_IN_LOG.search(str(error)):
                     raise
             self._free_locked(batch)
@@ -196,7 +197,7 @@ class DuckdbEngine(Engine):
         self._put += batch.size
         self._freed |= bool(batch.ranges) or None in chain.from_iterable([values for _, _, values in batch.runs])
         if self._freed and self._put >= max(_LEAST_PUT, _size(self._file) * _SHARE_PUT):
-            with suppress(duckdb.Error):  # the batch is in the log, and a later write tries again
+            with suppress(duckdb.Error):  # the batch is in the log; a later write repeats the checkpoint
                 self._write_log_locked()
 
     def _write_log_locked(self) -> None:
@@ -223,7 +224,7 @@ class DuckdbEngine(Engine):
         try:
             found = self._file.with_name(f"{FILE}.wal").stat()
         except FileNotFoundError:
-            return  # this commit has written the log into the file
+            return  # DuckDB checkpointed in this commit, and removed the log
         if self._log != (found.st_dev, found.st_ino):
             sync(self._file.parent)
             self._log = found.st_dev, found.st_ino
@@ -285,14 +286,16 @@ class DuckdbEngine(Engine):
         if name not in self._rows:
             run(self._writer, f"CREATE TABLE IF NOT EXISTS {table} AS SELECT * FROM rows LIMIT 0", rows=rows)
             run(self._writer, f"INSERT INTO {self._qualified(_LISTED)} VALUES (?, ?)", [name, keyspace.name])
-            # Set before the commit. If that fails, the entry is harmless: no write follows before `recover` clears it.
+            # Set before the commit. If the commit fails, the entry is harmless: no write follows before `recover`
+            # clears it.
             self._rows[name] = Columns.of(keyspace, rows.column_names[: len(keyspace.shape or ())])
         if rows.num_rows:
             run(self._writer, f"INSERT INTO {table} SELECT * FROM rows", rows=rows)
 
     def _attach_again_locked(self) -> None:
         self._detached = True
-        with suppress(duckdb.Error, EngineError):  # the write's own error is reported; the next write tries again
+        # Only the write's error is raised; the next write tries to attach again.
+        with suppress(duckdb.Error, EngineError):
             self._attach_if_detached_locked()
 
     def _attach_if_detached_locked(self) -> None:
@@ -310,12 +313,12 @@ class DuckdbEngine(Engine):
     def recover(self) -> bool:
         """Attach the file again if a failed write requires that, load the list of its tables, and return True.
 
-        DuckDB rolls failed transactions back, and files are not closed one by one: see `Instance.attach_again`.
+        Other failures need no recovery, because DuckDB rolls the transaction back.
         """
         with self._write_lock, self._translated:
             self.check_open()
             self._attach_if_detached_locked()
-            self._rows.clear()  # a failed write may have added one
+            self._rows.clear()  # a failed write may have added a table
             self._look()
         return True
 
@@ -344,7 +347,7 @@ class DuckdbEngine(Engine):
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[list[tuple[K, bytes]]]:
-        """Yield the pairs of a range as they are when the first list is requested.
+        """Yield lists of the key-value pairs of a range, in the state at the time when the first list is requested.
 
         The first list costs a millisecond or more: DuckDB has no index and searches the row groups of the range.
         """
@@ -371,10 +374,10 @@ class DuckdbEngine(Engine):
     ) -> Iterator[list[tuple[K, bytes]]]:
         """Yield lists of the key-value pairs of a range as ``view``, a snapshot, sees them.
 
-        Without a view, they are yielded as they are when the first list is requested.
+        Without a view, the scan sees the state at the time when the first list is requested.
         """
         table = self._tables[keyspace.name]
-        table.columns.condition(span)  # raises for unfit keys here rather than with the first list
+        table.columns.condition(span)  # raises for keys of another shape now, not when the first list is requested
         return self._lists(view, table, span, reverse, limit)
 
     def _lists(
@@ -411,15 +414,15 @@ class DuckdbEngine(Engine):
         """Run a statement that only reads, in DuckDB's SQL, and return its result.
 
         Parameters are ``?`` or ``$1`` in the statement. A statement can name and read any file that DuckDB can
-        read: don't run untrusted statements. With ``beside``, a table is the union of that table in all shards
-        that have it. Raises `InvalidArgumentError` for a statement that is wrong or writes.
+        read: don't run untrusted statements. A table is the union of the tables of that name in this engine and in
+        those ``beside`` it. Raises `InvalidArgumentError` for a statement that is wrong or writes.
         """
         engines = [self, *(self._sibling(other) for other in beside)]
         try:
             return self._sql(statement, parameters, engines)
         except (EngineError, InvalidArgumentError):
             for engine in engines:
-                engine.check_open()  # a shard that was closed meanwhile has no tables
+                engine.check_open()  # the error of a shard that was closed meanwhile is `DatabaseClosedError`
             raise
 
     def _sql(self, statement: str, parameters: Sequence[Any], engines: Sequence[DuckdbEngine]) -> pa.Table:
@@ -493,7 +496,7 @@ class DuckdbEngine(Engine):
             make_directory(path)
             sync(path)
         self.check_open()
-        # A separate DuckDB: a file attached to this one could be held by any other statement that runs now.
+        # A separate DuckDB, because any statement that runs meanwhile on a DuckDB keeps the files attached to it open.
         instance = self._instance.another()
         with Translated(path / FILE), contextlib.ExitStack() as closing:
             name = instance.attach(path / FILE)
@@ -507,7 +510,8 @@ class DuckdbEngine(Engine):
 
     def _copy(self, view: View, tables: Sequence[str], target: duckdb.DuckDBPyConnection, name: str) -> None:
         with view.lock, view as source:
-            run(source, "SET SESSION arrow_large_buffer_size = true")  # otherwise 2,048 rows may hold at most 2 GiB
+            # Otherwise the values of 2,048 rows may have at most 2 GiB together.
+            run(source, "SET SESSION arrow_large_buffer_size = true")
             target.begin()
             for table in tables:
                 copy, columns = f"{name}.main.{quoted(table)}", self._columns_of(source, table)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Instance", "View", "check_path", "fetch", "quoted", "run"]
 
-# DuckDB rewrites and skips whole row groups; small ones cost scans nothing measurable.
+# DuckDB rewrites and skips whole row groups. Small row groups don't slow scans measurably.
 # https://duckdb.org/docs/2.0/sql/statements/attach
 ROW_GROUP = 8_192
 # Fixed, so that a later DuckDB still writes files that this version can read.
@@ -117,7 +117,7 @@ class Instance:
         """The names of files that could not be attached again. Guarded by `_lock`."""
         self._left: list[Path] = []
         """Files that were written and detached since DuckDB was started. Guarded by `_lock`."""
-        # Weak, so that a scan that is dropped halfway ends its transaction at once.
+        # Weak, so that garbage collection of an unfinished scan ends its transaction.
         self._views: WeakSet[View] = WeakSet()
         """Guarded by `_viewing`."""
         self._viewing = ProcessLock()
@@ -130,7 +130,7 @@ class Instance:
     def attach(self, file: Path, *, read_only: bool = False) -> str:
         """Attach a file, created if it doesn't exist, and return its name in statements.
 
-        With ``read_only`` it must exist, and DuckDB spills to the system's temporary directory.
+        With ``read_only`` the file must exist, and DuckDB spills to the system's temporary directory.
         """
         with self._lock:
             if self._root is None:

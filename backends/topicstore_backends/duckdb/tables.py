@@ -28,7 +28,8 @@ PIECE = 4_000
 
 FIRST_PIECES = 64
 """The rows of one piece each that a scan reads first, so that a small range needs only one statement."""
-# The number of keys that a scan sorts at a time after that; a blob may have 64 KB.
+# The numbers of keys that a scan sorts at a time after `FIRST_PIECES`: the first, and the most for keys of integers and
+# for keys that are blobs of up to 64 KB. They grow by the factor `GROWTH`.
 FIRST_KEYS, MOST_NUMBERS, MOST_BLOBS = 512, 1 << 18, 1 << 12
 GROWTH = 8
 # The most pairs and bytes in one list of a scan.
@@ -125,7 +126,7 @@ class Columns(Generic[K]):
     def between(self, keys: Sequence[K], prefix: str) -> tuple[str, list[Any]]:
         """Return the condition that each column lies between the smallest and largest of ``keys``.
 
-        The join implies this condition, but DuckDB skips row groups only if it is written out.
+        The join implies this condition, but DuckDB skips row groups only if the statement contains it.
         """
         columns = [keys] if self.keyspace.shape is None else list(zip(*keys, strict=True))
         terms = [
@@ -142,7 +143,7 @@ class Columns(Generic[K]):
 
     def delete_keys(self, connection: DuckDBPyConnection, table: str, keys: Sequence[K]) -> None:
         """Delete the rows of a table with these keys."""
-        if len(keys) == 1:  # this is a quarter of a millisecond faster than the join
+        if len(keys) == 1:  # for one key, this is a quarter of a millisecond faster than the join
             self.delete(connection, table, Span(keys[0], keys[0], through=True))
             return
         bounds, values = self.between(keys, "stored.")
@@ -237,7 +238,7 @@ class Table(Generic[K]):
         while row < len(rows):
             *parts, size, _ = rows[row]
             pieces = rows[row : row + max(-(-size // PIECE), 1)]
-            if row + len(pieces) == len(rows) and not ended:  # more of its pieces may follow
+            if row + len(pieces) == len(rows) and not ended:  # further pieces of this value may follow
                 break
             if pieces[-1][: len(parts)] != tuple(parts):
                 raise self._torn()

@@ -99,8 +99,8 @@ class LeveldbBackend(Backend):
     def open_shard(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, create: bool) -> LeveldbEngine:
         """Open the database in ``path``; with ``create`` create it if it doesn't exist.
 
-        Raises `EngineError` when there is no database, when another engine has it open or when it holds something
-        else; `CorruptionError` when it is damaged, and `LogDamagedError` when only the end of its logs is.
+        Raises `EngineError` when there is no database, when another engine has it open or when it has another format or
+        other keyspaces; `CorruptionError` when it is damaged, and `LogDamagedError` when only the end of its logs is.
         """
         with Translated(path):
             if create:
@@ -108,7 +108,7 @@ class LeveldbBackend(Backend):
             else:
                 check_there(path / "CURRENT", "LevelDB")
             remove_abandoned(path)
-            restore_unread(path)  # a process may have died while it opened the database
+            restore_unread(path)  # if a process died while it opened the database, this finishes or undoes that opening
             check_logs(path, manifest_counts=True)
             if (path / "CURRENT").exists():
                 keep_files(path)
@@ -135,7 +135,7 @@ class LeveldbBackend(Backend):
     def open_damaged(
         self, path: Path, keyspaces: Sequence[Keyspace[Any]], damaged: CorruptionError, *, salvage: bool
     ) -> LeveldbEngine:
-        """Open the database with its logs cut at the damage, or as much as can be read.
+        """Open the database with its logs truncated at the damage or, with ``salvage``, as much as can be read.
 
         See `Backend.open_damaged`. With ``salvage``, writes that share a 32 KB block of the log with the damage
         are lost, too.
@@ -170,7 +170,7 @@ class LeveldbBackend(Backend):
         made: ReaderDirectory | None = None,
         paranoid: bool = True,
     ) -> LeveldbEngine:
-        """Open the database of the directory ``path``, in ``made`` if that is given, which is removed at closing."""
+        """Open the database in ``path`` or, if ``made`` is given, its copy in that directory, which closing removes."""
         _THREADS.begin()
         opened = path if made is None else made.path
         with Translated(path, opened=opened, opening=True):
@@ -180,7 +180,7 @@ class LeveldbBackend(Backend):
                 instance.database = _open_database(opened, self.options, paranoid=paranoid)
                 if paranoid and least_sequence(opened) < before:
                     raise EngineError(f"{path}: LevelDB has not read all of its logs; open the database again")
-                if paranoid:  # otherwise the format itself may be unreadable
+                if paranoid:  # after salvage, the record of the format may be missing
                     _check_format(path, instance.database, keyspaces)
                 return LeveldbEngine(opened, instance, keyspaces, made)
             except BaseException:

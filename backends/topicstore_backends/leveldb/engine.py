@@ -30,8 +30,8 @@ __all__ = ["LeveldbEngine"]
 # A range with more keys, or more bytes in table files, is hidden first and removed later.
 MOST_DELETES = 10_000
 MOST_DELETED_BYTES = 64 << 20
-# Hidden keys that a batch removes: this many and two for each change of its own, so that removal
-# outruns new writes; and the number that `reclaim` removes at a time.
+# The number of hidden keys that a batch removes, besides two for each of its own changes, so that removal outruns new
+# writes; and the number that `reclaim` removes at a time.
 REMOVED_A_WRITE = 64
 REMOVED_AT_ONCE = 4096
 # Keys that `LeveldbEngine.verify` reads before it lets a waiting `close` proceed.
@@ -44,7 +44,7 @@ _Run = tuple[Keyspace[Any], list[Key], list[bytes | None]]
 
 
 def _records(database: Any) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the hidden ranges; raise if one can't be read, because the keys that it hides would be visible again."""
+    """Yield the hidden ranges; raise if one can't be read, because its keys would otherwise be visible again."""
     for start, end in database.iterator(start=HIDDEN, stop=bytes([KEYSPACE]), verify_checksums=True):
         yield start[1:], end
     with database.raw_iterator(verify_checksums=True) as behind:
@@ -89,13 +89,13 @@ class LeveldbEngine(Engine):
         forking.remember(self)
 
     def leave_to_parent(self) -> None:
-        """Drop the database in a forked child, in which the engine counts as closed from now on."""
+        """Drop the references to the database in a forked child, where the engine counts as closed from now on."""
         self._instance.leave_to_parent()
 
     # --- writing ----------------------------------------------------------------------
 
     def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
-        """Apply the batch: ranges first, then the operations in their order.
+        """Apply the batch: first range deletes, then puts and deletes in their order.
 
         While there are hidden ranges, each batch also removes some of their keys. Raises `StorageFullError`
         when the disk is full, `EngineError` for other failures; from then on the engine
@@ -209,9 +209,9 @@ class LeveldbEngine(Engine):
     def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:
         """Remove all hidden keys, then compact the range. Releases the GIL; other threads may write meanwhile.
 
-        LevelDB compacts a level into the next, but never the last level that holds keys of the range. A flush may
-        have written puts and their deletes there unmerged. So a second compaction carries deletes of two absent
-        keys, one at each end of the range, down to that level.
+        LevelDB compacts a level into the next, but never the last level that holds keys of the range. A flush may have
+        written puts and their deletes to that level without merging them. So a second compaction carries deletes of two
+        absent keys, one at each end of the range, down to that level.
         """
         space = self._spaces[keyspace.name]
         first, last = space.encode(start), space.encode(end)
@@ -285,11 +285,11 @@ class LeveldbEngine(Engine):
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[list[tuple[K, bytes]]]:
-        """Yield the pairs of a range as they are when the first list is requested.
+        """Yield lists of the key-value pairs of a range, in the state at the time when the first list is requested.
 
-        That list is small (16 pairs or 64 KB) and the next ones grow to 256 pairs or 256 KB. Where a
-        block is damaged, the pairs before it come first and `CorruptionError` after them; going
-        backwards, the pair next to it may be missing.
+        That list is small (16 pairs or 64 KB) and the next ones grow to 256 pairs or 256 KB. At a damaged block, the
+        pairs before the block are yielded, then `CorruptionError` is raised. In a reverse scan, the pair next to the
+        block may be missing.
         """
         space = self._spaces[keyspace.name]
         return Scan(self._present, space, space.encode_span(start, end), reverse, limit)
@@ -306,8 +306,8 @@ class LeveldbEngine(Engine):
     def flush_log(self) -> None:
         """Fsync the logs, so that every completed write is durable. Releases the GIL.
 
-        Writes from before the newest log are in an older one until its table is on disk and LevelDB deletes it,
-        so all logs are synced (https://github.com/google/leveldb/issues/193).
+        An older log has the only copy of its writes until their table is on disk and LevelDB deletes the log, so all
+        logs are synced (https://github.com/google/leveldb/issues/193).
         """
         with self._calls.lock(), self._calls:
             try:
@@ -337,7 +337,7 @@ class LeveldbEngine(Engine):
         return int(self._database.get_property(b"leveldb." + name.encode()) or 0)
 
     def verify(self) -> Iterator[str]:
-        """Read every table block that holds a pair, and check its checksum; yield a sentence for each damaged place.
+        """Read every table block that holds a pair, and check its checksum; yield a sentence for each damaged region.
 
         LevelDB doesn't say which file is damaged, so a sentence names the keys around the damage. Deleted pairs
         that are still on disk are read, too.
@@ -399,8 +399,8 @@ class LeveldbEngine(Engine):
 
         Waits for calls of other threads that are inside LevelDB. Buffered writes are in the log.
 
-        A compaction that the close ends leaves the table that it was writing, unsynced, and the next opening removes
-        it. It is synced here, because the framework compares the files with those that the close has left.
+        A compaction that the close interrupts leaves its unfinished table, unsynced, and the next opening removes that
+        table. It is synced here, because the framework compares the files with the list that it makes after the close.
         """
         with ExitStack() as closing:  # each callback runs even if another raises, the last one first
             closing.callback(self._tidy_up)

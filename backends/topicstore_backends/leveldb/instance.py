@@ -21,7 +21,7 @@ __all__ = ["Instance"]
 class Instance:
     """The open database with its iterators and snapshots, which are released only in calls that `close` waits for.
 
-    If Python's garbage collection released an iterator, another thread might be closing its database.
+    Python's garbage collector must not release an iterator, because another thread may be closing the database.
     """
 
     def __init__(self, path: Path, translated: Translated) -> None:
@@ -40,7 +40,7 @@ class Instance:
             raise EngineError(f"{path}: the LevelDB database is open already, in this process")
 
     def give(self, made: Any) -> Any:
-        """Register and return an iterator or a snapshot. The caller makes it and calls this within `calls`."""
+        """Register and return an iterator or a snapshot that the caller has created within the same use of `calls`."""
         self._given.add(made)
         return made
 

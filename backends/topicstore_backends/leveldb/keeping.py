@@ -43,10 +43,10 @@ def keep_files(path: Path) -> None:
 
 
 def restore_unread(path: Path) -> bool:
-    """Compare a database with the files kept of it, if there are any; return whether LevelDB has read all logs.
+    """Compare a database with its kept files, if there are any; return whether LevelDB has read all logs.
 
-    If not, the files are restored, for which the database must not be open. Then the kept files are removed. The next
-    call, in any process, finishes an interrupted one.
+    If not, the files are restored; so the database must not be open. Then the kept files are removed. If the call is
+    interrupted, the next call, in any process, completes its work.
     """
     kept = path / OPENING
     if not kept.is_dir():
@@ -62,7 +62,7 @@ def drop_kept(path: Path) -> None:
     """Remove the kept files, if there are any. The caller knows that LevelDB has read all logs."""
     kept, unfinished = path / OPENING, path / f"{OPENING}-unfinished"
     if kept.is_dir():
-        kept.rename(unfinished)  # atomic, so that no part of the files can be restored
+        kept.rename(unfinished)  # atomic, so that no later call restores a part of the files
         shutil.rmtree(unfinished)
 
 
@@ -71,7 +71,7 @@ def _restore(path: Path, kept: Path) -> None:
     names = set(os.listdir(kept))  # noqa: PTH208 - texts
     for name in os.listdir(path):  # noqa: PTH208 - texts
         if name.endswith(".log") and name not in names:
-            (path / name).unlink()  # begun by the opening, it holds only the marks of a new database
+            (path / name).unlink()  # begun by the interrupted opening, the log holds only the marks of a new database
     for name in names - {"CURRENT"}:
         if not (path / name).exists():
             _link_or_copy(kept / name, path / name)

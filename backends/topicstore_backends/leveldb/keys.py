@@ -71,7 +71,7 @@ class HiddenRanges:
         return self._starts[number], self._ends[number]
 
     def without(self, keys: Iterable[bytes]) -> HiddenRanges:
-        """Return these ranges without some keys, around which they are split."""
+        """Return the ranges split around some keys, so that they no longer hide these keys."""
         inside = sorted(key for key in set(keys) if self.around(key))
         if not inside:
             return self

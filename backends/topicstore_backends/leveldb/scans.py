@@ -26,7 +26,7 @@ __all__ = ["LeveldbSnapshot", "Past", "Present", "Scan", "values_of"]
 FIRST_PAIRS, MOST_PAIRS = 16, 256
 FIRST_BYTES, MOST_BYTES = 1 << 16, 1 << 18
 GROWTH = 4
-# Pairs read at once, before their sizes are known: this many large ones may be in memory together.
+# The number of pairs that are read in one step, before their sizes are known; all of them may be large.
 PART_PAIRS = 32
 
 _VALUE = itemgetter(1)
@@ -44,9 +44,9 @@ class Present:
         """Held while a batch changes hidden ranges, so that no other thread sees the batch without the ranges."""
 
     def begin(self, space: Space, span: tuple[bytes, bytes], reverse: bool) -> tuple[Any, HiddenRanges, bool]:
-        """Return an iterator, the hidden ranges at its creation, and whether its keys lack their first byte.
+        """Return an iterator, the hidden ranges at its creation, and whether its keys lack the keyspace's byte.
 
-        plyvel removes that byte at no cost, but not for iterators of a snapshot. A scan that looks for hidden keys
+        plyvel omits that byte at no cost, but not in iterators of a snapshot. A scan that looks for hidden keys
         needs the byte.
         """
         with self.changing:
@@ -83,7 +83,7 @@ class Past:
         self._hidden = hidden
 
     def begin(self, space: Space, span: tuple[bytes, bytes], reverse: bool) -> tuple[Any, HiddenRanges, bool]:
-        """Return an iterator, the hidden ranges, and False: the iterator's keys have their first byte."""
+        """Return an iterator, the hidden ranges, and False: the iterator's keys begin with the keyspace's byte."""
         return self.instance.give(_iterator(self.reader, span, reverse)), self._hidden, False
 
     def raw_iterator(self) -> Any:
@@ -120,7 +120,7 @@ def values_of(reader: Any, hidden: HiddenRanges, keys: Sequence[bytes]) -> list[
 class Scan(Iterator[list[Pair]]):
     """An iterator over the pairs of one range, a list at a time."""
 
-    _iterator: Any = None  # also for `__del__` after a signal handler interrupted the constructor
+    _iterator: Any = None  # read by `__del__` even if a signal handler interrupted the constructor
 
     def __init__(
         self, source: Present | Past, space: Space, span: tuple[bytes, bytes], reverse: bool, limit: int | None
@@ -315,7 +315,7 @@ class LeveldbSnapshot(Snapshot):
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[list[tuple[K, bytes]]]:
-        """Yield the pairs of a range as they were; see `LeveldbEngine.scan`."""
+        """Yield the pairs of a range that the snapshot sees; see `LeveldbEngine.scan`."""
         space = self._spaces[keyspace.name]
         return Scan(self._past, space, space.encode_span(start, end), reverse, limit)
 

@@ -1,9 +1,9 @@
-"""A log store in a directory of one machine, or of a file system whose machines see each other's files at once.
+"""A log store in a directory of one machine, or of a file system on which all machines see a new file immediately.
 
 An object is a file, and the parts of its name are directories. The store writes a staged file, fsyncs it, links it to
 the object's name, which the kernel refuses if the name is taken, and fsyncs the directory. So a named file is complete.
 An object that a caller has seen survives a power failure: a process that lists a directory, or finds a name taken,
-fsyncs the directory first. The process that made the link may not have done so yet.
+fsyncs the directory first. The process that made the link may not have fsynced it yet.
 
 Network file systems that cache directory entries, such as NFS, don't satisfy `topicstore.contract.log_store`.
 """
@@ -40,7 +40,7 @@ _STAGING = ".drafts"
 """The directory of staged files, which are being written. No part of an object's name begins with a dot."""
 _OWNER_ONLY = 0o700
 _CHUNK = 1_000
-"""The most names that are yielded at once."""
+"""The most names in a list that is yielded."""
 _REFUSED = frozenset(
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
 )
@@ -136,7 +136,7 @@ class DirectoryLogStore(LogStore):
             return
         except OSError as error:
             raise self._unavailable(path, error) from error
-        # Whole names are in order, so a directory is sorted by its name with a slash.
+        # Names are ordered as whole paths, so a directory is sorted by its name with a slash.
         for name, is_folder in sorted((f"{name}/" if is_folder else name, is_folder) for name, is_folder in found):
             full = f"{folder}/{name}"
             if is_folder:
@@ -151,7 +151,7 @@ class DirectoryLogStore(LogStore):
             staged = self._staging / f"{os.getpid()}-{secrets.token_hex(8)}"
             descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
-                lock_file(descriptor, fcntl.LOCK_EX, staged)  # so that no other process takes it for abandoned
+                lock_file(descriptor, fcntl.LOCK_EX, staged)  # so that no other process takes the file for abandoned
                 left = memoryview(data)
                 while left:
                     left = left[os.write(descriptor, left) :]
@@ -186,7 +186,7 @@ class DirectoryLogStore(LogStore):
             if not one.is_dir():
                 one.mkdir(_OWNER_ONLY, exist_ok=True)
             if one != one.parent and one.is_relative_to(self._root):
-                sync(one.parent)  # even if another process has just made it, and not synced it yet
+                sync(one.parent)  # also an existing directory: the process that made it may not have synced it yet
 
     def _check_root(self) -> None:
         """Raise `StorageUnavailableError` if the path leads to another directory than when it was first seen.
@@ -194,11 +194,11 @@ class DirectoryLogStore(LogStore):
         Without its mount, or moved away, a store would look empty: readers would miss acknowledged writes, and
         objects would be created where the next mount hides them.
         """
-        known = self._identity  # read first: another thread may make the directory meanwhile
+        known = self._identity  # read before the directory is looked up: another thread may make it meanwhile
         try:
             found = _identity(self._root)
         except FileNotFoundError as error:
-            if known is None:  # no site has made it yet
+            if known is None:  # no process has made the directory yet
                 return
             raise self._unavailable(self._root, error) from error
         except OSError as error:

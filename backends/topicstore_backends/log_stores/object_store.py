@@ -5,7 +5,7 @@ Addresses and credentials are obstore's own configuration: the environment varia
 among the options.
 
 A store may answer "already exists" to a request that lost a race whose winner then failed (S3's 409). So that answer
-doesn't prove that the object exists: the caller reads the object, and tries again if there is none.
+doesn't prove that the object exists: the caller must read the object, and create it again if it is absent.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from topicstore.contract.options import make_options
 __all__ = ["ObjectLogStore", "ObjectStoreOptions"]
 
 _CHUNK = 1_000
-"""The most names that are yielded at once; a page of S3."""
+"""The most names in a list that is yielded: as many as in a page of S3."""
 _FAILED = (BaseError, OSError)  # obstore raises Python's own errors for some failures
 _REFUSED = (PermissionDeniedError, UnauthenticatedError, PermissionError)
 _REFUSAL = re.compile(

@@ -1,4 +1,4 @@
-"""Options of RocksDB, and opening databases for writing, or for reading beside a writer."""
+"""Options of RocksDB, and opening databases for writing, or for reading while another process writes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from .errors import Translated
 
 __all__ = ["RocksdbBackend", "RocksdbOptions"]
 
-# Open table files of a shard. Each costs a descriptor and some memory outside the block cache,
-# so without a bound both would grow with the stored data.
+# The most open table files of a shard. Each takes a file descriptor and memory outside the block cache; without a
+# bound, both would grow with the stored data.
 OPEN_FILES = 128
 # The index has one entry per block: with 16 KB it is a quarter of the size that it has with RocksDB's
 # default of 4 KB, and scans of small values are a tenth faster. A larger value gets a block of its own.
@@ -106,8 +106,8 @@ class RocksdbBackend(Backend):
         families = dict.fromkeys((keyspace.name for keyspace in keyspaces), options)
         with Translated(path, opening=True):
             scarce = shutil.disk_usage(path).free < SCARCE * self.room
-            # Otherwise a compaction could start at once and fill the disk, after which RocksDB neither frees space
-            # nor closes cleanly.
+            # Otherwise a compaction could start during the opening and fill the disk, and RocksDB could neither free
+            # space nor close cleanly.
             options.set_disable_auto_compactions(scarce)
             try:
                 with Translated(path, opening=True):
@@ -130,7 +130,7 @@ class RocksdbBackend(Backend):
     def open_damaged(
         self, path: Path, keyspaces: Sequence[Keyspace[Any]], damaged: CorruptionError, *, salvage: bool
     ) -> RocksdbReader:
-        """Open the database with its logs cut at the damage, or as much as can be read.
+        """Open the database with its logs truncated at the damage or, with ``salvage``, as much as can be read.
 
         See `Backend.open_damaged`. With ``salvage``, writes that share a 32 KB block of the log with the damage
         are lost, too.
@@ -146,10 +146,10 @@ class RocksdbBackend(Backend):
         return RocksdbReader(path, opened, keyspaces, self._cache)
 
     def open_reader(self, path: Path, keyspaces: Sequence[Keyspace[Any]], *, alone: bool) -> RocksdbReader:
-        """Open the database in ``path`` as it is now, without its lock, even beside a writer.
+        """Open the current state of the database in ``path``, without its lock, even while another process writes.
 
-        The log is read twice, at about 150 MB a second or 4 µs for each write. The log of a closed database is
-        empty.
+        Opening reads the log twice, at about 150 MB a second or 4 µs for each write. A database that was closed in
+        order has an empty log.
         """
         _THREADS.begin()
         options, families = self._reading(keyspaces)
@@ -173,8 +173,8 @@ def _database_options(chosen: RocksdbOptions, cache: rocksdict.Cache) -> rocksdi
     options.create_missing_column_families(True)
     options.set_paranoid_checks(True)
     options.set_wal_recovery_mode(rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records())
-    # All families are written out together. Otherwise, when the newest log is cut short, a family that was
-    # written out since is ahead of the others, half of a batch is stored, and RocksDB refuses to open.
+    # All families are written out together. Otherwise, if the newest log loses its end, a family that was flushed alone
+    # has later writes than the others: a part of a batch is stored, and RocksDB refuses to open.
     # https://github.com/facebook/rocksdb/wiki/Atomic-flush
     options.set_atomic_flush(True)
     options.set_compression_type(_COMPRESSION[chosen.compression]())
@@ -186,8 +186,8 @@ def _database_options(chosen: RocksdbOptions, cache: rocksdict.Cache) -> rocksdi
     # write of 40 KB took 5 to 30 ms instead of 40 to 100 ms.
     options.set_max_write_buffer_number(4)
     options.set_max_open_files(OPEN_FILES)
-    # Small shards should take little space: RocksDB's info log grows by 75 KB at every opening, a thousand
-    # old ones are kept, and the manifest reserves 4 MB.
+    # Small shards should take little space. By default, RocksDB writes an info log of 75 KB at every opening and keeps
+    # a thousand of them, and reserves 4 MB for the manifest.
     options.set_keep_log_file_num(1)
     options.set_max_log_file_size(1 << 20)
     options.set_stats_dump_period_sec(0)

@@ -37,10 +37,10 @@ __all__ = ["Opened", "RocksdbEngine", "RocksdbReader"]
 Opened: TypeAlias = tuple[rocksdict.Rdict, ReaderDirectory]
 """A database that is only read, and the directory in which it was opened."""
 
-# From this many sorted keys on, an iterator visits them without filling the block cache: so many blocks would
-# evict those that are read repeatedly, and inserting a block takes as long as reading it.
+# From this many sorted keys on, an iterator visits them without filling the block cache: the blocks of so many keys
+# would evict blocks that are read repeatedly, and inserting a block takes as long as reading it.
 MANY_KEYS = 256
-# After each such number of entries, `RocksdbEngine.verify` releases the lock for a moment.
+# The number of entries after which `RocksdbEngine.verify` releases the lock, so that waiting threads can take it.
 VERIFY_STEPS = 1000
 
 
@@ -78,7 +78,7 @@ class RocksdbEngine(Engine):
             failing.pop_all()
         self._lock = forking.ProcessLock()
         """Held during a write, and while iterators are made: those of a snapshot must see the same writes."""
-        # Weak, so that a scan that is dropped halfway releases its iterator at once.
+        # Weak, so that garbage collection of an unfinished scan releases its iterator.
         self._cursors: WeakSet[Cursor] = WeakSet()
         self._calls = Calls(self._translated)
         self._closed = False
@@ -93,12 +93,13 @@ class RocksdbEngine(Engine):
         forking.remember(self)
 
     def merge_small_tables(self) -> None:
-        """Merge the small tables that short sessions have left, unless disk space is scarce."""
+        """Merge the small tables that short runs of programs have left, unless disk space is scarce."""
         if self._scarce:
             return
         with self._calls.lock(), self._calls:
             for family, first, last in small_runs(self._database, self._families.values()):
-                # Compaction of a table that can't be read would end all writing; readers and `verify` report it.
+                # After compaction of an unreadable table, RocksDB would refuse all writes. So `_walk` reads the tables
+                # first; readers and `verify` report the damage.
                 with suppress(EngineError):
                     if self._walk(family, first, last + b"\0") is None:
                         family.data.compact_range(first, last, REWRITING)
@@ -110,10 +111,10 @@ class RocksdbEngine(Engine):
         """
         forking.leak(self._database, *self._families.values())
         self._closed = True
-        self._families = ByKeyspace()  # so that `get`, which takes no lock, finds no keyspace
+        self._families = ByKeyspace()  # so that `get`, which takes no lock, doesn't reach the leaked families
 
     def write(self, batch: WriteBatch, *, sync: bool = False) -> None:
-        """Apply the batch: ranges first, then the operations in their order.
+        """Apply the batch: first range deletes, then puts and deletes in their order.
 
         Raises `StorageFullError` when the disk is full, `EngineError` for other failures;
         RocksDB then refuses further writes until the shard is opened again.
@@ -160,7 +161,7 @@ class RocksdbEngine(Engine):
         """Compact the range before returning. Releases the GIL."""
         family = self._family(keyspace)
         with self._calls.lock(), self._calls:
-            self._database.flush(True)  # raises the error that keeps RocksDB from writing: compacting raises none
+            self._database.flush(True)  # raises the error for which RocksDB refuses writes; `compact_range` would not
             family.data.compact_range(family.encode(start), family.encode(end))
             if self._scarce:
                 self._scarce = False
@@ -197,11 +198,11 @@ class RocksdbEngine(Engine):
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[list[tuple[K, bytes]]]:
-        """Yield the pairs of a range as they are when the first list is requested.
+        """Yield lists of the key-value pairs of a range, in the state at the time when the first list is requested.
 
         That list is small (16 pairs or 64 KB) and the next ones grow to 4096 pairs or 1 MB. A pair
-        is not read before its list is requested. Where a block is damaged, the pairs before it come
-        first and `CorruptionError` after them.
+        is not read before its list is requested. At a damaged block, the pairs before the block are yielded, then
+        `CorruptionError` is raised.
         """
         family = self._family(keyspace)
         span = family.encode_span(start, end)
@@ -233,16 +234,16 @@ class RocksdbEngine(Engine):
     def verify(self) -> Iterator[str]:
         """Read every table block that holds a pair, and check its checksum; yield a sentence for each damaged block.
 
-        After a damaged block the verification continues after the end of that file. The block cache is not filled.
+        After a damaged block, the verification skips the rest of that file. The block cache is not filled.
         """
         self._check_open()
         for family in list(self._families.values()):
             yield from self._verify_family(family)
 
     def checkpoint(self, path: Path) -> None:
-        """Write a copy of the shard into the new directory ``path``; mostly links if it is on the same disk.
+        """Write a copy of the shard into the new directory ``path``; on the same file system, mostly hard links.
 
-        Buffers are written out first, so the copy needs no log.
+        Memtables are flushed first, so the copy needs no log.
         """
         with self._calls.lock(), self._calls:
             if path.exists():
@@ -283,7 +284,7 @@ class RocksdbEngine(Engine):
         try:
             return self._families[keyspace.name]
         except InvalidArgumentError:
-            self._check_open()  # a closed engine has no column families
+            self._check_open()  # raises `DatabaseClosedError`: a closed engine has no column families
             raise
 
     def _open_cursor(self, family: Family, bound: bytes | None, *, caching: bool = True) -> Cursor:
@@ -354,10 +355,10 @@ class RocksdbReader(RocksdbEngine):
         raise ReadOnlyDatabaseError(f"{self._path}: the engine was opened to be read")
 
     def flush_log(self) -> None:
-        """Fsync the logs, which the writer may not have done yet, so that everything readable here is durable."""
+        """Fsync the writer's logs, so that everything that this engine reads is durable."""
         with self._translated:
             for log in self._path.glob("*.log"):
-                with suppress(FileNotFoundError):  # the log was written out, so its table is on disk
+                with suppress(FileNotFoundError):  # the writer flushed and removed the log, so its table is on disk
                     sync(log)
 
     def reclaim(self, keyspace: Keyspace[K], start: K, end: K) -> None:

@@ -182,7 +182,7 @@ class Scan(Iterator[list[tuple[K, bytes]]]):
         for left in range(count, 0, -1):
             key = get_key()
             if key is None:
-                if not chunk:  # otherwise return the pairs before the damage, if there is one
+                if not chunk:  # pairs before damage are returned first; the next call raises
                     iterator.status()
                 break
             if past is not None and past(key):
@@ -241,7 +241,7 @@ class RocksdbSnapshot(Snapshot):
         reverse: bool = False,
         limit: int | None = None,
     ) -> Iterator[list[tuple[K, bytes]]]:
-        """Yield the pairs of a range as they were; see `RocksdbEngine.scan`."""
+        """Yield the pairs of a range that the snapshot sees; see `RocksdbEngine.scan`."""
         family, cursor = self._cursors[keyspace.name]
         span = family.encode_span(start, end)
         return Scan(self._translated, family, lambda _family, _end: cursor, span, reverse, limit)

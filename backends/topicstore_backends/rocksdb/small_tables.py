@@ -1,7 +1,8 @@
 """Detection of small tables that RocksDB doesn't merge by itself.
 
-Each session of a program flushes its messages into a table when it ends. If their keys follow all others, RocksDB
-moves the table down to the last level as it is, and merges it with none (https://github.com/facebook/rocksdb/issues/9540).
+Each run of a program flushes its messages into a table when the database is closed. If its keys follow all stored keys,
+RocksDB moves the table to the last level unchanged, and never merges it
+(https://github.com/facebook/rocksdb/issues/9540).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _LISTED = re.compile(r"^ (\d+):\d+\[", re.MULTILINE)
 
 
 def small_runs(database: rocksdict.Rdict, families: Iterable[Family]) -> Iterator[tuple[Family, bytes, bytes]]:
-    """Yield family, first and last key of at most one run of small tables for each family."""
+    """Yield the family, the first key and the last key of a run of small tables, at most one for each family."""
     tables = database.live_files()
     if sum(map(_is_small, tables)) < FEWEST:
         return

@@ -25,7 +25,7 @@ _FILTER, _TOPIC = "plant/+/metric-3", "plant/device-7/metric-3"
 
 
 def messages_of(count: int, *, qos: int = 0) -> list[ts.Message]:
-    """Return messages of 100 bytes of devices that take turns."""
+    """Return messages with payloads of 100 bytes, from several devices in turn."""
     return [
         ts.Message(f"plant/device-{n % _DEVICES}/metric-{n % _METRICS}", b"%0100d" % n, f"device-{n % _DEVICES}", qos)
         for n in range(count)

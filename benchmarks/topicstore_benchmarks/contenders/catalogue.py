@@ -69,7 +69,7 @@ _LIMITS = (
         name="parquet",
         kind="limit",
         target=f"{_HERE}.limits:ParquetLimit",
-        durabilities=("commit",),  # the file can only be read after it is closed
+        durabilities=("commit",),  # batches can't be synced: the file is readable only after it is closed
     ),
 )
 

@@ -35,7 +35,7 @@ class DatabaseContender(Contender):
         self._db.store(batch)
 
     def compact(self) -> bool:
-        """Compact everything; return False if the layout has only one form."""
+        """Compact all messages; return False if the layout doesn't store compacted messages in another form."""
         return self._db.compact().messages > 0
 
     def replay(self, topic_filter: str, start: int = 0) -> Iterator[Message]:

@@ -154,7 +154,7 @@ class SqliteContender(Contender):
         prefix = "/".join([*levels[:wild], ""])
         with_glob = wild > 0 and levels[-1] != "#"
         if levels[wild] == "#":
-            prefix = prefix[:-1]  # the topic above the # matches, too
+            prefix = prefix[:-1]  # the filter a/# also matches the topic a
         condition = _GLOB if with_glob else _ANY
         arguments = {
             "first": prefix,

@@ -77,7 +77,8 @@ class Bound:
 
     def _values(self, run: Run, subject: str, phase: str) -> Mapping[str, float]:
         contender = subject.removesuffix(_COMPACTED)
-        again = {"store": "compact"}.get(phase, compacted(phase))  # bytes on disk are measured after both phases
+        # Bytes on disk are measured after `store` and after `compact`.
+        again = {"store": "compact"}.get(phase, compacted(phase))
         return run.of(self.workload, _DURABILITY, contender, phase if contender == subject else again, self.metric)
 
 

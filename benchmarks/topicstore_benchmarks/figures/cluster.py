@@ -1,7 +1,7 @@
 """The section ``cluster``: a database that sites share through a log store, here a directory.
 
-All sites share one core. Batches have 1,000 messages with random payloads of 100 bytes, for one shard. Sites that only
-follow, and the owner that is killed, are processes of their own.
+All sites share one core. Batches have 1,000 messages with random payloads of 100 bytes, for one shard. Sites that own
+no shard, and the owner that is killed, run in processes of their own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["measure_cluster"]
 
 _BATCH, _BYTES = 1_000, 100
 _DELAY = 0.05
-"""The seconds that a PUT of the slow store takes in addition."""
+"""The additional seconds that each PUT takes in the slow store."""
 _TAKEOVER_AFTER = 2.0
 _POLL = 0.1
 """The seconds between two polls of the idle follower."""
@@ -63,7 +63,7 @@ def measure_cluster(messages: int, seconds: float, rounds: int, progress: Progre
 
     messages: the number of messages that a site receives when it catches up.
     seconds:  the duration of each measurement of a rate.
-    rounds:   how often the sides of a comparison take turns, and how often owners are killed and hand over.
+    rounds:   the number of measurements of each variant of a comparison, of killed owners, and of handovers.
     """
     figures: list[Figure] = []
     for name, part in (
@@ -115,7 +115,7 @@ def _site(root: Path, name: str, *, writes: bool = False) -> Iterator[subprocess
             if writes:
                 process.kill()
             elif process.stdin is not None:
-                process.stdin.close()  # the site ends in order
+                process.stdin.close()  # at the end of its input, the site closes in order
 
 
 def _wait(condition: Callable[[], bool], what: str) -> None:
@@ -172,9 +172,9 @@ def _three_sites(seconds: float) -> Iterator[Figure]:
 
 
 def _beside_sync(seconds: float, rounds: int) -> Iterator[Figure]:
-    """Yield the ratios of one site's rates to those of a database without a log, which take turns.
+    """Yield the ratios of one site's rates to the rates of a database without a log; both are measured in turns.
 
-    Nothing is compacted: a database compacts while its writers pause, which is the time in which the other is measured.
+    Nothing is compacted: a database compacts while its writers pause, and that is when the other one is measured.
     """
     with ExitStack() as opened:
         root = opened.enter_context(_directory())
@@ -203,7 +203,7 @@ class _Measured(LogStore):
     of: type[LogStore]
     """The class of the store that is measured."""
     delay = 0.0
-    """The seconds that a creation takes in addition."""
+    """The additional seconds that each creation of an object takes."""
     requests = 0
 
     def __init__(self, store: LogStore) -> None:
@@ -220,7 +220,7 @@ class _Measured(LogStore):
         return self._store.place
 
     def create(self, name: str, data: bytes) -> None:
-        """Create an object after the delay."""
+        """Wait for the configured delay, and create an object."""
         time.sleep(self.delay)
         self._store.create(name, data)
 
@@ -248,7 +248,7 @@ def _measured() -> Iterator[type[_Measured]]:
     """Measure the log stores that are opened within the block: yield their class, with its delay and its count."""
 
     class Found(_Measured):
-        """The stores of one block, so that each block has its own delay and count."""
+        """The log stores of one ``with`` block, so that each block has its own delay and its own count of requests."""
 
     def load(spec: Any) -> type[LogStore]:
         Found.of = load_target(spec)
@@ -344,7 +344,7 @@ def _caught_up(messages: int) -> Iterator[Figure]:
 
 
 def _cut(db: ts.Database) -> int:
-    """Return the index below which the log of shard 0 is cut, 0 if it isn't."""
+    """Return the index below which the log of shard 0 was truncated, 0 if it wasn't."""
     if db.cluster is None:
         return 0
     found = [names.number_of(name) for chunk in db.cluster.store.names(names.cuts(0)) for name in chunk]

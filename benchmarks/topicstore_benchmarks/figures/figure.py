@@ -66,7 +66,7 @@ class Sheet:
 
     @classmethod
     def listing(cls, title: str, first: Mapping[str, str], figures: Sequence[Figure], *, note: str) -> Sheet:
-        """Return a sheet with a row per figure: the attributes in ``first``, by heading, and last the value."""
+        """Return a sheet with a row per figure: its attributes in ``first``, by heading, and then its value."""
         rows = [[*(getattr(figure, name) for name in first.values()), figure.cell()] for figure in figures]
         return cls(title=title, columns=[*first, "is"], rows=rows, note=note)
 

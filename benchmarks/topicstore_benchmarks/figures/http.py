@@ -2,7 +2,8 @@
 
 Both read the same stored messages. Over HTTP a client in the measuring process reads them from `topicstore serve` in a
 process of its own. Each round measures all variants one after the other, and a figure is the median over the rounds.
-The standard library's client shows the server's own speed; this package's client, which uses httpx, that of a program.
+The standard library's client shows the speed of the server alone. This package's client, which uses httpx, shows the
+speed that a program gets.
 """
 
 from __future__ import annotations

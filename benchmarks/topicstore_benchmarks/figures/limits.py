@@ -1,4 +1,4 @@
-"""The section ``limits``: the layout `block`, compared with the put and the scan of the bare engine below.
+"""The section ``limits``: the layout `block`, compared with puts and scans of the bare engine below it.
 
 Messages have 128 bytes, JSON or random (incompressible) ones, and belong to various numbers of topics.
 """

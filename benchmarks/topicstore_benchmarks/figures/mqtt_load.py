@@ -2,7 +2,7 @@
 
 Clients are raw sockets that speak MQTT 3.1.1, because client libraries need more time for a message than the servers.
 Packets are encoded before the clock starts. Received packets have a fixed size, so that many are read and acknowledged
-at once. A load prints its result as JSON, a number or a list of numbers.
+in one step. A load prints its result as JSON, a number or a list of numbers.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def fan_out(port: int, readers: int, messages: int) -> float:
 
 
 def last_receiver(port: int, readers: int, messages: int) -> list[float]:
-    """Return the milliseconds until the last reader has received a message, for each of several in sequence."""
+    """Return the milliseconds until the last reader has received a message, for each of several successive messages."""
     with _clients(port, "reader", readers, lambda _: _HOT) as all_readers, _clients(port, "writer", 1) as (writer,):
         poll, found, ring = _Poll(all_readers), [], _Ring(writer, [_HOT], messages)
         for _ in range(messages):

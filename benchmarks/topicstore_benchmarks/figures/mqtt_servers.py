@@ -34,7 +34,7 @@ class MqttServer:
 
     @contextmanager
     def running(self, *, sync: bool = False) -> Iterator[tuple[int, int]]:
-        """Run the server on an empty directory; yield its port and process id. It also ends if this process does."""
+        """Run the server on an empty directory, at most as long as this process; yield its port and process id."""
         with tempfile.TemporaryDirectory(prefix="topicstore-bench-") as name:
             directory, (held, port) = Path(name), hold_port()
             log = directory / "server.log"

@@ -37,8 +37,8 @@ def serving_figures(clients: int, rounds: int) -> Iterator[Figure]:
     """Measure all figures, each in a database of its own; yield medians over ``rounds``.
 
     ``clients`` is the number of clients that subscribe to a topic each. Half as many subscribe to one topic, and ten
-    times as many connect. A hundred times as many topics have a retained message. A quarter, as many and four times as
-    many clients have an undelivered message each.
+    times as many connect. A hundred times as many topics have a retained message. Deliveries are measured for
+    ``clients``, a quarter and four times as many clients, with an undelivered message for each.
     """
     yield _unicast(clients, rounds)
     yield _fan_out_of_one(clients // 2, rounds)
@@ -212,7 +212,7 @@ def _longest_beside(db: ts.Database, deliveries: int, calls: dict[str, Callable[
     thread.start()
     delivering = True
     while delivering:
-        # Every call is timed at least once, even if the thread has made all deliveries before.
+        # Checked before the calls, so that each is timed at least once, even if the thread has already ended.
         delivering = thread.is_alive()
         for name, call in calls.items():
             time.sleep(_SWITCH)

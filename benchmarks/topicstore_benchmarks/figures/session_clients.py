@@ -51,7 +51,8 @@ def connect(db: ts.Database, count: int, topic_filter: Callable[[int], str]) -> 
     for first in range(0, count, _TOGETHER):
         numbers = range(first, min(first + _TOGETHER, count))
         some = db.sessions.open_many([Connect(client_id=f"client-{n}", expiry_interval=None) for n in numbers])
-        sessions = [one for one in some if isinstance(one, Session)]  # always all of them; this narrows the type
+        # True for each of them: the condition only narrows the type.
+        sessions = [one for one in some if isinstance(one, Session)]
         options = SubscribeOptions(qos=1)
         db.sessions.subscribe([(one, topic_filter(n), options) for one, n in zip(sessions, numbers, strict=True)])
         opened += sessions

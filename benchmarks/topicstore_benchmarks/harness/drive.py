@@ -183,7 +183,7 @@ def _spark(master: str | None, **settings: object) -> Iterator[SparkSession]:
     # Idle workers that are kept for reuse (https://github.com/apache/spark/pull/2259) end with a traceback.
     settings["spark.python.worker.reuse"] = False
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # PySpark's own sockets
+        warnings.simplefilter("ignore", ResourceWarning)  # PySpark doesn't close its sockets
         spark = session(spark_app_name="topicstore bench", spark_task_maxFailures=1, **settings)
         try:
             yield spark

@@ -6,7 +6,7 @@ isn't counted. Then the contender is closed, its files are measured, and it is o
 **replays**: A run replays the filters of the phase one after the other. The first run warms up: its messages are
 compared with the stored ones, and it isn't timed. The other runs only count messages. The result is the median over
 these runs. The time to the first message is the median over all replays.
-**reopen**: Opens the contender, and reads the first message of a late start.
+**reopen**: Opens the contender, and reads the first message of a replay that starts near the end.
 **mixed**: One thread stores batches of 100 new messages, or about 256 KiB, at a fixed rate. Another thread of the same
 process replays one device after the other. A store's latency begins when the batch is due, so that a pause counts for
 all delayed batches. The phase takes at most three times as long as planned. Afterwards all messages are compared with

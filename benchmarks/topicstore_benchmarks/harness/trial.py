@@ -114,7 +114,7 @@ class _WorkerProcess:
         return reply
 
     def _reply(self, phase: str) -> Reply:
-        """Return the worker's reply. If it doesn't come in time, kill the worker and return a reply that says so."""
+        """Return the worker's reply. If no reply comes in time, kill the worker and return a reply that says so."""
         output, started = self._output, time.time()
         left = math.inf if phase == WORKER else self._deadline - time.monotonic()
         if _answers(output, max(0.0, min(self._timeout, left))):

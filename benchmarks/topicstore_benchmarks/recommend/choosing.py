@@ -173,7 +173,7 @@ def compare(
 
 
 def representative_filters(counts: Mapping[str, int]) -> list[str]:
-    """Return filters for topics with these numbers of messages, to use if the user gives none.
+    """Return filters for topics with these numbers of messages, to use if the user names no filters.
 
     These are the topic with the median number of messages, the busiest topic, and wildcard filters. The latter are the
     median topic with one level replaced by ``+``, for the three deepest levels at which topics differ.

@@ -42,7 +42,7 @@ __all__ = ["recommend"]
 
 _LIMIT = 100_000
 _BATCH_SIZE = 1_000
-"""The number of messages that a buffered writer stores at once."""
+"""The number of messages that a buffered writer stores in one batch."""
 
 
 @attrs.frozen(kw_only=True)

@@ -1,7 +1,7 @@
 """The charts of a report, as static SVG: one for each workload, a row for each contender, a logarithmic axis.
 
-The charts of a criterion are as narrow as a phone and have the same axis, and the page puts as many of them side
-by side as fit.
+The charts of a criterion are as narrow as a phone's screen and have the same axis, and the page puts as many of them
+side by side as fit.
 
 Colours are CSS variables of the page, so that charts follow its light or dark mode. The medians are written beside the
 dots, so that readers don't have to read them off the axis.

@@ -100,7 +100,7 @@ class Run:
     """The earliest start of any row, or None if there are no rows."""
 
     def of(self, workload: str, durability: str, contender: str, phase: str, metric: str) -> Mapping[str, float]:
-        """Return values by trial, or an empty mapping if there are none."""
+        """Return the values of a metric by trial, or an empty mapping if there are none."""
         return self.values.get(Key(workload, durability, contender, phase, metric), {})
 
     def requests(self) -> list[str]:

@@ -11,7 +11,7 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
         ): "the check of the opened view raises the same error",
         (
             "scan_in",
-            "table.columns.condition(span)  # raises for unfit keys here rather than with the first list",
+            "table.columns.condition(span)  # raises for keys of another shape now, not when the first list is requested",
             "table.columns.condition(span)  →  span",
         ): "the first list raises the same error",
         (
@@ -163,7 +163,7 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
         ): "an opening then reads all logs, not a part, and finds the same",
         (
             "_cuts_of",
-            "expected = range(0)  # a new log is begun only after a write to this one: see `LeveldbEngine.reclaim`",
+            "expected = range(0)",
             "0  →  1",
         ): "no write has the number 0",
         (

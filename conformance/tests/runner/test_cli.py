@@ -60,7 +60,7 @@ results = [CliRunner().invoke(cli, [*command, *how]) for how in json.loads(sys.a
 print(json.dumps([[result.exit_code, result.stdout, result.stderr] for result in results]))
 """
 """Runs the suites once, and then the command for each output format with these results."""
-PROMISE = "Closing ends a compaction between two steps, with an error, and the next opening finds everything."
+PROMISE = "Closing ends a compaction between two steps, with an error, and the next opening finds all messages."
 
 
 @pytest.fixture(scope="module")

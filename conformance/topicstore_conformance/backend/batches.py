@@ -43,7 +43,7 @@ class Batches(Fixtures):
         assert pairs(engine.scan(META)) == [(b"a", b"new"), (b"bb", b"new"), (b"c", b"old")]
 
     def test_ranges_may_overlap(self, engine: Engine) -> None:
-        """The range deletes of a batch remove the keys of all its ranges and no other, however these overlap."""
+        """The range deletes of a batch remove the keys of all its ranges and no others, however the ranges overlap."""
         for count in (100, 60_000):
             left = numbered(count)
             put(engine, DATA, left)

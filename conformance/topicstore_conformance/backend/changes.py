@@ -96,7 +96,7 @@ class Model:
 # --- readings ------------------------------------------------------------------------------------
 
 Reading = Callable[[Any, Keyspace[Any], Sequence[Any]], Any]
-"""A function of a reader, a keyspace, and the keys to ask for in order, some of which may be missing."""
+"""A function of a reader, a keyspace, and the keys to read in order, some of which may be missing."""
 
 
 def _scan(start: int | None, end: int | None, **how: Any) -> Reading:
@@ -115,7 +115,8 @@ def _pages(*, reverse: bool) -> Reading:
     def read(reader: Any, keyspace: Keyspace[Any], asked: Sequence[Any]) -> Any:
         found: list[Any] = []
         start, end = None, None
-        for _ in range(len(asked) + 2):  # a scan that stays at its page is wrong, and doesn't hang
+        # Bounded, so that a scan that repeats a page fails the test instead of running forever.
+        for _ in range(len(asked) + 2):
             page = pairs(reader.scan(keyspace, start, end, reverse=reverse, limit=7))
             found += page[1:] if found and not reverse else page
             if not page or (len(page) == 1 and not reverse):
@@ -158,7 +159,7 @@ READINGS: dict[str, Reading] = {
 def check(model: Model, reader: Reader, keyspace: Keyspace[Any], what: str, more: Sequence[Any] = ()) -> None:
     """Compare every reading of a keyspace with the model; a failure names the reading and ``what`` was changed.
 
-    more: keys to ask for besides those of the model.
+    more: keys to read besides those of the model.
     """
     asked = sorted({*model.maps[keyspace.name], *more})
     for name, read in READINGS.items():
@@ -169,7 +170,7 @@ def check(model: Model, reader: Reader, keyspace: Keyspace[Any], what: str, more
 # --- changes -------------------------------------------------------------------------------------
 
 ROWS = 12
-"""The number of keys of a group that are there before a change: those with even numbers of `2 * ROWS`."""
+"""The number of a group's keys that exist before a change: the even numbers below `2 * ROWS`."""
 Change = Callable[[WriteBatch, Keyspace[Any], Callable[[int], Any]], object]
 """A function that adds a change to a batch; the last argument returns the key with a number."""
 
@@ -235,7 +236,7 @@ CHANGES: dict[str, Change] = {
 
 
 def every_change(subject: BackendSubject) -> int:
-    """Return 1 if all changes are checked in turn, or more where each read takes milliseconds."""
+    """Return n, so that every n-th change is checked: 1, or more for engines whose reads take milliseconds."""
     return 1 if "fast_seek" in subject.capabilities else tries(40, 12, subject.capabilities)
 
 
@@ -268,7 +269,7 @@ def within(model: Model, group: int) -> Model:
 
 
 class Group:
-    """A reader of one group of keys: unbounded scans of it are scans of the group."""
+    """A reader of one group of keys: a scan without bounds yields all keys of the group and no others."""
 
     def __init__(self, reader: Reader, group: int) -> None:
         self.reader, self.group = reader, group
@@ -305,7 +306,7 @@ class Changes(Fixtures):
 
     @pytest.fixture
     def every(self, subject: BackendSubject) -> int:
-        """Return 1 for all changes in turn, or more where each read takes milliseconds."""
+        """Return n, so that every n-th change is checked; see `every_change`."""
         return every_change(subject)
 
     def make_all(self, engine: Engine) -> Model:
@@ -409,7 +410,7 @@ class Changes(Fixtures):
 
     @requires("concurrent_readers")
     def test_a_reader_beside_its_writer_stays(self, backend: Backend, shard: Path, every: int) -> None:
-        """A reader that was opened beside a writer shows every earlier change, and none that the writer makes later."""
+        """A reader that was opened while another engine writes shows every earlier change, and no later one."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         model = self.make_all(engine)
         with closing(backend.open_reader(shard, KEYSPACES, alone=False)) as reader:
@@ -425,7 +426,7 @@ class Changes(Fixtures):
     def test_frozen_views_do_not_age(
         self, engine: Engine, subject: BackendSubject, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A snapshot and an open scan stay as they are after any time, and beside any number of others."""
+        """A snapshot and an open scan never change, however old they are and however many others are open."""
         batch, model = filled()
         engine.write(batch)
         snapshot, scan = engine.snapshot(), engine.scan(KEYSPACES[2])

@@ -1,4 +1,4 @@
-"""Child processes that open the backend under test, to be killed, refused access, or given failing system calls.
+"""Child processes that open the backend under test, to be killed, refused access, or run with failing system calls.
 
 A `Task` names the function that a child runs. The function is called with a factory of backend objects, the
 shard's directory and the task's arguments, and reports to the parent in lines of JSON.
@@ -133,7 +133,7 @@ class Child:
         """Yield the child's reports as they come, until it ends; fail if it is silent so long that it must hang."""
         rest = b""
         for data in heard(self._told):
-            *lines, rest = (rest + data).split(b"\n")  # at the end the rest is the line that a kill cut short
+            *lines, rest = (rest + data).split(b"\n")  # after the last read, ``rest`` is an incomplete line
             yield from map(msgspec.json.decode, lines)
 
     def wait(self) -> int:
@@ -171,7 +171,7 @@ def tell(what: Any) -> None:
 
 
 def end() -> None:
-    """End this child at once with return code 0, without closing anything."""
+    """End this child immediately with return code 0, without closing anything."""
     os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""Tests of killed processes: a shard keeps whole batches, all acknowledged ones, and at most the one in flight."""
+"""Tests of killed processes: a shard keeps whole batches: all acknowledged ones, and possibly the one in flight."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def written(engine: Engine, first: int, count: int, *, sync: bool = False) -> It
 
 
 def write_and_kill_yourself(make: Make, path: Path, first: int, sync: bool, moment: int, share: int) -> None:
-    """Write batches, report each to the parent, and kill this process at a moment given by `Countdown`."""
+    """Write batches, report each to the parent, and kill this process at the moment that `Countdown` counts to."""
     engine = make().open_shard(path, KEYSPACES, create=True)
     countdown = Countdown(moment, share / 100)
     countdown.start()
@@ -108,7 +108,7 @@ def write_and_kill_yourself(make: Make, path: Path, first: int, sync: bool, mome
 
 
 def files_of(backend: Backend, path: Path) -> Files:
-    """Return a consistent copy of an open shard's files, without those that the backend doesn't need to open it."""
+    """Return a consistent copy of an open shard's files, without files that the backend doesn't need for an opening."""
     with quick_directory() as directory:
         copy = Path(directory, "copy")
         copy_open(path, copy, unneeded=backend.unneeded)
@@ -180,7 +180,7 @@ class Crashes(Fixtures):
 
     @requires("persistent")
     def test_a_damaged_log_shows_what_repairing_leaves(self, backend: Backend, shard: Path) -> None:
-        """Recovery ends at corruption in the middle of a log, and inspecting the shard before changes no file."""
+        """Recovery ends at corruption in the middle of a log; inspecting the shard beforehand changes no file."""
         *_, (_, log, _, last) = steps = self.appends(backend, shard)
         for number, _, before, after in [step for step in steps if step[1] == log][:-1]:
             damaged = shard.with_name(f"damaged-{number}")

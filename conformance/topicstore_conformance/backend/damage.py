@@ -88,11 +88,11 @@ def read_damaged(make: Make, shard: Path, count: int) -> None:
 
 
 def verify_damaged(make: Make, shard: Path) -> None:
-    """Flip a byte of a value in each file that holds any; report how many files that are, and what `verify` yields."""
+    """Flip a byte of a value in each file that holds values; report the number of files, and what `verify` yields."""
     hits = {name: at for name, at, of_values in places(shard, 1) if of_values}
     for name, at in hits.items():
         flip(shard / name, at)
-    child.tell([0, 0])  # an engine may refuse to open
+    child.tell([0, 0])  # an engine may refuse to open a damaged shard
     with suppress(EngineError):
         engine = make().open_shard(shard, KEYSPACES, create=False)
         child.tell([len(hits), len(list(engine.verify()))])
@@ -157,7 +157,7 @@ def got(reader: Reader, keyspace: Keyspace[Any], *, one_by_one: bool) -> dict[st
 
 def keep_errors(make: Make, shard: Path, count: int) -> None:
     """Read a damaged shard, keep the errors, close it, and open it again; report how both openings went."""
-    gc.disable()  # the collector would release the objects that an error refers to
+    gc.disable()  # the garbage collector would release the objects that an error refers to
     for name, at, of_values in places(shard, count):
         if not of_values:
             continue
@@ -237,7 +237,8 @@ class Damages(Fixtures):
         for first in range(0, VALUES, VALUES // 4):
             last = min(first + VALUES // 4, VALUES)
             put(engine, DATA, {(1, 1, number): value_of(number) for number in range(first, last)})
-            engine.reclaim(DATA, (1, 1, first), (1, 1, last))  # an engine may keep each part in a file of its own
+            # Reclaiming each quarter of the values separately lets an engine keep it in a file of its own.
+            engine.reclaim(DATA, (1, 1, first), (1, 1, last))
         engine.close()
         lines = child.run(subject.make, verify_damaged, shard)
         assert [line for line in lines if line[0] > line[1]] == []

@@ -30,7 +30,7 @@ from .fixtures import Fixtures, contents, put
 __all__ = ["EveryWrite"]
 
 MOMENTS = 0.3
-"""The seconds for which a call may wait for another thread's: an engine may let it begin only after the other."""
+"""The seconds for which a call may wait for another thread's call: an engine may run them one after the other."""
 Kind = Callable[[WriteBatch, Keyspace[Any], Callable[[int], Any]], object]
 KINDS: dict[str, Kind] = {
     "put": lambda batch, keyspace, key: batch.put(keyspace, key(3), b"new"),
@@ -39,11 +39,11 @@ KINDS: dict[str, Kind] = {
     "delete": lambda batch, keyspace, key: batch.delete(keyspace, key(0)),
     "delete_range": lambda batch, keyspace, key: batch.delete_range(keyspace, key(0), key(2)),
 }
-"""The kinds of writes; keys 0 to 2 are there before."""
+"""The kinds of writes; keys 0 to 2 exist before each write."""
 
 
 def cases() -> list[tuple[str, Keyspace[Any]]]:
-    """Return each kind of write with a keyspace in the quick mode, and with all keyspaces in the others."""
+    """Return each kind of write with one keyspace in the quick mode, and with each keyspace in other modes."""
     if MODE == "quick":
         return [(kind, KEYSPACES[number]) for number, kind in enumerate(KINDS)]
     return list(product(KINDS, KEYSPACES))
@@ -86,7 +86,8 @@ def outcome(call: Callable[[], object]) -> str:
 def sync_every_kind(make: Make, path: Path, how: str) -> None:
     """Make each kind of write durable while every fsync fails, and report the outcomes.
 
-    how: "sync", or "flush_log" by this thread, or "thread" for `Engine.flush_log` by a thread that wrote nothing.
+    how: "sync" for writes with ``sync``, "flush_log" for a call of `Engine.flush_log` by the writing thread, "thread"
+    for one by another thread.
     """
     engines = opened(make, path)
     faults.fail(faults.SYNCS, errno.EIO)
@@ -103,7 +104,7 @@ def sync_every_kind(make: Make, path: Path, how: str) -> None:
 
 
 def fill_at_every_kind(make: Make, path: Path) -> None:
-    """Make each kind of write while the disk is full; report its outcome, and whether the contents fit it."""
+    """Make each kind of write while the disk is full; report its outcome, and whether the contents agree with that."""
     engines = opened(make, path)
     faults.fail(faults.WRITES, errno.ENOSPC)
     for kind, keyspace, engine in engines:
@@ -146,7 +147,7 @@ def flush_in_a_flush(make: Make, path: Path) -> None:
 
 
 def close_within_a_call(make: Make, path: Path, how: str) -> None:
-    """Close an engine while another thread's call is held in its fsync; report whether one was held.
+    """Close an engine while another thread's call is held in its fsync; report whether an fsync was held.
 
     Then report whether close returned before that call, and the outcomes of both.
 
@@ -167,7 +168,8 @@ def close_within_a_call(make: Make, path: Path, how: str) -> None:
     child.tell(gate.held())
     closing = begin(engine.close)
     closed = bool(wait([closing], MOMENTS).done)
-    child.tell(closed and not wait([call], MOMENTS).done)  # the call may have been held for too short a time
+    # Not if the call has ended, too: then its fsync was held for too short a time.
+    child.tell(closed and not wait([call], MOMENTS).done)
     gate.let()
     child.tell([outcome(lambda: call.result(PATIENCE)), outcome(lambda: closing.result(PATIENCE))])
     child.end()
@@ -329,7 +331,7 @@ class EveryWrite(Fixtures):
                     continue
 
     def test_batches_of_any_content(self, engine: Engine) -> None:
-        """A batch of all kinds of changes in all keyspaces at once is applied like these changes one after another."""
+        """A batch of all kinds of changes in all keyspaces is applied like these changes one after another."""
         batch, model = filled()
         engine.write(batch)
         together = WriteBatch()

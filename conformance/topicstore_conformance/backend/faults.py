@@ -120,7 +120,7 @@ def _filter(calls: tuple[str, ...], action: int, flags: int) -> int:
 
 
 class Gate:
-    """Holds the next fsync of this process until `let`, and makes all later ones fail with EIO.
+    """Holds the next fsync of this process until `let`, and makes all later fsyncs fail with EIO.
 
     Another process answers the kernel, because an engine may hold the GIL while it waits. So a gate is made before the
     process has other threads or an engine. A held call continues after two seconds at the latest.
@@ -158,7 +158,7 @@ class Gate:
     @staticmethod
     def _answer(theirs: socket.socket) -> None:
         _, (listener, *_), _, _ = socket.recv_fds(theirs, 1, 1)
-        for stream in (1, 2):  # otherwise the parent of this process would wait for its reports, too
+        for stream in (1, 2):  # otherwise this process would keep the pipes open, whose end the test waits for
             os.close(stream)
         first = True
         while True:

@@ -278,7 +278,7 @@ class EngineMachine(RuleBasedStateMachine):
     @persistent
     @rule(batch=BATCHES)
     def fill_the_disk(self, batch: Batch) -> None:
-        """Write a batch while no file can grow. A failed write changes nothing, neither at once nor after reopening."""
+        """Write a batch while no file can grow. A failed write changes nothing, neither before nor after reopening."""
         made, after = self.batch_of(*batch)
         if not made:
             return  # an empty batch needs no space

@@ -132,7 +132,7 @@ class LifeCycles(Fixtures):
 
     @requires("persistent")
     def test_shards_open_and_close_without_a_write(self, backend: Backend, shard: Path) -> None:
-        """A shard that is opened and closed many times, to write and to read, keeps all that it has."""
+        """A shard keeps all pairs when it is opened, for writing or read-only, and closed many times."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         engine.close()
         engine = backend.open_shard(shard, KEYSPACES, create=True)
@@ -180,7 +180,7 @@ class LifeCycles(Fixtures):
 
     @pytest.fixture
     def every(self, subject: BackendSubject) -> int:
-        """Return 1 for all changes in turn, or more where each read takes milliseconds."""
+        """Return n, so that every n-th change is checked; see `every_change`."""
         return every_change(subject)
 
     @staticmethod
@@ -237,7 +237,7 @@ class LifeCycles(Fixtures):
             "a snapshot": look,
             "info": lambda _: engine.info(),
         }
-        if "persistent" in subject.capabilities:  # another engine keeps what is written in Python's memory
+        if "persistent" in subject.capabilities:  # other engines keep all values in Python's memory
             works["a write"] = lambda number: put(engine, DATA, {(1, 2, number % 50): b"%d" % number})
         for name, work in works.items():
             kept = kept_by(work, times)

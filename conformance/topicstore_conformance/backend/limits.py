@@ -131,7 +131,7 @@ class Limits(Fixtures):
 
     @pytest.fixture
     def many(self, subject: BackendSubject, engine: Engine) -> tuple[Engine, list[int]]:
-        """Return an engine with so many keys of `DATA` as the largest of the returned counts."""
+        """Return an engine and the counts of keys to test, ascending; its keyspace `DATA` has the largest count."""
         found = counts(tries(65_537, 100_001, subject.capabilities))
         if MODE == "quick":
             found = [count for count in found if count < 300 or count in (999, 1_000, 1_001, 4_096, 10_000, found[-1])]
@@ -159,7 +159,7 @@ class Limits(Fixtures):
                     assert [(each, each) for each in expected] == numbered, f"scan of {count:,} keys by {name}"
 
     def test_get_many_of_every_count(self, many: tuple[Engine, list[int]]) -> None:
-        """`get_many` of any number of keys answers each in the order asked: repeated, descending and missing ones."""
+        """`get_many` of any number of keys returns values in the keys' order, also for descending and repeated keys."""
         engine, found = many
         last = found[-1]
         for count in found:
@@ -205,7 +205,7 @@ class Limits(Fixtures):
             remove(engine, INDEX, (0, 0, 0), (2, 0, 0))
 
     def test_every_page_ends_where_the_next_begins(self, engine: Engine, subject: BackendSubject) -> None:
-        """A scan whose chunks are filled by the sizes of values skips and repeats no key, for any size of values."""
+        """A scan whose chunks end at their limit of bytes skips and repeats no key, for values of any size."""
         count = tries(40, 200, subject.capabilities)
         for number, size in enumerate((0, 4_096, 65_536, 104_857, 104_858, 174_763, 262_144, MEGABYTE // 2)):
             values = {(1, number, row): unlike(size, row) for row in range(count)}

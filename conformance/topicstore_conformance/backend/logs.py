@@ -24,7 +24,7 @@ __all__ = ["Logs"]
 SIZES = (10, 300, 40_000, 5, 70_000, 90, 7, 1_100, 33_000, 20)
 """The sizes of the values of the writes: several writes in a page, and writes of several pages."""
 SECTOR = 512
-"""The least number of bytes that a disk writes at once."""
+"""The least number of bytes that a disk writes atomically."""
 
 Case = tuple[str, Files, int]
 """A damage by name, the damaged files, and the number of writes before the damage."""

@@ -85,7 +85,7 @@ class Ranges(Fixtures):
         assert keys(engine.scan(META)) == [b"a", b"b", b"c"]
 
     def test_scans_skip_a_large_deleted_range(self, engine: Engine) -> None:
-        """A scan in either direction, around, beside or from within a range with many deleted keys, yields the others.
+        """A scan in either direction, around, beside or from within a range of many deleted keys, yields all others.
 
         An engine may hide such a range first, and remove its keys later.
         """

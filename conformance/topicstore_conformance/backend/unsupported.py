@@ -161,7 +161,7 @@ class Unsupported(Fixtures):
 
     @requires("sql")
     def test_rows_are_read_by_sql(self, engine: Engine) -> None:
-        """SQL returns rows in the order in which they were put, without those that deletes of the keyspace cover."""
+        """SQL returns rows in the order in which they were put, without rows that range deletes have removed."""
         for first in (0, 10, 20):
             put_rows(engine, rows(1, first, 10))
         put_rows(engine, rows(2, 0, 3))
@@ -212,7 +212,7 @@ class Unsupported(Fixtures):
 
     @requires("sql")
     def test_sql_only_reads(self, engine: Engine) -> None:
-        """Invalid statements, several at once, and those that write raise InvalidArgumentError and change nothing."""
+        """Statements that are invalid, several in one call, or write raise InvalidArgumentError and change nothing."""
         put_rows(engine, rows(1, 0, 3))
         for statement in WRONG:
             with pytest.raises(InvalidArgumentError):
@@ -346,7 +346,7 @@ class Unsupported(Fixtures):
     def test_much_that_is_written_and_deleted_stays_right(
         self, backend: Backend, subject: BackendSubject, shard: Path
     ) -> None:
-        """After many batches that each delete an earlier one, exactly the last batches are stored, reopened or not."""
+        """After many batches that each delete an earlier one, exactly the last are stored, also after reopening."""
         engine = backend.open_shard(shard, KEYSPACES, create=True)
         count = tries(40, 40, subject.capabilities)
         for first in range(0, 3 * count, count):

@@ -108,7 +108,7 @@ class Connecting(Fixtures):
         self, broker: Broker, stranger: Connect, version: int
     ) -> None:
         """A client of MQTT 3.1.1 without an id and without Clean Session is refused with the code 2."""
-        if broker.strict:  # others may refuse every client without an id
+        if broker.strict:  # other servers may refuse every client without an id
             stranger(version).connect("")
         client = stranger(version)
         client.send(wire.connect("", version=4, clean=False))
@@ -310,7 +310,7 @@ class Connecting(Fixtures):
         assert last is None or last.size <= 8
         client = connect(maximum_packet_size=60)
         number = client.next_id()
-        text = "a/#/b" if broker.strict else name  # others may end the connection because of a filter that is invalid
+        text = "a/#/b" if broker.strict else name  # Other servers may end the connection because of an invalid filter.
         client.send(wire.subscribe(number, [(text, 0)] * 50), wire.unsubscribe(number, ["x"] * 50))
         assert client.expect("SUBACK").size <= 60
         assert client.expect("UNSUBACK").size <= 60

@@ -60,7 +60,7 @@ class Broker:
 
 @cache
 def greeting(broker: Broker, version: int) -> wire.Packet | None:
-    """Return the CONNACK that accepts a client of a version, or None if the broker doesn't speak that version."""
+    """Return the CONNACK that accepts a client of an MQTT version, or None if the broker doesn't speak that version."""
     with broker.client(version) as client, suppress(AssertionError):  # the CONNACK may be of another version
         client.send(wire.connect(f"greeting-{secrets.token_hex(4)}", version=version))
         packet = client.receive()
@@ -124,7 +124,7 @@ class Fixtures:
         version = 5 if greeting(broker, 5) else 4
         with closing(broker.client(version)) as client:
             client.connect(f"{name}-clears")
-            filters = [(f"{name}/#", 0)]  # which matches the name itself, too
+            filters = [(f"{name}/#", 0)]  # `name/#` matches the topic `name`, too
             client.send(wire.subscribe(client.next_id(), filters, version=version), wire.PINGREQ)
             found = set()
             while (packet := client.next()).kind != "PINGRESP":
@@ -135,7 +135,7 @@ class Fixtures:
 
     @pytest.fixture
     def stranger(self, broker: Broker) -> Iterator[Connect]:
-        """Yield a function that opens a connection of a version, on which nothing has been sent yet."""
+        """Yield a function that opens a connection for an MQTT version, on which nothing has been sent yet."""
         with ExitStack() as clients:
             yield lambda version=5: clients.enter_context(broker.client(version))
 
@@ -143,8 +143,8 @@ class Fixtures:
     def must_end(self, broker: Broker) -> MustEnd:
         """Return a function that waits until the broker ends a client's connection, and checks the broker's reason.
 
-        Its arguments are the client, and the reason codes of a DISCONNECT that MQTT 5 has for it, the usual one first.
-        A broker that isn't strict may end the connection without a word, or with any error.
+        Its arguments are the client, and the reason codes that a DISCONNECT of MQTT 5 may have, the usual one first.
+        A broker that isn't strict may end the connection without a DISCONNECT, or with any error.
         """
 
         def ended(client: RawClient, *reasons: int) -> None:

@@ -31,7 +31,7 @@ class Publishing(Fixtures):
     @both
     @statement("3.3.4-1", "4.3.2-4", "4.3.3-8", "4.3.3-11", "2.2.1-5", "3.4.2-1", "3.5.2-1", "3.7.2-1")
     def test_each_quality_has_its_answer(self, broker: Broker, connect: Connect, name: str, version: int) -> None:
-        """Each QoS has its acknowledgements, which may say in MQTT 5 with 0x10 that no subscriber matches."""
+        """Each QoS has its acknowledgements; in MQTT 5 their reason code may be 0x10, No matching subscribers."""
         reader, writer = connect(version=version), connect(version=version)
         unwanted = (0,) if version == 4 else (0x10,) if broker.strict else (0, 0x10)
         assert writer.publish(name, b"x", 1).reason in unwanted
@@ -55,7 +55,7 @@ class Publishing(Fixtures):
     def test_the_lesser_quality_counts(
         self, connect: Connect, name: str, version: int, published: int, granted: int
     ) -> None:
-        """A message is sent with the lower of the QoS of its publisher and the one that was granted."""
+        """A message is sent with the lower of its publisher's QoS and the QoS granted to the subscription."""
         reader, writer = connect(version=version), connect(version=version)
         assert reader.subscribe(name, options=granted) == (granted,)
         writer.publish(name, b"x", published)
@@ -121,7 +121,7 @@ class Publishing(Fixtures):
             ]
         )
         assert [packet.payload for packet in again if packet.kind == "PUBLISH"] == [b"0", b"2"]
-        reader.ping()  # nothing more arrives before the answer
+        reader.ping()  # no further packet arrives before the PINGRESP
 
     @statement("4.4.0-2", "4.3.3-4")
     def test_what_was_refused_is_not_sent_again(self, connect: Connect, name: str) -> None:
@@ -146,7 +146,7 @@ class Publishing(Fixtures):
         reader.subscribe(name, options=2)
         writer.publish(name, b"1", 2)
         [one] = reader.publishes(1)
-        if not broker.strict:  # others may end the connection because of an unknown packet id
+        if not broker.strict:  # other servers may end the connection because of an unknown packet id
             reader.send(wire.acknowledgement("PUBREC", one.packet_id, 0x80))
             reader.ping()
             return
@@ -261,7 +261,7 @@ class Publishing(Fixtures):
     @needs("retain")
     @statement("3.3.1-12", "3.3.1-13")
     def test_retain_as_published(self, connect: Connect, name: str) -> None:
-        """With Retain As Published a message keeps its flag RETAIN, without it the flag is 0."""
+        """With Retain As Published a message keeps its RETAIN flag; without this option the flag is 0."""
         plain, exact, writer = connect(), connect(), connect()
         plain.subscribe(name)
         exact.subscribe(name, options=AS_PUBLISHED)
@@ -291,10 +291,10 @@ class Publishing(Fixtures):
 
     @statement("3.3.2-5", "3.3.2-6", "4.3.3-7", "4.3.3-13")
     def test_what_has_expired_is_not_sent(self, connect: Connect, name: str) -> None:
-        """An expired message isn't sent, others carry the seconds that remain, and a begun exchange is completed."""
+        """An expired message isn't sent, others carry their remaining seconds, and a begun exchange is completed."""
         away, here = connect(f"{name}-away", keep=True), connect(f"{name}-here", keep=True)
         away.subscribe(f"{name}/kept/#", options=1)
-        away.leave()  # messages that were sent don't expire
+        away.leave()  # a message that was already sent doesn't expire
         here.subscribe(f"{name}/kept/long", options=1)
         begun, writer = connect(), connect()
         begun.subscribe(f"{name}/begun", options=2)
@@ -370,7 +370,7 @@ class Publishing(Fixtures):
 
     @statement("3.1.2-24", "3.1.2-25")
     def test_what_is_too_large_for_a_client_is_as_if_it_was_sent(self, connect: Connect, name: str) -> None:
-        """A message too large for a client counts as delivered, and takes no room in its receive maximum."""
+        """A message too large for a client counts as delivered, and not towards the client's receive maximum."""
         reader, writer = connect(maximum_packet_size=100, receive_maximum=1), connect()
         reader.subscribe(name, options=1)
         for payload in (b"x" * 200, b"1", b"x" * 200, b"2"):
@@ -383,7 +383,7 @@ class Publishing(Fixtures):
     @statement("3.3.4-9", "3.3.4-10", "4.9.0-1", "4.9.0-2", "4.9.0-3")
     @pytest.mark.parametrize("qos", [1, 2])
     def test_the_receive_maximum_of_a_subscriber(self, connect: Connect, name: str, qos: int) -> None:
-        """No more messages are unacknowledged than the subscriber allows, and QoS 0 messages and answers still come."""
+        """At most as many messages are in flight as the subscriber allows; QoS 0 messages and replies still arrive."""
         reader, writer = connect(receive_maximum=2), connect()
         reader.subscribe(f"{name}/a", options=qos)
         reader.subscribe(f"{name}/b", options=0)

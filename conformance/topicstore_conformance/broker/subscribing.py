@@ -27,7 +27,7 @@ def shares(broker: Broker, version: int) -> None:
 
 
 def until(client: RawClient, payload: bytes) -> list[wire.Packet]:
-    """Return the messages that arrive before the one with this payload."""
+    """Return the messages that arrive before the message with this payload."""
     found: list[wire.Packet] = []
     while (packet := client.expect("PUBLISH")).payload != payload:
         found.append(packet)
@@ -35,7 +35,7 @@ def until(client: RawClient, payload: bytes) -> list[wire.Packet]:
 
 
 def taken(member: RawClient, qos: int) -> list[int]:
-    """Return the payloads that a member receives before the mark, and acknowledge them."""
+    """Acknowledge the messages that a member receives before the marker message, and return their payloads."""
     found: list[int] = []
     while True:
         packet = member.next()
@@ -56,7 +56,7 @@ class Subscribing(Fixtures):
     @both
     @statement("3.8.4-1", "3.8.4-2", "3.8.4-5", "3.8.4-6", "3.8.4-7", "3.9.3-1", "3.9.3-2", "2.2.1-6")
     def test_each_filter_is_answered_in_its_place(self, connect: Connect, name: str, version: int) -> None:
-        """A SUBACK has the packet id of its SUBSCRIBE, and a code for each filter in its place."""
+        """A SUBACK has the packet id of its SUBSCRIBE, and a reason code for each filter, in the same order."""
         client = connect(version=version)
         rows = [(f"{name}/{n}", n % 3) for n in range(30)]
         client.send(wire.subscribe(500, rows, version=version))
@@ -236,7 +236,7 @@ class Subscribing(Fixtures):
     def test_a_member_gets_the_rest_of_its_message(
         self, broker: Broker, connect: Connect, name: str, version: int
     ) -> None:
-        """A QoS 2 exchange that was begun with a member is completed with it, even if other members are connected."""
+        """A QoS 2 exchange is completed with the member with which it began, even if other members are connected."""
         shares(broker, version)
         first, writer = connect(f"{name}-1", version=version, keep=True), connect(version=version)
         first.subscribe(f"$share/group/{name}", options=2)

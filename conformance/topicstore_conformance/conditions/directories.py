@@ -16,7 +16,8 @@ MEMORY, ROOM = Path("/dev/shm"), 1 << 30
 def quick_directory() -> tempfile.TemporaryDirectory[str]:
     """Return a new temporary directory for tests that fsync often: in memory, if `MEMORY` has `ROOM` bytes free.
 
-    Otherwise, or if the default directory for temporary files is itself in `MEMORY`, it is made in the default one.
+    Otherwise, or if the default directory for temporary files is itself in `MEMORY`, the new directory lies in the
+    default.
     """
     elsewhere = _has_room(MEMORY) and not Path(tempfile.gettempdir()).is_relative_to(MEMORY)
     return tempfile.TemporaryDirectory(

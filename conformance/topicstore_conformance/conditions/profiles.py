@@ -4,7 +4,7 @@
 
 ============  ============================================================================
 ``quick``     few examples: some seconds a suite
-``full``      the default: the number for checking a change before publishing
+``full``      the default: enough examples to check a change before its release
 ``thorough``  twenty times as many examples
 ============  ============================================================================
 

@@ -153,7 +153,7 @@ class Compaction(Fixtures):
                         assert len(drain(other, cursor)[0]) <= len(drain(db, cursor)[0])
 
     def test_close_beside_a_compaction(self, pair: Pair, directory: Path) -> None:
-        """Closing ends a compaction between two steps, with an error, and the next opening finds everything."""
+        """Closing ends a compaction between two steps, with an error, and the next opening finds all messages."""
         path = directory / "db"
         for number in range(4):
             db = opened(pair, path)

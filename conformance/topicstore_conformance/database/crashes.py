@@ -37,7 +37,7 @@ class Crashes(Fixtures):
     @both_durabilities
     @pytest.mark.parametrize("keep", [True, False])
     def test_kill(self, pair: Pair, durability: str, keep: bool) -> None:
-        """After a process is killed at any moment, all acknowledged batches are stored, and no batch in part."""
+        """After a kill at any moment, all acknowledged batches are stored, and no batch is stored in part."""
         draw, ledger = random.Random(f"{durability} {keep}"), Ledger()
         with quick_directory() as directory:
             for kill in range(tries(1, 4, pair.capabilities)):

@@ -1,4 +1,4 @@
-"""Tests of full disks and damaged values: errors name the place, and no wrong data is returned."""
+"""Tests of full disks and damaged values: errors name the file or key, and no wrong data is returned."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ except Exception:
 
 
 class Told(msgspec.Struct):
-    """The report of a child that fills its disk: errors, and positions acknowledged and read."""
+    """The report of a child that fills its disk: errors, and the positions of the messages acknowledged and read."""
 
     first: str
     recoverable: bool
@@ -99,7 +99,7 @@ def flipped(data: bytes, index: int, bit: int = 0) -> bytes:
 
 
 def attempt(call: Callable[[], T], *errors: type[ts.TopicstoreError]) -> tuple[T | None, ts.TopicstoreError | None]:
-    """Return a call's result and None, or None and the error that it raised, if of one of these types."""
+    """Return a call's result and None, or None and the error that the call raised, if it has one of these types."""
     try:
         return call(), None
     except errors as error:
@@ -186,7 +186,7 @@ class Damage(Fixtures):
     def test_files_of_a_closed_database(self, pair: Pair, directory: Path) -> None:
         """After a close, a missing file of the engine, or one of another size, raises EngineError at the next opening.
 
-        A damaged list of the files is ignored: the database opens, and all messages are there.
+        A damaged list of the files is ignored: the database opens, and has all messages.
         """
         path, messages = directory / "db", [Message("t", b"%d" % number, "c") for number in range(5)]
         with pair.open(path, shards=2) as db:

@@ -53,7 +53,7 @@ class Follower:
 
 @attrs.define
 class Replayer:
-    """A reader that replays a filter repeatedly, and checks that each replay extends the last one of every shard."""
+    """A reader that replays a filter repeatedly, and checks for each shard that a replay extends the previous one."""
 
     topic_filter: str
     seen: list[MessageId] = attrs.field(factory=list)

@@ -37,7 +37,7 @@ class Forks(Fixtures):
     @requires("persistent")
     @pytest.mark.parametrize("moment", [OPENED, CLOSED, FRESH])
     def test_a_forked_child(self, pair: Pair, directory: Path, moment: str) -> None:
-        """A forked child can use a database of its own, or gets ForkedProcessError; it can't harm its parent's."""
+        """A forked child can use its own database, or gets ForkedProcessError; it can't harm its parent's database."""
         program = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", __name__]
         done = subprocess.run(
             [*program, str(directory), pair.backend, pair.layout, moment],
@@ -81,7 +81,7 @@ def in_child(work: Callable[[], object]) -> None:
 
 
 def use_or_be_refused(path: Path, backend: str, layout: str) -> None:
-    """Use a new database, and print whether that works or is refused; a refused one must not have been created."""
+    """Use a new database, and print whether that works or is refused; a refused database must not have been created."""
     try:
         use(path, backend, layout)
     except ts.ForkedProcessError:
@@ -93,7 +93,7 @@ def use_or_be_refused(path: Path, backend: str, layout: str) -> None:
 
 
 def is_refused(db: ts.Database) -> None:
-    """Check that calls on an inherited database raise DatabaseClosedError, and that it can be closed."""
+    """Check that calls on an inherited database raise DatabaseClosedError, and that the database can be closed."""
     for call in (lambda: db.store(MESSAGES), lambda: list(db.replay("#")), db.compact, db.flush, db.add_generation):
         with pytest.raises(ts.DatabaseClosedError):
             call()
@@ -101,7 +101,7 @@ def is_refused(db: ts.Database) -> None:
 
 
 def main(directory: str, backend: str, layout: str, moment: str) -> None:
-    """Run as the parent: fork children at the given moment, and check its own database."""
+    """Run as the parent: fork children at the given step, and check the parent's own database afterwards."""
     parents, own = Path(directory, "parents"), Path(directory, "own")
 
     def child() -> None:

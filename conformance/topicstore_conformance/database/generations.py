@@ -32,7 +32,7 @@ class Generations(Fixtures):
                 if number:
                     assert model.add_generation(layout) == db.add_generation(layout, small_options(layout))
                 for part in range(5):
-                    clock.now += (0, 1, 700, 2_500, 1)[part]  # some in the same epoch, some in a later one
+                    clock.now += (0, 1, 700, 2_500, 1)[part]  # some messages in the same epoch, some in a later one
                     messages = [
                         Message(f"t/{n % 4}/{'xyz'[(n + part) % 3]}", b"%d/%d" % (part, n), CLIENTS[n % 12])
                         for n in range(40)

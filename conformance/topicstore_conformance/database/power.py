@@ -124,7 +124,7 @@ def seen_by_a_reader(path: Path, least: int) -> int | None:
 def told(path: Path) -> bool:
     """Return whether the database holds all batches, or reports by an error or by `verify` that data is missing.
 
-    It is opened twice, at first only to be read.
+    The database is opened twice: first read-only, then to write.
     """
     for mode in ("r", "r+"):
         try:
@@ -139,7 +139,7 @@ def told(path: Path) -> bool:
 
 
 def damaged(original: Path, draw: random.Random) -> Iterator[bytes | None]:
-    """Yield damaged contents of a file: truncated, zeroed from an offset on, or with a flipped bit; None: removed."""
+    """Yield damaged contents of a file: truncated, zeroed from an offset on, with a flipped bit; None for no file."""
     content = original.read_bytes()
     yield None
     if not content:
@@ -164,9 +164,10 @@ class PowerLoss(Fixtures):
         with quick_directory() as scratch:
             recording = recorded(pair, durability, Path(scratch))
             moments, worst = recording.moments()
-            chances = (moments, worst, moments[-3:], worst)  # the last three moments are after the close
+            chances = (moments, worst, moments[-3:], worst)  # the last three failures are after the close
             for number in range(tries(10, 100, pair.capabilities)):
-                draw = random.Random(f"{pair} {number}")  # pairs with the same backend fail at different moments
+                # Pairs with the same backend fail after different system calls.
+                draw = random.Random(f"{pair} {number}")
                 upto = draw.choice(chances[number % len(chances)])
                 image = Path(scratch, f"image-{number}")
                 recording.image(upto, draw, image)

@@ -1,4 +1,4 @@
-"""Tests of salvage: messages after a log's damage are recovered as they were stored, and no others."""
+"""Tests of salvage: only messages that were stored are recovered after the damage of a log, and unchanged."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class DatabaseMachine(RuleBasedStateMachine):
     def store_with_state(
         self, drawn: list[tuple[Message, int | None]], shard: int, key: bytes, value: bytes | None, right: bool
     ) -> None:
-        """Store messages and a conditional state write together: both or neither."""
+        """Store messages and a conditional write of state together: both are applied or neither is."""
         shard %= self.model.shards
         messages = [Message(m.topic, m.payload, m.client_id, m.qos, m.retain) for m, _ in drawn]
         there = self.model.state[shard].get(key)
@@ -277,7 +277,7 @@ class DatabaseMachine(RuleBasedStateMachine):
         fault=faults(3),
     )
     def delete(self, data: st.DataObject, start: int, until: int | None, fault: Fault | None) -> None:
-        """Delete the messages of a filter and a time range; after a fault some may remain, and no others are gone."""
+        """Delete the messages of a filter and a time range; after a fault some may remain, and no other may be lost."""
         topic_filter = self._filter(data)
         from_, to = self._moment(start) if start else 0, None if until is None else self._moment(until)
         matching = self.model.find(topic_filter, from_, to)
@@ -291,7 +291,7 @@ class DatabaseMachine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1), small=st.booleans(), fault=faults(3))
     @precondition(lambda self: len(self.model.generations) < 8)
     def add_generation(self, which: int, small: bool, fault: Fault | None) -> None:
-        """Add a generation, with the same layout or another; after a fault all shards have it or none."""
+        """Add a generation, with the same layout or another; after a fault either all shards have it or none has."""
         layouts = layouts_on(self.pair.backend)
         layout = (self.pair.layout, layouts[len(self.model.rows) % len(layouts)])[which]
         options = small_options(layout) if small else quick_options(layout)
@@ -411,7 +411,7 @@ class DatabaseMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), limit=st.sampled_from((1, 3, 1000)))
     def catch_up(self, data: st.DataObject, limit: int) -> None:
-        """Let a consumer list the streams again and read all of them; then it has seen every message."""
+        """Let a consumer list the streams again and read all of them; it must have read every message afterwards."""
         consumer = data.draw(st.sampled_from(self.consumers))
         self.db.replay("#")  # waits until all stored messages are visible
         self._list_streams(consumer)
@@ -469,7 +469,7 @@ class DatabaseMachine(RuleBasedStateMachine):
 
     @rule()
     def compact(self) -> None:
-        """Compact the database: the report agrees with `info`, and the number of messages stays."""
+        """Compact the database: the report must agree with `info`, and the number of messages must not change."""
         before = self.db.info()
         report = self.db.compact()
         after = self.db.info()
@@ -492,7 +492,7 @@ class DatabaseMachine(RuleBasedStateMachine):
 
     @invariant()
     def same_count(self) -> None:
-        """The number of messages and the shards' last positions equal the model's."""
+        """Check that the number of messages and the shards' last positions equal the model's."""
         if hasattr(self, "db"):
             assert len(self.model.rows) == sum(generation.messages for generation in self.db.generations())
             follow_epochs(self.db, self.model)

@@ -1,7 +1,7 @@
-"""Tests of visibility: a stored message is visible at once or, in a layout with epochs, when its epoch ends.
+"""Tests of visibility: a stored message is visible immediately or, in a layout with epochs, when its epoch ends.
 
 Layouts with epochs hide the current epoch's messages: `read` returns them once the epoch has ended, and a replay waits
-for its end. The tests' epochs are so long that only the clock that the test sets can end them.
+for its end. The tests' epochs are so long that they end only when the test advances its clock.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Life:
         assert [row.id for row in rows] == self.db.store(messages).ids
 
     def jump(self, amount: int) -> None:
-        """Set the clock forward or back, within the epoch or into another."""
+        """Set the clock forward or back, within the epoch or into another epoch."""
         self.clock.now += (amount - 40) * (LENGTH // 8)
 
     def tick(self, amount: int) -> None:
@@ -108,7 +108,7 @@ class Life:
             check_replay(self.db, self.model, "t/+/x", order="time")
 
     def look(self, amount: int) -> None:
-        """Let the follower read to the visible end; check that it has every message outside a hidden epoch."""
+        """Let the follower read to the visible end; check that it has read every message outside a hidden epoch."""
         self.follower.read(self.db, 1 + amount % 7)
         rows = {row.id: row for row in self.model.rows}
         ids = self.follower.ids

@@ -1,4 +1,4 @@
-"""Clocks for `topicstore.open` that only tests advance, and this process's own clocks, set on by a day."""
+"""Clocks for `topicstore.open` that only tests advance, and a function that advances this process's clocks by a day."""
 
 from __future__ import annotations
 

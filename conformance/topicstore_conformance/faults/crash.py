@@ -202,7 +202,7 @@ def _store(tell: _Teller, db: ts.Database, number: int) -> None:
 
 
 def run_and_kill(job: Job, after: int, moment: int) -> Iterator[Step]:
-    """Run a child that kills itself at moment ``moment``, counted after ``after`` reports; yield all its reports."""
+    """Run a child that kills itself at moment number ``moment``, counted after ``after`` reports; yield its reports."""
     job = msgspec.structs.replace(job, after=after, moment=moment)
     command = [sys.executable, "-m", "topicstore_conformance.faults.crash", msgspec.json.encode(job).decode()]
     child = subprocess.Popen(command, stdout=subprocess.PIPE)

@@ -1,9 +1,9 @@
 """Processes that kill themselves at a counted moment, so that the result doesn't depend on the machine's speed.
 
 A killed process leaves the effects of its system calls. The relevant moments are therefore those before, within and
-after a write of an engine, and those at changes of files. Before and after a write, SIGKILL ends the process. Within a
-write, which runs native code, a SIGALRM without a handler does: a thread that holds the GIL can't delay it. If the
-write ends first, SIGKILL follows, so the process never survives that write.
+after a write of an engine, and at changes of files. Before and after a write, SIGKILL ends the process. Within a write,
+which runs native code, a SIGALRM without a handler does: a thread that holds the GIL can't delay it. If the write ends
+first, SIGKILL follows, so the process never survives that write.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def run_mounted(mount: str, where: object, size: int, code: str, *arguments: obj
 
 
 def mounted(mount: str, where: object, size: int = 0) -> tuple[str, ...]:
-    """Return the beginning of a command, whose rest runs as root of a new namespace, after a mount as `run_mounted`."""
+    """Return the beginning of a command whose rest runs as root of a new namespace, after a mount (`run_mounted`)."""
     return (*_ROOT, "sh", "-c", f'{mount} && shift 2 && exec "$@"', "sh", str(where), str(size))
 
 
@@ -92,8 +92,8 @@ def run_unprivileged(code: str, *arguments: object) -> list[list[Any]]:
 def run_as_another_user(code: str, path: Path, rehearsal: Path) -> list[list[Any]]:
     """Run code in a child as a user that owns no files; return the arguments of its calls of ``say(...)``.
 
-    The code sees ``path`` in ``arguments``. It runs before as root, with ``rehearsal`` as the path, so that its imports
-    are done: the other user may not be permitted to read the modules.
+    The code sees ``path`` in ``arguments``. Before that, it runs as root with ``rehearsal`` as the path, so that all
+    modules are imported: the other user may not be permitted to read them.
     """
     return _run((), _REHEARSED.format(code=code, user=_ANOTHER), (path, rehearsal))
 

@@ -5,8 +5,10 @@ then builds the directory as a disk could hold it if the power had failed after 
 
 - Data that was fsynced is complete.
 - Of each file's other data, all, none or a prefix is kept. The rest, up to the file's size, is missing, zeros or noise.
-- Or pages in the middle are lost while later ones are kept, because file systems write pages back in any order.
-- New names, renames and removals are kept in order up to a random one, and for certain if their directory was fsynced.
+- Pages in the middle of a file may be lost while later ones are kept, because file systems write pages back in any
+  order.
+- New names, renames and removals are kept in order up to a random one, but at least those before an fsync of the
+  directory.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ class _File:
         del self.pending[:upto]
 
     def left(self, draw: random.Random, names: int) -> bytes:
-        """Return random possible contents of the file after a power failure, with ``names`` name changes on disk."""
+        """Return random possible contents of the file after a power failure that kept ``names`` name changes."""
         kept = bytearray(self.content)
         late = (number for number, write in enumerate(self.pending) if write.names > names)
         pending = self.pending[: next(late, len(self.pending))]
@@ -165,9 +167,9 @@ class Call:
     result: int
     thread: str
     begun: int
-    """The number of calls that had ended when this one began."""
+    """The number of calls that had ended when this call began."""
     ended: int
-    """The number of calls that had ended when this one did."""
+    """The number of calls that had ended when this call ended."""
 
     @property
     def path(self) -> str:
@@ -190,7 +192,7 @@ class Recording:
     calls: list[Call]
 
     def moments(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the numbers of all calls, and of those after which the most files had unsynced data at their ends.
+        """Return the numbers of all calls, and those of the calls after which the most files had unsynced ends.
 
         If several files of an engine have such data, a later write can be on disk without an earlier one.
         """

@@ -1,4 +1,4 @@
-"""Runs a function at a chosen step of another, as Python runs signal handlers and finalizers."""
+"""Runs a function at a chosen step of another function, as Python runs signal handlers and finalizers."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ class Handler:
 
         If the handler acts at a step (``step`` isn't negative), exceptions of the types ``ended`` are suppressed.
         """
-        profile = self._profile  # keeps it alive: Python drops it when it raises, and may then call it once more
+        # A reference, because Python drops a trace function that raises, and may call it once more.
+        profile = self._profile
         sys.setprofile(profile)
         try:
             work()
-        except* self.ended:  # a writer raises them as a group
+        except* self.ended:  # a writer raises these exceptions as a group
             if self.step < 0:
                 raise
         finally:

@@ -35,7 +35,7 @@ class Fault:
     """The disk is full at this write, or the process is killed before or after it."""
     write: int
     struck: bool = False
-    """Whether the call reached this write. If not, a kill happens after the call, and a full disk doesn't happen."""
+    """Whether the call reached this write. If not, a kill happens after the call, and a full disk has no effect."""
 
     @property
     def kills(self) -> bool:
@@ -91,7 +91,7 @@ class _Strike:
     left: int
 
     def within(self, write: Any, full: Exception) -> Any:
-        """Wrap a write so that it is counted and the chosen one has the fault; ``full`` is the error of a full disk."""
+        """Wrap a write: count its calls, and inject the fault into the chosen call; ``full`` is a full disk's error."""
 
         def counted(*arguments: Any, **options: Any) -> None:
             self.left -= 1

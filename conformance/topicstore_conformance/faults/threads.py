@@ -40,8 +40,8 @@ def begin(work: Callable[[], Any]) -> Future[Any]:
 def together(*works: Callable[[], Any]) -> list[Any]:
     """Run each function in a thread at the same time; return the results in order, or raise the first error.
 
-    An error is raised at once, even if other functions wait for the one that failed. Raises TimeoutError after twice
-    `PATIENCE` in all, because several functions at once take longer than one alone.
+    An error is raised immediately, even if other functions wait for the one that failed. Raises TimeoutError after
+    twice `PATIENCE`, because several functions at the same time take longer than one alone.
     """
     futures = [begin(work) for work in works]
     ended, running = wait(futures, 2 * PATIENCE, FIRST_EXCEPTION)

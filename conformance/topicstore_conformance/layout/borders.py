@@ -20,7 +20,7 @@ from .reading import FILTERS, TOPICS
 __all__ = ["Borders"]
 
 SIZES = (7, 1, 2, 16, 3, 30, 1, 1, 64, 5, 12, 9, 33, 2, 8, 20, 1, 17)
-"""The numbers of messages of the batches whose borders are deleted at."""
+"""The numbers of messages of the batches at whose borders deletes begin and end."""
 EXCEPTIONS = (0, 1, 2, 15, 16, 17, 63, 64, 65, 255, 256, 257)
 """Numbers of filters to spare."""
 
@@ -29,7 +29,7 @@ first = itemgetter(0)
 
 
 def asked_before(stored: Stored) -> None:
-    """Read and check the messages of every filter before a change, so that the slab may cache the results."""
+    """Read and check the messages of every filter before a change, so that the slab's caches hold the old results."""
     for text in FILTERS:
         stored.check(text)
 
@@ -56,7 +56,7 @@ class Borders(Fixtures):
                 (batch[-1] + 1, after[0] - 1),
                 (batch[-1], after[0]),
             )[number % 8]
-            asked_before(stored)  # which also reads, by every filter, the messages that the previous delete has left
+            asked_before(stored)  # also reads by every filter the messages that remain after the previous delete
             stored.delete(text, first, last)
             stored.check_all()
         asked_before(stored)
@@ -106,7 +106,7 @@ class Borders(Fixtures):
         asked_before(stored)
 
     def test_reads_between_steps_of_a_delete(self, stored: Stored) -> None:
-        """Before and after each step of a delete is committed, readers get every message that is left, once."""
+        """Before and after each step of a delete is committed, readers get every remaining message exactly once."""
         for _ in range(60):
             stored.put(numbered(TOPICS, 44))
         stored.compact(stored.rows[1_000][0])
@@ -222,7 +222,7 @@ class Borders(Fixtures):
                 alone.append(((keyspace, key, value, bad), told))
         if len(alone) < 2:
             pytest.skip("no two values report their damage")
-        alone = [alone[0], alone[-1]]  # far apart, because the report of one damaged value may cover its neighbours
+        alone = [alone[0], alone[-1]]  # two distant ones, because one value's report may cover its neighbours
         for (keyspace, key, _, bad), _ in alone:
             varied.replace(keyspace, key, bad)
         varied.reopen()
@@ -244,7 +244,7 @@ class Borders(Fixtures):
             raise AssertionError(f"verify ends at the first damage: {error}") from error
 
     def test_verification_ends_at_its_bound(self, stored: Stored) -> None:
-        """`verify` counts every message up to its bound, and none after it if a batch that isn't merged ends there."""
+        """`verify` counts every message up to its bound, and no later one if an unmerged batch ends at the bound."""
         if stored.slab.epoch != 1:
             pytest.skip("the layout reads epochs as a whole")
         ends = [stored.put(numbered(TOPICS, size), 3)[-1][0] for size in (60, 1, 40, 7, 60)]

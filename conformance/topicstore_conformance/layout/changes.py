@@ -52,7 +52,7 @@ CHANGES: dict[str, Callable[[Stored], object]] = {
 
 
 def pairs_in_turn(count: int) -> Iterator[int]:
-    """Yield numbers below ``count`` such that each number directly follows every number at least once, itself too."""
+    """Yield numbers below ``count``, so that each directly follows every number, including itself, at least once."""
     for number in range(count):
         yield number
         yield number
@@ -62,7 +62,7 @@ def pairs_in_turn(count: int) -> Iterator[int]:
 
 
 def check_heads(stored: Stored, text: str) -> None:
-    """Compare a filter's heads with the list, if the slab reads heads."""
+    """Compare a filter's message heads with the expected messages, if the slab reads heads."""
     if not stored.slab.reads_heads:
         return
     before = -1
@@ -91,7 +91,7 @@ def loaded(path: Path) -> Engine:
 
 
 def read_elsewhere(make: Any, path: Path, generation: int, last: int, asked: str) -> None:
-    """Continue at places in another process; report the positions after each, and a place within a new reading."""
+    """Continue at places in another process; report the positions read from each, and the place of a new reader."""
     slab = make().open(loaded(path), SHARD, generation)
     for text, stream, place in msgspec.json.decode(asked):
         rest, began = [], slab.begin(stream, TopicFilter(text), 0)
@@ -110,7 +110,7 @@ class Changes(Fixtures):
     """Tests of the product of readings and changes, also by later and by other processes."""
 
     def test_every_reading_after_every_change(self, stored: Stored) -> None:
-        """After any two changes, of each pair of kinds, every way of reading returns exactly the expected messages."""
+        """After two changes of any two kinds, every way of reading returns exactly the expected messages."""
         for _ in range(3):
             stored.put(numbered(TOPICS, 60))
         names = list(CHANGES)
@@ -136,11 +136,11 @@ class Changes(Fixtures):
         stored.check(text, 0, middle, **how)
         got = [row for rows in stored.streams_of(text).values() for row in rows] if listed and turn % 3 == 0 else None
         assert got is None or stored.wanted(text) == sorted(got, key=lambda row: row[0])
-        for one in dict.fromkeys(("#", text)):  # one filter each time, so that a layout may cache its heads
+        for one in dict.fromkeys(("#", text)):  # always the same filter, so that a layout may cache its heads
             check_heads(stored, one)
 
     def test_old_places_after_every_change(self, stored: Stored) -> None:
-        """Readers' places stay valid across each pair of kinds of changes, without gaps or repeats."""
+        """A reader's place stays valid after two changes of any two kinds, without gaps or repeats."""
         for _ in range(3):
             stored.put(numbered(TOPICS, 60))
         readers = stored.readers(FILTERS)
@@ -191,7 +191,7 @@ class Changes(Fixtures):
     def test_any_number_of_places_is_held(
         self, stored: Stored, subject: LayoutSubject, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A place stays valid for any time, and beside any number of other places."""
+        """A place stays valid, however old it is and however many other places exist."""
         for _ in range(3):
             stored.put(numbered(TOPICS, 60))
         readers = stored.readers(FILTERS)
@@ -211,7 +211,7 @@ class Changes(Fixtures):
     # --- limits, when nothing is found and when everything is ---
 
     def test_limits_when_nothing_is_found(self, stored: Stored) -> None:
-        """With any limits, readers that find nothing reach the end in few calls, and find messages stored later."""
+        """With any limits, readers that find no message reach the end in few calls, and later read new messages."""
         for gap in (1, 40):
             stored.put(numbered(TOPICS, 120), gap)
         stored.compact()
@@ -241,7 +241,7 @@ class Changes(Fixtures):
             stored.check(text, limit=1, deadline=0.0)
 
     def test_limits_when_everything_is_found(self, stored: Stored) -> None:
-        """A limit of exactly as many rows or bytes as there are, or one less or more, loses and repeats nothing."""
+        """A limit of the exact number of stored rows or bytes, or of one less or more, loses and repeats no message."""
         for size in (1, 100, 3_000):
             stored.put(numbered(["a", "b"], 60, size))
         stored.compact()

@@ -16,7 +16,7 @@ class Compacting(Fixtures):
     """Tests of `Slab.compact` and `Slab.backlog`."""
 
     def test_compaction_changes_nothing(self, stored: Stored) -> None:
-        """Readers get the same messages from a slab before and after compaction, whole or partial, also repeated."""
+        """Readers get the same messages before and after complete, partial and repeated compactions."""
         for round_ in range(4):
             for gap in (1, 30):
                 stored.put(numbered(TOPICS, 150), gap)

@@ -38,7 +38,7 @@ class Concurrency(Fixtures):
     """Tests of readers concurrent with writers."""
 
     def test_readers_beside_a_writer_and_compaction(self, stored: Stored) -> None:
-        """Readers concurrent with a writer and a compaction get each message committed before they began once."""
+        """Readers concurrent with a writer and a compaction get each message that precedes their start exactly once."""
         commit, done, reads = Lock(), Event(), list[str]()
         committed: list[tuple[int, int]] = [(stored.last, 0)]
         """Pairs of a position and the number of rows committed up to it."""

@@ -22,7 +22,7 @@ class Contents(Fixtures):
     """Tests that messages are read back as they were stored."""
 
     def test_every_field_comes_back(self, stored: Stored) -> None:
-        """Each field of a message is read back as it was stored: empty fields, each property, and missing ones."""
+        """Each field and property of a message is read back as it was stored, also if it is empty or missing."""
         whole = Properties(1, 2**32 - 1, "text/plain", "answer/here", b"\0\xff", (("a", "1"), ("a", "2"), ("", "")))
         for properties in (None, Properties(), whole):
             for qos, retain in ((0, False), (1, True), (2, False)):
@@ -74,7 +74,7 @@ class Contents(Fixtures):
         try_it()
 
     def test_batches_are_the_same_in_arrow(self, stored: Stored) -> None:
-        """A batch that is read has the same messages in Arrow: whole or selected, of equal payloads or others."""
+        """A batch that is read has the same messages in Arrow: whole or selected, with equal or different payloads."""
         of_sizes = (8, 8, 8), (0, 100, 255), (200, 256, 300), (255, 256, 65_535), (256, 300, 65_535), (65_536, 70_000)
         properties = None, Properties(1, 2, "text/plain", "answer", b"\0", (("a", "1"), ("a", "2")))
         for number, sizes in enumerate(of_sizes):

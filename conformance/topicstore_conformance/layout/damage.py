@@ -1,4 +1,4 @@
-"""Tests of damaged values: damage is reported with its place, and never read as a message that was not stored."""
+"""Tests of damaged values: an error names the damaged part, and no message is read that was not stored."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def broken(value: bytes) -> Iterator[bytes]:
 
 
 def told(stored: Stored, *places: str) -> str:
-    """Return "told" if all ``places`` name the slab or its learned topics, else a text with the wrong places."""
+    """Return "told" if all ``places`` of reported damage name the slab or its learned topics, else the wrong places."""
     good = f"shard {SHARD}, generation {stored.generation}, ", "learned topics, key "
     return "told" if all(place.startswith(good) for place in places) else f"told at {places}"
 
@@ -98,13 +98,14 @@ class Damages(Fixtures):
         return stored
 
     def test_flipped_bits_are_reported(self, damageable: Stored) -> None:
-        """A flipped bit in any value is reported by readers and by `verify` with its place, or changes nothing."""
+        """A flipped bit in any value changes nothing, or readers and `verify` report it and name the damaged part."""
         draw, pairs = random.Random(1), [pair for pair in damageable.pairs() if pair[2]]
         flips = [
             (pair, draw.randrange(len(pair[2])), draw.randrange(8))
             for pair in draw.sample(pairs, min(len(pairs), tries(20, 120)))
         ]
-        for pair in {pair[0]: pair for pair in pairs}.values():  # flip format versions, which may then look newer
+        # Also flips bits of format versions, which may then look newer.
+        for pair in {pair[0]: pair for pair in pairs}.values():
             flips += [(pair, at, bit) for at, bit in product((0, min(10, len(pair[2]) - 1)), (1, 4, 7))]
         found = [
             ((space.name, key, at, bit), outcome(damageable, (space, key, flipped(value, at, bit))))
@@ -113,7 +114,7 @@ class Damages(Fixtures):
         assert [one for one in found if one[1] not in FINE] == []
 
     def test_other_values_of_messages_are_reported(self, damageable: Stored) -> None:
-        """A value with messages that has a flipped bit, is cut or extended, or belongs to another key, is reported."""
+        """A value with messages is reported if it has a flipped bit, another length, or belongs to another key."""
         pairs, draw = [pair for pair in damageable.pairs() if len(pair[2]) > 20], random.Random(2)
         changes: list[Change] = []
         for space, key, value in draw.sample(pairs, min(len(pairs), tries(12, 60))):
@@ -133,7 +134,7 @@ class Damages(Fixtures):
             assert outcome(damageable, (keyspace, key, None))[1] in ("told", "fewer")
 
     def test_damaged_structure_is_reported(self, damageable: Stored) -> None:
-        """A flipped bit, a cut or an extension in the learned structure is reported, or doesn't change reads."""
+        """A flipped bit, a truncation or an extension of the learned structure is reported, or changes no read."""
         draw = random.Random(6)
         learned = damageable.learned_pairs()
         for keyspace, key, value in draw.sample(learned, min(len(learned), tries(10, 60))):

@@ -17,7 +17,7 @@ class Deleting(Fixtures):
     """Tests of `Slab.delete`."""
 
     def test_exactly_what_matches_goes(self, stored: Stored) -> None:
-        """A delete removes, and counts, exactly the matching messages from its first to its last position inclusive."""
+        """A delete removes and counts exactly the matching messages from its first to its last position (inclusive)."""
         for gap in (1, 9, 1):
             stored.put(numbered(TOPICS, 120), gap)
         positions = [row[0] for row in stored.rows]
@@ -85,7 +85,7 @@ class Deleting(Fixtures):
         stored.check_all()
 
     def test_others_write_between_steps(self, stored: Stored) -> None:
-        """Messages stored between two steps of a delete stay, and all that matched when it began are removed."""
+        """Messages stored between two steps of a delete stay; all that matched when the delete began are removed."""
         for _ in range(100):
             stored.put(numbered(TOPICS, 30))
         last = stored.last
@@ -99,7 +99,7 @@ class Deleting(Fixtures):
 
     @pytest.mark.parametrize("taken", [0, 1, 2])
     def test_a_delete_is_resumed(self, stored: Stored, taken: int) -> None:
-        """A delete that ends after some steps has removed their messages, and a second delete removes the rest."""
+        """A delete that is abandoned after some steps has removed these steps' messages; another removes the rest."""
         for _ in range(150):
             stored.put(numbered(["a", "b", "c/d"], 20))
         gone = stored.commit(islice(stored.slab.delete(TopicFilter("b"), 0, stored.last), taken))

@@ -48,7 +48,7 @@ __all__ = [
 
 SHARD, GENERATION = 4, 2
 START = 1 << 60
-"""A position below all that tests use, and a multiple of every epoch's length."""
+"""A position below all positions of the tests, and a multiple of every epoch's length."""
 ABOUT = 1 << 20
 """The bytes by which a result may exceed its limit: a layout may only end it between blocks of a megabyte."""
 VALUES = (DATA, INDEX, KEYS)
@@ -152,7 +152,7 @@ class Stored:
         self.last |= self.slab.epoch - 1
 
     def delete(self, topic_filter: str, first: int = 0, last: int | None = None, spare: Sequence[str] = ()) -> int:
-        """Delete from slab and list all matches except those of the filters ``spare``; return their number."""
+        """Delete a filter's messages from slab and list, except those of the filters ``spare``; return the number."""
         last, before = self.last if last is None else last, len(self.rows)
         deleted = sum(self.commit(self.slab.delete(TopicFilter(topic_filter), first, last, [*map(TopicFilter, spare)])))
         self.forget(topic_filter, first, last, spare)
@@ -227,7 +227,7 @@ class Stored:
         assert (len(self.rows), []) == self.verify(), "verify counts other messages than are left"
 
     def everything(self) -> list[str]:
-        """Return filters of which exactly one matches each stored topic."""
+        """Return filters such that each stored topic matches exactly one of them."""
         levels = {message.topic.partition("/")[0] for _, message in self.rows}
         return ["#", *(f"{level}/#" for level in sorted(levels) if level.startswith("$"))]
 
@@ -273,7 +273,7 @@ class Stored:
     # --- directly in the engine ---
 
     def act(self) -> Acting:
-        """Open the slab again on an engine that can take an action during reads; return that engine."""
+        """Open the slab again on an engine wrapper that can run an action during reads; return the wrapper."""
         acting = Acting(self.engine)
         self.engine = cast("Engine", acting)
         self.reopen()

@@ -1,4 +1,4 @@
-"""Tests of heads, from which messages are counted."""
+"""Tests of message heads (topic, client id, position and payload size), from which messages are counted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Counting(Fixtures):
     """Tests of `Slab.heads` and `CompactStep.heads`, and of `Slab.reads_heads`, which says whether a slab has them."""
 
     def test_heads_are_those_of_the_messages(self, stored: Stored) -> None:
-        """A filter's heads are those of its messages, in ranges that follow each other, whatever was compacted."""
+        """A filter's heads are those of its messages, in consecutive ranges of positions, compacted or not."""
         for round_ in range(3):
             for gap, size in ((1, 4), (30, 8), (1, 300)):
                 stored.put(numbered(TOPICS, 150, size), gap)
@@ -35,7 +35,7 @@ class Counting(Fixtures):
                     self._check(stored, text, stored.rows[120][0], stored.rows[-50][0])
 
     def test_heads_of_any_range(self, stored: Stored) -> None:
-        """The heads of a range end at its last position, also within a batch, a merge or a gap between them."""
+        """The heads of a range end at its last position, even if that lies within a batch, a merged unit or a gap."""
         for gap in (1, 30, 1):
             stored.put(numbered(TOPICS, 60), gap)
         stored.compact(stored.rows[-61][0])
@@ -48,7 +48,7 @@ class Counting(Fixtures):
                     self._check(stored, text, first, last)
 
     def test_compaction_steps_have_the_heads_of_a_range(self, stored: Stored) -> None:
-        """The heads of a compaction step are those of all messages of its range; without heads, no step has any."""
+        """The heads of a compaction step are those of all messages in its range, if the slab has heads."""
         for round_ in range(3):
             for gap in (1, 30):
                 stored.put(numbered(TOPICS, 150), gap)
@@ -73,7 +73,7 @@ class Counting(Fixtures):
 
 
 def expected(stored: Stored, text: str, heads: Heads, *, hidden: bool = False) -> list[Counted]:
-    """Return the rows that the heads of a filter must have in the range of ``heads``; of all topics if ``hidden``."""
+    """Return the rows that a filter, or every filter if ``hidden``, must have in the range of ``heads``."""
     filters = stored.everything() if hidden else [text]
     rows = [row for one in filters for row in stored.wanted(one, heads.before + 1, heads.last)]
     return sorted((position, one.topic, one.client_id, len(one.payload)) for position, one in rows)

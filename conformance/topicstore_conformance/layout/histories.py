@@ -132,14 +132,14 @@ class SlabMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """Open the slab again: it has the same streams and the same learned structure."""
+        """Open the slab again, which must have the same streams and the same learned structure."""
         before = self.stored.structure()
         self.stored.reopen()
         assert self.failed or before == self.stored.structure(), "A slab that is opened again has the same streams."
 
     @rule(data=st.data())
     def list_streams(self, data: st.DataObject) -> None:
-        """Read all streams that are listed for a filter: together they hold each matching message once."""
+        """Read all streams that are listed for a filter, which must together hold each matching message once."""
         text = self._filter(data)
         got = [row for rows in self.stored.streams_of(text).values() for row in rows]
         assert self.stored.wanted(text) == sorted(got, key=lambda row: row[0]), "Each message is in one listed stream."
@@ -170,7 +170,7 @@ class SlabMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.readers)
     @rule(data=st.data(), limit=st.sampled_from((1, 2, 5, 1_000)), deadline=st.sampled_from((None, 0.0)))
     def advance(self, data: st.DataObject, limit: int, deadline: float | None) -> None:
-        """Let a reader read one step, up to the visible end or a position before it."""
+        """Let a reader read one step, up to the visible end or to an earlier position."""
         reader = data.draw(st.sampled_from(self.readers))
         before, watermark = len(reader.got), self._position(data)
         self.stored.visible(reader.stream, watermark)

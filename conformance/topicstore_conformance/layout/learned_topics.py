@@ -62,7 +62,7 @@ class Structure(Fixtures):
             stored.check_all()
 
     def test_more_structures_than_a_byte_counts(self, stored: Stored) -> None:
-        """Topics of 512 structures are found by filters, also after the slab is opened again and compacted."""
+        """Topics with 512 different structures are found by filters, also after reopening and compaction."""
         stored.put(numbered(["/".join(levels) for levels in product("ab", repeat=9)], 512))
         filters = "#", "b/#", "+/+/b/#", "b/b/b/b/b/b/b/b/+", "b/b/b/b/b/b/b/b/b", "a/b/a/b/a/b/a/b/a"
         for change in (stored.end_epoch, stored.reopen, stored.compact):

@@ -1,4 +1,4 @@
-"""Tests of the stated limits of messages: sizes, counts, times and positions, and of names that are nearly equal."""
+"""Tests of the documented limits of messages (sizes, counts, times, positions), and of names that are nearly equal."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def compacted(stored: Stored, *filters: str) -> None:
 
 
 class Limits(Fixtures):
-    """Tests of messages at the stated limits and at the ends of common widths, before and after compaction."""
+    """Tests of messages at the documented limits and at those of integers of 1, 2, 4 and 8 bytes, compacted or not."""
 
     def test_payloads_of_every_size(self, stored: Stored) -> None:
-        """A payload of any size, near each width and buffer, is read back whole, together with small ones or alone."""
+        """A payload of any size, also near limits of integers and buffers, is read back whole, alone or with others."""
         some = sizes(MEGABYTE + 1)
         stored.put([Message(f"t/{size % 3}", unlike(size, at), "c") for at, size in enumerate(some)])
         for at, size in enumerate(some[::2]):
@@ -45,20 +45,20 @@ class Limits(Fixtures):
         stored.check("#", limit_bytes=1)
 
     def test_one_payload_of_many_sizes(self, stored: Stored) -> None:
-        """One message of a batch with payloads of many sizes is read whole, small or large, by its own topic."""
+        """A message of a batch with payloads of many sizes is read whole by its own topic, whether small or large."""
         some = sizes(65_537)
         filler = [Message("filler", b"%d" % number, "c") for number in range(4 * len(some))]
         stored.put([*filler, *(Message(f"t/{size}", unlike(size, at), "c") for at, size in enumerate(some)), *filler])
         compacted(stored, *(f"t/{size}" for size in some if size in (0, 255, 256, 32_768, 65_535, 65_536, 65_537)))
 
     def test_a_payload_past_every_buffer(self, stored: Stored) -> None:
-        """A payload of more than 16 MB is read back whole, beside small ones, before and after compaction."""
+        """A payload of more than 16 MB is read back whole, together with small ones, before and after compaction."""
         self._large(stored, 16 * MEGABYTE + 1)
 
     @full
     @pytest.mark.parametrize("size", [*sizes(64 * MEGABYTE + 1, 16 * MEGABYTE), MAX_PAYLOAD])
     def test_the_largest_payloads(self, stored: Stored, size: int) -> None:
-        """A payload of up to 256 MB is read back whole, beside small ones, before and after compaction."""
+        """A payload of up to 256 MB is read back whole, together with small ones, before and after compaction."""
         self._large(stored, size)
 
     @staticmethod
@@ -107,7 +107,7 @@ class Limits(Fixtures):
         compacted(stored, "one", "f/x/2")
 
     def test_more_rows_than_two_bytes_count(self, fresh: Callable[[], Stored], subject: LayoutSubject) -> None:
-        """More equal messages than any counter of two bytes are kept and counted, merged and not merged."""
+        """More than 65,535 equal messages are kept and counted, merged or not."""
         count = tries(65_537, 140_000, subject.backend_capabilities)
         stored = fresh()
         stored.put([Message("same", b"same", "same", timestamp=7)] * count)
@@ -118,7 +118,7 @@ class Limits(Fixtures):
         assert stored.verify() == (count + 2, [])
 
     def test_many_runs_are_merged(self, fresh: Callable[[], Stored], subject: LayoutSubject) -> None:
-        """Compaction keeps every message of any number of batches, also of equal ones, in one round or in several."""
+        """Compaction, in one round or several, keeps every message of any number of batches, also of equal batches."""
         for every, equal in ((1_000_000, False), (1_000_000, True), (50, False)):
             stored, most = fresh(), tries(257, 1_025, subject.backend_capabilities)
             for number in range(most):
@@ -170,7 +170,7 @@ class Limits(Fixtures):
 
     @pytest.mark.parametrize("base", BASES)
     def test_positions_at_their_limits(self, subject: LayoutSubject, engine: Engine, base: int) -> None:
-        """Positions near the end of any width, with any gaps between them, are kept, bound reads, and are deleted."""
+        """Positions near the limits of integers, with any gaps between them, are kept, bound reads, and are deleted."""
         stored = Stored(subject, engine, last=base)
         stored.create()
         for gap in (1, 3, 1, 1 << 10, 1):
@@ -200,7 +200,7 @@ class Limits(Fixtures):
     # --- identity ---
 
     def test_names_with_equal_hashes_stay_apart(self, stored: Stored) -> None:
-        """Topics, levels and client ids whose hashes are equal, or that are nearly equal, are different ones."""
+        """Topics, levels and client ids with equal hashes, or with nearly equal texts, are distinguished."""
         near = [
             *COLLIDING,
             ("é", "e\u0301"),

@@ -1,4 +1,4 @@
-"""Tests of places: bytes that name a reader's place in a stream, and stay valid whatever happens to the slab."""
+"""Tests of places: bytes that store a reader's offset in a stream, and stay valid whatever happens to the slab."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Places(Fixtures):
         assert deleted.isdisjoint(late)
 
     def test_places_say_what_was_read(self, half_full: Stored) -> None:
-        """`Slab.reached` is None, or at least the highest position that was read and at most the last one."""
+        """`Slab.reached` is None, or a position from the highest that was read to the slab's last one."""
         for reader in half_read(half_full):
             reached = half_full.slab.reached(reader.stream, reader.place)
             if reached is not None:

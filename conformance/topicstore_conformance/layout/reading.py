@@ -1,4 +1,4 @@
-"""Tests of readers: limits, bounds, deadlines, exhaustion, order, and how messages are divided among streams."""
+"""Tests of readers: limits, bounds, deadlines, exhaustion, order, and the division of messages among streams."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Reading(Fixtures):
         return stored
 
     def test_the_limit_of_rows(self, filled: Stored) -> None:
-        """A call returns at most as many rows as its limit, and the calls together return everything once."""
+        """A call returns at most as many rows as its limit, and the calls together return every message once."""
         count = tries(len(FILTERS), len(FILTERS), filled.subject.backend_capabilities)
         for topic_filter in FILTERS[:count]:
             for limit in (1, 2, 7, 120, 10_000):
@@ -58,7 +58,7 @@ class Reading(Fixtures):
                 filled.check(topic_filter, 0, bound, limit=50)
 
     def test_the_columns_that_are_asked_for(self, filled: Stored) -> None:
-        """A read of some columns returns the same messages as a read of all, and these columns of them unchanged."""
+        """A read of some columns returns the same messages as a read of all columns, and the same values."""
         for text in ("#", "f/+/+/t", "f/y/3/s"):
             for stream in filled.slab.cover(TopicFilter(text)):
                 place = filled.slab.begin(stream, TopicFilter(text), 0)
@@ -86,7 +86,7 @@ class Reading(Fixtures):
         assert filled.wanted("g", first) == [row for reader in readers for row in reader.read(filled.last)]
 
     def test_a_deadline_that_is_past(self, filled: Stored) -> None:
-        """A call whose deadline has passed still advances its place, and no message is missed."""
+        """A call whose deadline has passed still advances the reader's place, and no message is missed."""
         for topic_filter in FILTERS:
             filled.check(topic_filter, deadline=0.0)
             filled.check(topic_filter, deadline=time.monotonic() + 1_000, limit=30)
@@ -102,7 +102,7 @@ class Reading(Fixtures):
             assert len(step.batch) <= 65_536
 
     def test_readers_of_one_filter_take_turns(self, filled: Stored) -> None:
-        """Interleaved readers of one filter, from any place and with any columns, each return all later messages."""
+        """Interleaved readers of one filter, from any place and with any columns, each get all messages after it."""
         filled.end_epoch()
         positions = [position for position, _ in filled.rows]
         for compacted in (False, True):

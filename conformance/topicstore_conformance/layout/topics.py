@@ -18,7 +18,7 @@ class Topics(Fixtures):
     def test_wildcards_do_not_match_dollar_topics(self, stored: Stored) -> None:
         """A filter that begins with ``#`` or ``+`` matches no topic that begins with ``$``; ``$SYS/#`` does.
 
-        This holds also for unknown first levels with a ``$``, after opening again, and after compaction.
+        This also applies to first levels with a ``$`` that the slab hasn't seen, after reopening and after compaction.
         """
         stored.put(numbered(["a", "b/c", "a/a", *DOLLAR, *(f"$d{n}/a" for n in range(9))], 200))
         for change in (stored.end_epoch, stored.reopen, stored.compact):

@@ -1,4 +1,4 @@
-"""Tests of failed commits: their messages are never read, and later commits store the structure they learned."""
+"""Tests of failed commits: their messages are never read, and later commits store the structure learned in them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Writing(Fixtures):
         stored.check_all()
 
     def test_storing_changes_nothing_until_the_commit(self, stored: Stored) -> None:
-        """`Slab.store` only adds to the given `WriteBatch`; the engine is unchanged until that is written."""
+        """`Slab.store` only adds to the given `WriteBatch`; the engine is unchanged until that batch is written."""
         stored.put(numbered(FLEET[:9], 30))
         before = stored.pairs(), stored.learned_pairs()
         write = WriteBatch()

@@ -1,8 +1,8 @@
 """paho clients that publish numbers and count them, for tests that kill the server meanwhile.
 
 A message's topic is ``kills/PUBLISHER/QOS``, and its payload is a number that rises by one. A client reconnects when
-the test reports that the server serves again, and not before. After a failed attempt, paho-mqtt 2.2 loses the state
-that a PUBREL is due, and publishes that QoS 2 message again.
+the test reports that the server serves again, and not before. The reason: after a failed attempt to connect, paho-mqtt
+2.2 forgets that a PUBREL is due, and publishes the QoS 2 message again.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Embedded:
         self._access, self._read, self._file, self._storages = access, read, file, storages
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
-        self.server: Server  # from the beginning of the block on
+        self.server: Server  # set when the ``with`` block begins
         self.port = 0
 
     def _run(self) -> None:
@@ -79,7 +79,7 @@ class Embedded:
         return self.do(count())
 
     def memory(self, of: str) -> int:
-        """Return the bytes held for clients by a budget of `Server.budgets`; ``of`` is its key."""
+        """Return the bytes of memory that clients use of a budget of `Server.budgets`; ``of`` is the budget's key."""
 
         async def look() -> int:
             return self.server.budgets[of].held

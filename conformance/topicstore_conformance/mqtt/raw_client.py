@@ -22,7 +22,7 @@ class RawClient:
 
     def __init__(self, port: int, *, version: int = 5, host: str = "127.0.0.1", patience: float = PATIENCE) -> None:
         self.version = version
-        self.connack: Packet  # from `connect` on
+        self.connack: Packet  # set by `connect`
         self.socket = socket.create_connection((host, port), patience)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = bytearray()

@@ -26,7 +26,7 @@ __all__ = ["Serving", "serving"]
 class Serving:
     """A server process on a database, which is created if it doesn't exist. `start` starts the process.
 
-    path:      the database's directory, or None for the one in the settings.
+    path:      the database's directory, or None for the directory in the settings.
     arguments: further arguments of the command.
     listen:    whether the server listens on `port` instead of the addresses in the settings.
     options:   options of `subprocess.Popen`, such as ``cwd`` and ``env``.

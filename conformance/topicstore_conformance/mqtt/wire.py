@@ -1,6 +1,6 @@
 """A client-side MQTT codec: it encodes the packets that a client sends, and decodes those that a server sends.
 
-It is independent of the server's codec, so that tests find faults in that. It doesn't validate the packets that it
+It is independent of the server's codec, so that tests find that codec's faults. It doesn't validate the packets that it
 encodes, because tests also send invalid packets. Section numbers are those of the MQTT 5 standard. Version 4 is MQTT
 3.1.1, which has no properties and fewer reason codes.
 """

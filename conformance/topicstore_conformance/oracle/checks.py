@@ -89,7 +89,7 @@ def check_all(db: ts.Database, model: Model) -> None:
 
 
 def follow_epochs(db: ts.Database, model: Model) -> None:
-    """Update the model's last positions of shards in which a reader has ended the epoch, to the epoch's end."""
+    """Set the model's last position of each shard in which a reader has ended the epoch to the epoch's end."""
     for shard in db.storage.shards:
         ended = model.last[shard.number] | (shard.generations.slab(shard.generations.current).epoch - 1)
         if shard.writer.tail.last_position == ended:

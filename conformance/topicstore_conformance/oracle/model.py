@@ -39,7 +39,7 @@ def first_of(time: int) -> int:
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """A stored message, with the time of its storing if it had no timestamp."""
+    """A stored message; if it had no timestamp, with the time at which it was stored."""
 
     shard: int
     position: int

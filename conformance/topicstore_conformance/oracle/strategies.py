@@ -63,7 +63,7 @@ _any = st.lists(st.text(_TEXT, max_size=4), min_size=1, max_size=5).map("/".join
 
 
 def topics() -> st.SearchStrategy[str]:
-    """Return a strategy for topics, most of which are drawn from few, and some of which are unusual."""
+    """Return a strategy for topics: most are drawn from a few common ones, and some are unusual."""
     return st.one_of(_short, _short, _short, st.sampled_from(EDGE_TOPICS[:19]), _any)
 
 
@@ -76,7 +76,7 @@ def hostile_topics() -> st.SearchStrategy[str]:
 
 @st.composite
 def filters_of(draw: st.DrawFn, topic: str) -> str:
-    """Draw a filter made from a topic, with ``+`` for some levels, ``#`` for the last levels, or one other level."""
+    """Draw a filter made from a topic, with ``+`` for some levels, ``#`` for the last levels, or one level replaced."""
     levels = topic.split("/")
     kind = draw(st.sampled_from(("same", "plus", "plus", "rest", "rest", "other")))
     if kind != "same":

@@ -27,12 +27,12 @@ def fill(world: World) -> None:
 
 
 def export(world: World) -> Path:
-    """Return the directory of the archive, beside the database."""
+    """Return the directory of the archive, which lies next to the database."""
     return world.path.with_name("export")
 
 
 def everything(db: ts.Database) -> tuple[list[ts.Message], ...]:
-    """Return the messages of several replays, in order where the replay has one."""
+    """Return the messages of several replays, sorted if the replay defines no order."""
     ways = (
         sorted(db.replay("#"), key=lambda message: message.payload),
         list(db.replay("t/1", order="time")),
@@ -45,7 +45,7 @@ class Archiving(Fixtures):
     """Tests of archived generations."""
 
     def test_archived_messages_read_as_before(self, world: World) -> None:
-        """Every replay of an archived generation returns the same messages in the same order as before."""
+        """Every replay of an archived generation returns the same messages in the same order as before archiving."""
         fill(world)
         before = everything(world.db)
         times = sorted(message.timestamp or 0 for message in before[0])
@@ -57,7 +57,7 @@ class Archiving(Fixtures):
         assert between == [sorted(payloads(world.db.replay("#", *one))) for one in ranges]
 
     def test_any_messages_of_an_archive_can_be_selected(self, world: World) -> None:
-        """A filter selects its messages of an archive, wherever the messages of other topics lie between them."""
+        """A filter selects its messages from an archive, however they are interleaved with messages of other topics."""
         places = range(6)
         for chosen in range(1 << 5):
             rows = [Message(f"{chosen}/{(2 * chosen + 1) >> n & 1}", b"%d" % (10 * chosen + n), "p") for n in places]
@@ -102,7 +102,7 @@ class Archiving(Fixtures):
 
     @requires("persistent")
     def test_archives_outlast_reopening(self, world: World) -> None:
-        """After the database is opened again, archived messages are read as before."""
+        """After the database is opened again, archived messages are still read."""
         fill(world)
         before = everything(world.db)
         world.db.archives.archive(export(world))
@@ -129,7 +129,7 @@ class Archiving(Fixtures):
             world.db.archives.archive(export(world))
             found += fetched(subscription, 60 - len(found))
         assert list(range(60)) == sorted(found)
-        list(world.db.replay("#"))  # ends the epochs of layouts that have them
+        list(world.db.replay("#"))  # ends the current epochs, if the layout has epochs
         got = [int(item.message.payload) for item in session.deliver()]  # type: ignore[union-attr]
         assert list(range(60)) == sorted(got)
 
@@ -150,7 +150,7 @@ class Archiving(Fixtures):
         """After a kill during an archiving, every message is read once, and the archiving can be repeated."""
         fill(world)
         before = everything(world.db)
-        with world.dying(death):  # the export, which no engine writes, stays
+        with world.dying(death):  # the fault is at an engine's write, so the files of the export are kept
             world.db.archives.archive(export(world))
         assert before == everything(world.db)
         world.db.archives.archive(export(world))

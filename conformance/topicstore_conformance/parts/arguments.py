@@ -24,7 +24,7 @@ Row = tuple[Callable[..., object], dict[str, Any]]
 def each(
     method: Callable[..., object], required: dict[str, Any] | None = None, /, **values: list[Any]
 ) -> Iterator[Row]:
-    """Yield a call for each value of each named argument, with the required arguments beside it."""
+    """Yield a call for each value of each named argument, together with the required arguments."""
     for name, wrong in values.items():
         for value in wrong:
             yield method, {**(required or {}), name: value}
@@ -193,7 +193,7 @@ class Arguments(Fixtures):
         db.publish(numbered(range(4)))
         queue = db.queues.open("queue")
         queue.append(numbered(range(4)))
-        list(db.replay("#"))  # ends the epochs of layouts that have them
+        list(db.replay("#"))  # ends the current epochs, if the layout has epochs
         before = stored_keys(db), db.retention.settings, queue.info(), list(db.persistence)
         for call, arguments in refused(db):
             try:

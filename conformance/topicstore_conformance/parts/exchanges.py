@@ -14,7 +14,7 @@ __all__ = ["Exchanges"]
 
 
 def received(session: Session, *rows: tuple[int, int]) -> None:
-    """Publish messages of QoS 2 of a client, given as number and packet id, in one call."""
+    """Publish a client's QoS 2 messages, given as pairs of number and packet id, in one call."""
     messages = [Message("t/a", b"%d" % number, session.client_id, 2) for number, _ in rows]
     session.publish(messages, [packet_id for _, packet_id in rows])
 
@@ -28,7 +28,7 @@ class Exchanges(Fixtures):
     """Tests of packet ids."""
 
     def test_repetitions_within_a_call_are_stored_once(self, world: World) -> None:
-        """A message of QoS 2 that occurs twice in a call under one packet id is stored once."""
+        """A QoS 2 message that occurs twice in a call under one packet id is stored once."""
         world.db.persistence.add("#")
         session = world.db.sessions.open("client", expiry_interval=None)
         received(session, (0, 7), (1, 8), (0, 7), (2, 9), (1, 8))
@@ -36,7 +36,7 @@ class Exchanges(Fixtures):
 
     @requires("persistent")
     def test_repetitions_after_reopening_are_stored_once(self, world: World) -> None:
-        """A message of QoS 2 that a client sends again before its PUBREL is stored once, across openings."""
+        """A QoS 2 message that a client sends again before its PUBREL is stored once, also after a reopening."""
         world.db.persistence.add("#")
         received(world.db.sessions.open("client", expiry_interval=None), (0, 7), (1, 8))
         for _ in range(2):
@@ -60,7 +60,7 @@ class Exchanges(Fixtures):
         assert 2 == session.pubrel(7, 8)
 
     def test_the_window_counts_all_exchanges(self, world: World) -> None:
-        """At most as many messages as a client accepts are in flight, those of QoS 2 until their PUBCOMP."""
+        """At most as many messages as a client accepts are in flight; QoS 2 messages are until their PUBCOMP."""
         session = subscribed(world, 2, receive_maximum=3)
         world.db.publish(numbered(range(8), qos=2, client_id="p"))
         settled(world)
@@ -77,7 +77,7 @@ class Exchanges(Fixtures):
         assert 3 == session.status().in_flight
 
     def test_a_packet_id_is_given_once(self, world: World) -> None:
-        """No message gets the packet id of another one that is in flight, also after all ids were given."""
+        """No message gets the packet id of another in-flight message, even after all ids were in use once."""
         session = subscribed(world)
         world.db.publish(numbered(range(5_000), client_id="p"))
         settled(world)

@@ -20,14 +20,14 @@ __all__ = ["DAY", "SECOND", "Fixtures", "deaths", "delivered", "drop_first", "nu
 SECOND = 1_000_000
 DAY = 86_400 * SECOND
 MOMENTS = [("before", 1), *(("after", write) for write in (1, 2, 3))]
-if MODE != "quick":  # engines have the same contents after a write and before the next one
+if MODE != "quick":  # redundant: engines have the same contents after a write as before the next one
     MOMENTS += [("before", 2), ("before", 3)]
 deaths = pytest.mark.parametrize("death", MOMENTS, ids=lambda moment: f"{moment[0]} write {moment[1]}", indirect=True)
 """Run a test for kills before the first write of a call, and after each of the first writes."""
 
 
 def numbered(numbers: Iterable[int], topic: str = "t", qos: int = 1, client_id: str = "") -> list[Message]:
-    """Return messages with these numbers as payloads, of three publishers or of one."""
+    """Return messages with these numbers as payloads, from ``client_id`` or else from three publishers."""
     return [Message(f"{topic}/{n % 4}", b"%d" % n, client_id or f"p{n % 3}", qos) for n in numbers]
 
 
@@ -68,6 +68,6 @@ class Fixtures(fixtures.Fixtures):
 
     @pytest.fixture
     def death(self, request: pytest.FixtureRequest) -> Fault:
-        """Return a kill at a write."""
+        """Return the fault of this run: a kill before or after a numbered write."""
         kind, write = request.param
         return Fault(kind, write)

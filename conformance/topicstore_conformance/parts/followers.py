@@ -36,7 +36,7 @@ class Followers(Fixtures):
     """Tests of subscriptions that follow stored messages."""
 
     def test_stored_then_new(self, world: World) -> None:
-        """A subscription yields the stored messages from its start, then new ones, each once and in order."""
+        """A subscription yields the stored messages from its start on, then new ones, each once and in order."""
         world.db.store(numbered(range(20)))
         with world.db.subscribe("t/#", 0) as subscription, world.db.subscribe("t/#") as new:
             found = fetched(subscription, 10)

@@ -25,7 +25,7 @@ _AHEAD = pytest.mark.filterwarnings("ignore:shard .* its last position lies:User
 
 
 def run(machine: type[RuleBasedStateMachine], pair: Pair, quick: int, full: int, steps: int = 50) -> None:
-    """Run a state machine on a pair, with a number of histories for each mode; in memory with three times as many."""
+    """Run a state machine on a pair, with a number of histories for each mode, tripled for databases in memory."""
     more = 1 if "persistent" in pair.capabilities else 3
     examples = tries(more * quick, more * full, pair.capabilities)
     how = settings(MACHINE, max_examples=examples, stateful_step_count=steps)
@@ -36,7 +36,7 @@ class Histories(Fixtures):
     """Tests that compare the parts of a database with models."""
 
     def test_publishing_histories(self, pair: Pair) -> None:
-        """In any history each shard has its model's stored and retained messages, and others are delivered once."""
+        """In any history each shard has its model's stored and retained messages, and routed ones are sent once."""
         run(PublishingHistories, pair, 6, 40, steps=40)
 
     def test_subscription_histories(self, pair: Pair, world: World) -> None:
@@ -47,18 +47,18 @@ class Histories(Fixtures):
 
     @_AHEAD
     def test_sessions_histories(self, pair: Pair) -> None:
-        """In any history each session is sent the messages due to it and no others, and at the end nothing is due."""
+        """In any history each session is sent exactly its due messages, and at the end no message is due."""
         killed = "persistent" in pair.capabilities
         run(KilledSessionsHistories if killed else SessionsHistories, pair, 12, 50)
 
     @_AHEAD
     def test_overlapping_histories(self, pair: Pair) -> None:
-        """In any history one delivery of a message serves all subscriptions that wait for it, and none is left."""
+        """In any history one delivery of a message serves all subscriptions that wait for it; none waits for ever."""
         run(OverlappingHistories, pair, 12, 100)
 
     @_AHEAD
     def test_shared_histories(self, pair: Pair) -> None:
-        """In any history each message goes to one member, and to another only if it was returned unacknowledged."""
+        """In any history each message goes to one member, and to another only if the first hasn't acknowledged it."""
         killed = "persistent" in pair.capabilities
         run(KilledSharedHistories if killed else SharedHistories, pair, 8, 50, steps=40)
 

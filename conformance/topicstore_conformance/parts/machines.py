@@ -42,7 +42,7 @@ class World:
         self.open()
 
     def open(self) -> None:
-        """Open the database; its clock is the world's."""
+        """Open the database with this object's clock."""
         clocks: dict[str, Any] = {"clock": self.clock, "monotonic": self.clock.monotonic}
         self.db = self._pair.open(self.path, shards=self._shards, auto_compact=False, **clocks)
 
@@ -78,7 +78,7 @@ class World:
         self.become(left)
 
     def become(self, copy: Path) -> None:
-        """Open a copy of the database's directory in its place."""
+        """Replace the database's directory with a copy of it, and open the database again."""
         self.db.close()
         shutil.rmtree(self.path)
         copy.rename(self.path)

@@ -1,9 +1,9 @@
 """Sessions that deliver a message once for all matching subscriptions, compared with a plain model.
 
 The model records for each message which subscriptions still wait for the message, and their options. A delivery must
-serve all of these: with all their identifiers, the highest QoS, and the RETAIN flag if a subscription asks for it.
-Between deliveries the client subscribes, unsubscribes, replays, answers, disconnects and reconnects, also in the other
-mode, and the process crashes. At the end no message that is due may be missing.
+serve all these subscriptions: with all their identifiers, the highest QoS, and the RETAIN flag if a subscription
+requires it. Between deliveries the client subscribes, unsubscribes, replays, answers, disconnects and reconnects, also
+in the other mode, and the process crashes. At the end no message that is due may be missing.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class OverlappingHistories(SessionsMachine):
                 self.answers[packet.packet_id] = "pubcomp"
             else:
                 self.take(packet)
-        # PUBRELs take no room in the window
+        # PUBRELs don't count towards the window
         unanswered = [answer for answer in self.answers.values() if answer != "pubcomp"]
         assert len(unanswered) <= self.session.receive_maximum
         assert sum(isinstance(packet, Publish) for packet in packets) <= limit
@@ -300,7 +300,7 @@ class OverlappingHistories(SessionsMachine):
     # --- the end of a history ---
 
     def settle(self) -> None:
-        """Reconnect the client and answer everything; after that, no subscription may wait for a message."""
+        """Reconnect the client and acknowledge all messages; after that, no subscription may wait for a message."""
         if self.session is None:
             self.connect(self.once, 100)
         self.run_dry()

@@ -82,7 +82,7 @@ class Ear:
 
 @attrs.define
 class Shard:
-    """A shard in the model: stored messages, retained messages by topic with their expiry, newest time, and state.
+    """A shard in the model: stored messages, retained messages by topic with their expiry, the newest time, and state.
 
     The expiry of a stored message counts from its position's time, which never decreases within a shard. The expiry of
     other messages counts from the wall clock.
@@ -152,7 +152,7 @@ class PublishingHistories(RuleBasedStateMachine):
         for text, ear in self.ears.items():
             hub = self.db._publisher.hub
             hub.listen(hub.feed(ts.TopicFilter(text)), ear)
-        self.db._publisher.filters.load([(ts.TopicFilter("wanted"), 1)])  # as if a session had this subscription
+        self.db._publisher.filters.load([(ts.TopicFilter("wanted"), 1)])  # in place of a durable session's subscription
 
     def teardown(self) -> None:
         if hasattr(self, "db"):
@@ -249,7 +249,7 @@ class PublishingHistories(RuleBasedStateMachine):
 
     @rule(rows=st.lists(ROWS, max_size=3), bad=st.booleans(), shard=st.integers(0, 2))
     def publish_in_vain(self, rows: list[ts.Message], bad: bool, shard: int) -> None:
-        """Publish a batch with an invalid message or a failing compare-and-set; no part of it may take effect."""
+        """Publish a batch with an invalid message or a failing compare-and-set; nothing may be stored or routed."""
         for ear in self.ears.values():
             ear.heard.clear()
         if bad:

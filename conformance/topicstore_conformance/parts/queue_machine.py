@@ -158,7 +158,7 @@ class QueueHistories(RuleBasedStateMachine):
 
     @rule(share=SHARE, beyond=st.sampled_from([0, 0, 1, 2**64]), fault=faults())
     def commit(self, share: float, beyond: int, fault: Fault | None) -> None:
-        """Commit up to an id, existing or not; then repeat it without effect."""
+        """Commit up to an id, existing or not; then repeat the commit, which must have no effect."""
         count = int(len(self.model.held) * share)
         upto = min((self.model.held[count - 1][0] or 0) + beyond if count else 0, 2**64 - 1)
         gone = sum((one or 0) <= upto for one, _ in self.model.held)
@@ -170,7 +170,8 @@ class QueueHistories(RuleBasedStateMachine):
             assert not gone or self._has_dropped_what_was_passed()
             removed = [one or 0 for one, _ in self.model.held[:gone]]
             self._adopt(after)
-            self.read_upto = max([self.read_upto, *removed])  # not up to ``upto``, which later messages may precede
+            # Not up to ``upto``: messages that are appended later may have lower ids.
+            self.read_upto = max([self.read_upto, *removed])
 
     @rule(bounds=st.fixed_dictionaries({}, optional=BOUNDS), fault=faults(1))
     def open_again(self, bounds: dict[str, Any], fault: Fault | None) -> None:
@@ -199,7 +200,7 @@ class QueueHistories(RuleBasedStateMachine):
                 self.db.queues.open("q", max_messages=99)
         possible = [self.model, after] if fault.struck else [after]
         if not fault.kills and fault.write == 1:
-            possible = [self.model]  # later writes only drop generations that the first has committed
+            possible = [self.model]  # later writes only drop generations that the first write has made obsolete
         self._adopt(next(model for model in possible if self._is(model)))
         if not fault.kills:
             self.reopen()

@@ -45,7 +45,7 @@ class Queueing(Fixtures):
         assert [0, 1, 2] == read(other)
 
     def test_bounds(self, world: World) -> None:
-        """A full queue refuses a batch as a whole, drops the oldest or drops the newest, as its policy says."""
+        """A full queue refuses a batch as a whole, or drops its oldest or newest messages, as its policy says."""
         for policy, expected in (("refuse", [0, 1, 2]), ("drop_oldest", [2, 3, 4]), ("drop_newest", [0, 1, 2])):
             queue = world.db.queues.open(policy, max_messages=3, overflow=policy)  # type: ignore[arg-type]
             queue.append(numbered(range(3)))
@@ -151,7 +151,7 @@ class Queueing(Fixtures):
 
     @requires("persistent")
     def test_changed_bounds_outlast_reopening(self, world: World) -> None:
-        """Changed bounds hold at once and after the database is opened again, and remove no message."""
+        """Changed bounds apply immediately, are kept when the database is opened again, and remove no message."""
         queue = world.db.queues.open("q", max_messages=8)
         queue.append(numbered(range(6)))
         queue.bound(max_messages=3, overflow="drop_newest")
@@ -169,7 +169,7 @@ class Queueing(Fixtures):
     def test_a_dropped_queue_is_gone(self, world: World) -> None:
         """A dropped queue is not listed, begins empty under the same name, and leaves all other queues unchanged.
 
-        Neither is a directory beside the queues that holds none, as after an interrupted creation.
+        A directory without a queue, such as an interrupted creation leaves, isn't listed either.
         """
         (world.path / DIRECTORY / "empty").mkdir(parents=True)
         for name in ("q", "other", "Q", "q/q"):
@@ -196,7 +196,7 @@ class Queueing(Fixtures):
     @requires("persistent")
     @deaths
     def test_a_killed_commit(self, world: World, death: Fault) -> None:
-        """After a kill during a commit, the queue has lost the committed messages together, or none."""
+        """After a kill during a commit, either all committed messages are gone from the queue, or none."""
         queue = world.db.queues.open("q")
         ids = queue.append(numbered(range(9)))
         self._die(world, death, queue, lambda: queue.commit(ids[3]))

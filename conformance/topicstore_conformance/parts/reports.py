@@ -23,7 +23,7 @@ class Reports(Fixtures):
     """Tests of a database's reports about itself."""
 
     def test_reports_of_generations(self, world: World) -> None:
-        """A generation has the times of its beginning and end, and the messages and bytes that deletes have left."""
+        """A generation reports the times of its beginning and end, and its messages and bytes without deleted ones."""
         first = world.clock.now
         for number in range(3):
             world.db.store([Message(f"t/{n % 4}", Random(n).randbytes(300), f"p{n % 3}") for n in range(20)])
@@ -45,7 +45,7 @@ class Reports(Fixtures):
         assert sum(info.live_bytes for info in after) == world.db.info().live_bytes
 
     def test_reports_of_the_creation(self, world: World, pair: Pair) -> None:
-        """A database has the time of its creation, by the wall clock, and the version of its program."""
+        """A database reports the wall-clock time of its creation, and the version of the program that created it."""
         began = int(time.time())
         with pair.open(world.path.with_name("new"), clock=world.clock) as db:
             created = datetime.fromisoformat(db.manifest.created).timestamp()
@@ -59,7 +59,7 @@ class Reports(Fixtures):
         """
         for number in range(1, 4):
             world.db.store([Message("t/a", b"123", "p")])
-            list(world.db.replay("#"))  # ends the epochs of layouts that have them
+            list(world.db.replay("#"))  # ends the current epochs, if the layout has epochs
             [topic], [client] = world.db.topics(), world.db.clients()
             assert ("t/a", number, 6 * number) == (topic.topic, topic.messages, topic.bytes)
             assert ("p", number, 6 * number) == (client.client_id, client.messages, client.bytes)
@@ -68,7 +68,7 @@ class Reports(Fixtures):
 
     def test_reports_of_work(self, world: World) -> None:
         """A database counts the batches, messages and bytes that it stores, deletes and reads, and measures times."""
-        before = world.db.info().total  # the opening has committed, too
+        before = world.db.info().total  # the opening makes commits, too
         began = time.perf_counter()
         rows = [Message(f"t/{number}", bytes(number), f"p{number}") for number in range(10)]
         for _ in range(3):
@@ -88,7 +88,7 @@ class Reports(Fixtures):
         assert (3, 30) == (after.deleted, after.read_messages - total.read_messages)
 
     def test_reports_of_sessions(self, world: World) -> None:
-        """A session reports its messages in flight, those to send again, its subscriptions, and why it waits."""
+        """A session reports its messages in flight, those to be redelivered, its subscriptions, and why it waits."""
         session = subscribed(world, receive_maximum=3)
         world.db.sessions.open("away", expiry_interval=None).lost()
         world.db.publish(numbered(range(5)))

@@ -37,7 +37,7 @@ class Retained(Fixtures):
     """Tests of publishing and of retained messages."""
 
     def test_the_last_retained_message_counts(self, world: World) -> None:
-        """The last retained message of a topic replaces all earlier ones, and an empty one clears the topic."""
+        """A topic's last retained message replaces all earlier ones, and one with an empty payload clears the topic."""
         world.db.publish([kept("a", b"1"), kept("a", b"2", "q"), kept("b", b"1"), kept("c"), Message("a", b"9")])
         assert {"a": b"2", "b": b"1", "c": b"1"} == retained(world.db)
         world.db.publish([kept("a", b"3", "r"), kept("b", b"")])
@@ -60,7 +60,7 @@ class Retained(Fixtures):
         assert sorted([*topics, "a"]) == found
 
     def test_retained_messages_are_found_among_many(self, world: World) -> None:
-        """A look-up returns every retained message that a filter matches, and no other, also if many lie between."""
+        """A look-up returns exactly the retained messages that a filter matches, even if many others lie between."""
         topics = [f"{a}/{b}/{c}" for a in range(10, 20) for b in range(10, 25) for c in "xyz"]
         topics += [f"{a}/{b}" for a in range(10, 20) for b in range(10, 25)] + [f"{a}/12/y/last" for a in range(10, 20)]
         world.db.publish([kept(topic) for topic in topics])
@@ -83,7 +83,7 @@ class Retained(Fixtures):
             assert [topic for topic in expected if topic > "13/2"][:3] == [message.topic for message in page], text
 
     def test_what_is_stored_is_chosen(self, world: World) -> None:
-        """A message is stored if a rule, its publisher or a durable subscription wants it, and else only routed."""
+        """A message is stored if a rule, its publisher or a durable subscription requires that, else only routed."""
         world.db.persistence.add("ruled/#")
         world.db.sessions.open("durable", expiry_interval=None).subscribe("wanted", 1)
         asking = ts.Properties(user_properties=((PERSIST, "1"),))
@@ -98,7 +98,7 @@ class Retained(Fixtures):
 
     @requires("persistent")
     def test_retained_messages_outlast_reopening(self, world: World) -> None:
-        """After the database is opened again, retained messages, cleared topics and rules are as they were."""
+        """After the database is opened again, retained messages, cleared topics and rules are unchanged."""
         world.db.persistence.add("a/#")
         world.db.publish([kept("a/1", b"1"), kept("a/2", b"2"), kept("b", b"3"), kept("c", b"4")])
         world.db.publish([kept("a/2", b""), kept("b", b"5", "other")])
@@ -133,7 +133,7 @@ class Retained(Fixtures):
         assert ["ever"] == list(retained(world.db))
 
     def test_state_is_committed_with_a_publish(self, world: World) -> None:
-        """A publish writes its state, whether its messages are stored, retained, cleared or routed."""
+        """A publish writes its state values, whether its messages are stored, retained, routed, or clear a topic."""
         world.db.persistence.add("stored/#")
         topics = [f"{where}/{number}" for where in ("stored", "routed") for number in range(4)]
         rows = [kept(topic, topic.encode(), topic) for topic in topics]
@@ -157,7 +157,7 @@ class Retained(Fixtures):
         assert [msgspec.structs.replace(row, timestamp=world.clock.now) for row in rows] == got
 
     def test_publishers_ask_by_either_value(self, world: World) -> None:
-        """A message is stored at its publisher's request if the user property has the value 1 or true, and no other."""
+        """A message is stored at its publisher's request if the user property has exactly the value 1 or true."""
         values = ["1", "true", "0", "", "True", "yes", "11"]
         asking = [ts.Properties(user_properties=(("other", "1"), (PERSIST, value))) for value in values]
         for own in asking:
@@ -167,7 +167,7 @@ class Retained(Fixtures):
         assert (["1", "true"], 4) == (found, len(list(world.db.replay("#"))))
 
     def test_rules_have_publishers_and_levels(self, world: World) -> None:
-        """A rule stores the messages of its filter, its publisher and its lowest QoS, until it is removed."""
+        """A rule stores the messages of its filter and publisher from its lowest QoS on, until the rule is removed."""
         rules = [
             world.db.persistence.add("a/#", client_id="p"),
             world.db.persistence.add("b/+", least_qos=1),
@@ -207,7 +207,7 @@ class Retained(Fixtures):
         assert ["ever", "long"] == list(retained(world.db))
 
     def test_replaced_messages_do_not_expire(self, world: World) -> None:
-        """A retained message that replaces an expired one while that one is removed stays."""
+        """A retained message stays if it replaces an expired one during the removal of the expired one."""
         names = [f"t/{number}" for number in range(6)]
         world.db.publish([kept(name, b"old", seconds=1) for name in names])
         world.clock.now += 5 * SECOND
@@ -245,7 +245,7 @@ class Retained(Fixtures):
     @requires("persistent")
     @deaths
     def test_a_killed_publisher(self, world: World, death: Fault) -> None:
-        """After a kill, everything that earlier calls published is there once."""
+        """After a kill, every message that earlier calls published is stored or retained exactly once."""
         world.db.persistence.add("#")
         for first in range(0, 20, 5):
             world.db.publish(numbered(range(first, first + 5)))

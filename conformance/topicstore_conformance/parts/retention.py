@@ -43,7 +43,7 @@ class Retention(Fixtures):
         assert list(range(30)) == left(world)
 
     def test_young_messages_stay(self, world: World) -> None:
-        """Retention removes no message before its age has passed, and all messages afterwards."""
+        """Retention removes no message before it has reached the maximum age, and all messages afterwards."""
         world.db.retention.set(max_age=10 * 86_400.0)
         days(world, 6)
         assert list(range(60)) == left(world)
@@ -59,7 +59,7 @@ class Retention(Fixtures):
         assert [] == left(world)
 
     def test_filters_have_ages_of_their_own(self, world: World) -> None:
-        """Messages of a filter are removed after the filter's own age, earlier or later than all others."""
+        """Messages of a filter are removed at the filter's own maximum age, earlier or later than all others."""
         world.db.retention.set(max_age=10 * 86_400.0, rotate_every=86_400.0, filters={"t/0": 86_400.0, "t/1": None})
         world.db.store(numbered(range(12)))
         world.clock.now += DAY + HOUR
@@ -80,7 +80,7 @@ class Retention(Fixtures):
 
     @requires("persistent")
     def test_settings_outlast_reopening(self, world: World) -> None:
-        """After the database is opened again, the limits hold as they were set, and so do the messages' ages."""
+        """After the database is opened again, the limits and the ages of messages are unchanged."""
         wanted = world.db.retention.set(max_age=86_400.0, filters={"keep/#": None}, rotate_every=3_600.0)
         world.db.store(numbered(range(5)))
         world.db.store(numbered(range(5, 8), topic="keep"))
@@ -175,11 +175,11 @@ class Retention(Fixtures):
         world.db.store(numbered([6]))
         wait_until(lambda: world.db.generations()[0].number > 1, "old messages to be removed")
         wait_until(lambda: keys_of(world.db, 1) == 0, "the engine to have removed them")
-        world.db.retention.stop()  # a replay beside a removal may raise
+        world.db.retention.stop()  # a replay concurrent with a removal may raise
         assert {6} <= set(left(world)) <= {5, 6}
 
     def test_stores_cause_removals_by_filter(self, world: World) -> None:
-        """Without a call of `run`, messages of a filter are removed when their age has passed, time after time."""
+        """Without a call of `run`, messages of a filter are removed when they reach its maximum age, repeatedly."""
         world.db.retention.set(filters={"t/#": 86_400.0})
 
         def deleted() -> bool:
@@ -190,11 +190,11 @@ class Retention(Fixtures):
             world.clock.now += 2 * DAY
             world.db.store(numbered([number], topic="kept"))
             wait_until(deleted, "a message to be removed")
-        world.db.retention.stop()  # a replay beside a removal may raise
+        world.db.retention.stop()  # a replay concurrent with a removal may raise
         assert ([], [1, 2, 3]) == (list(world.db.replay("t/#")), left(world))
 
     def test_an_outlook_changes_nothing(self, world: World) -> None:
-        """An outlook lists the generations in the order of their removal, with the times, and removes none."""
+        """An outlook lists the generations in the order of their future removal, with the times, and removes none."""
         world.db.retention.set(max_age=10 * 86_400.0)
         days(world, 3)
         before = left(world), [info.number for info in world.db.generations()]

@@ -62,7 +62,7 @@ FAULTS = st.none() | st.builds(Fault, st.sampled_from(["full", "before", "after"
 
 @attrs.define
 class Row:
-    """A stored message, and the model's knowledge of it."""
+    """A stored message, and the model's record of it."""
 
     message: ts.Message
     place: tuple[int, int]
@@ -88,7 +88,7 @@ class RetentionHistories(RuleBasedStateMachine):
 
     @initialize(shards=st.sampled_from([1, 2, 3]), jumps=st.booleans(), first=SETTINGS)
     def begin(self, shards: int, jumps: bool, first: dict[str, Any]) -> None:
-        """Begin a history; without clock jumps, everything whose age has passed must be removed at once."""
+        """Begin a history; if the clock never jumps, a run must remove every message above its maximum age."""
         self.jumps = jumps
         self.small = patch.multiple(exporting, **SMALL)  # type: ignore[call-overload]
         self.small.start()
@@ -167,7 +167,7 @@ class RetentionHistories(RuleBasedStateMachine):
 
     @rule(drawn=MESSAGES, seconds=st.sampled_from([1, 21, 31, 60]))
     def turn(self, drawn: list[tuple[str, str, int]], seconds: int) -> None:
-        """The most frequent steps: store, let time pass, and run retention."""
+        """Make the most frequent steps: store, let time pass, and run retention."""
         self.store(drawn)
         self.wait(seconds)
         self.run(None, files=False)
@@ -187,7 +187,7 @@ class RetentionHistories(RuleBasedStateMachine):
         self.check_due()
         again = self.db.retention.run()
         idle = (None, (), (), {}) == (again.rotated, again.dropped, again.archived, again.deleted)
-        assert idle or self.jumps  # a second run may trust the clock of which the first has warned
+        assert idle or self.jumps  # a first run may only warn of the clock's jump, and a second one trust the clock
         self.adopt()
 
     def limit(self, row: Row) -> float | None:
@@ -221,7 +221,7 @@ class RetentionHistories(RuleBasedStateMachine):
         return self.whole is not None and (row.doubted or age > self.whole)
 
     def adopt(self) -> None:
-        """Mark messages that are gone, after checking that they were allowed to go."""
+        """Mark messages as removed, after checking that retention was allowed to remove them."""
         there = set(self.read("#") + self.read("$SYS/#"))
         for number in self.live() - there:
             assert self.may_go(self.rows[number]), self.rows[number]
@@ -238,7 +238,7 @@ class RetentionHistories(RuleBasedStateMachine):
         assert set(before) & set(generations) <= set(self.archived)
 
     def check_due(self) -> None:
-        """Check that everything that was due is gone, unless the clock was set."""
+        """Check that all due messages were removed, unless the clock was set."""
         oldest = 0 if self.whole is None else self.clock.now - self.whole * SECOND
         for number in self.generations[:-1] if not self.jumps else ():
             stored = [row for row in self.rows.values() if row.generation == number]
@@ -323,7 +323,7 @@ class RetentionHistories(RuleBasedStateMachine):
 
     @rule(text=st.sampled_from(FILTERS))
     def delete(self, text: str) -> None:
-        """Delete by filter, which is refused as a whole if archived messages are left."""
+        """Delete by filter, which is refused as a whole if archived messages match."""
         if any(row.generation in self.archived and not row.gone for row in self.rows.values()):
             with pytest.raises(ts.GenerationError):
                 self.db.delete(text)
@@ -404,7 +404,7 @@ class RetentionHistories(RuleBasedStateMachine):
 
     @rule(limit=st.sampled_from([1, 5, 1_000]))
     def follow(self, limit: int) -> None:
-        """Read on from the subscription; no message may come twice."""
+        """Fetch the next messages of the subscription; no message may come twice."""
         self.take(self.follower.fetch(limit, timeout=0).messages)
 
     def take(self, messages: Sequence[ts.Message]) -> None:

@@ -28,7 +28,7 @@ def sent(session: Session, limit: int = 1_000) -> list[Publish]:
 
 
 def settled(world: World) -> None:
-    """End the epochs of layouts that have them, so that sessions see everything that is stored."""
+    """End the current epochs, if the layout has epochs, so that sessions see all stored messages."""
     list(world.db.replay("#"))
 
 
@@ -75,7 +75,7 @@ class Sessions(Fixtures):
     def test_retained_messages_in_flight_outlast_reopening(self, world: World) -> None:
         """After a reopening, unacknowledged retained messages are sent again under the same ids, and no others.
 
-        They are sent as before [MQTT-4.4.0-1], although another message is retained by then, or none.
+        Their content is unchanged [MQTT-4.4.0-1], although the topic has another retained message by then, or none.
         """
         world.db.publish([Message(f"t/{number}", b"%d" % number, f"p{number}", 1, True) for number in range(6)])
         session = subscribed(world)
@@ -119,7 +119,7 @@ class Sessions(Fixtures):
         assert [] == delivered(resumed)
 
     def test_deleted_messages_hold_nothing_up(self, world: World) -> None:
-        """If the messages in flight were deleted meanwhile, the first delivery of a resumed session has later ones."""
+        """If all messages in flight were deleted, the first delivery of a resumed session has later messages."""
         session = subscribed(world)
         for number in (0, 2):
             world.db.publish(numbered([number]))
@@ -158,7 +158,7 @@ class Sessions(Fixtures):
         assert "ever" in world.db.sessions.clients()
 
     def test_bounded_sessions(self, world: World) -> None:
-        """No more sessions are stored than the bounds allow, in all and of each user; stored ones are still opened."""
+        """At most as many sessions are stored as the bounds allow, in all and per user; stored ones can be opened."""
         sessions = world.db.sessions
         first = sessions.open("first", expiry_interval=None, user="u")
         sessions.bounds.in_all, sessions.bounds.each_user = 3, 2

@@ -119,7 +119,7 @@ class Store(World):
         return session
 
     def contents(self) -> dict[bytes, int]:
-        """Return the payloads of all stored messages with their positions' times; check that none is stored twice."""
+        """Return all stored messages' payloads with their positions' times; check that no message is stored twice."""
         batches = [batch for text in ("#", "$s/#") for batch in self.db.replay_arrow(text, ids=True)]
         found = [row for batch in batches for row in batch.to_pylist() if row["payload"]]
         assert len(found) == len({row["payload"] for row in found})
@@ -364,7 +364,7 @@ class Client:
     """QoS 2 messages that the client published and has not released, by packet id."""
 
     def forget(self) -> None:
-        """Reset everything except the name."""
+        """Reset the model's record of the client, except its name."""
         self.__init__(self.name)  # type: ignore[misc]
 
     def commit(self) -> None:
@@ -392,7 +392,7 @@ class Client:
         self.bounded = False
 
     def in_use(self) -> int:
-        """Return the highest possible number of packet ids in use."""
+        """Return the highest number of packet ids that the client's session may have in use."""
         return sum(not exchange.over for exchange in self.exchanges.values())
 
 
@@ -658,7 +658,7 @@ class SessionsHistories(SessionsMachine):
         self.check_older(client)
 
     def check_will(self, pending: Will | None, client: Client) -> None:
-        """Check that a pending will was published, and that no other will was."""
+        """Check that a pending will was published, and no other will."""
         assert (pending is None) or client.will is None
         if pending is not None:
             assert self.published[-1].message.payload == pending.message.payload
@@ -764,7 +764,7 @@ class SessionsHistories(SessionsMachine):
             client.commit()
             client.leave()
             self.end_connection(client)
-        # closing publishes wills that are due at once
+        # closing publishes due wills
         self.store.reopen()
         contents = self.call("store", "contents")
         for client in self.clients.values():
@@ -862,7 +862,7 @@ class SessionsHistories(SessionsMachine):
         client = self.one_of(which)
         known = client.subscriptions.get(text)
         as_published = as_published and (known is None or known.kept is None)
-        # with as_published, the RETAIN flag doesn't distinguish retained messages
+        # with ``as_published``, ordinary messages can have the RETAIN flag, too
         handling = 2 if as_published else handling
         options = SubscribeOptions(qos, no_local, as_published, handling, next(self.numbers))
         if same and known is not None:
@@ -917,7 +917,7 @@ class SessionsHistories(SessionsMachine):
         ]
 
     def replay(self, client: Client, subscription: Subscription, begin: int) -> None:
-        """Make all messages stored since this time due, and forget the messages that were due before."""
+        """Make all messages stored since this time due, and forget messages that became due earlier."""
         subscription.newest.clear()
         subscription.begin_anew(client)
         subscription.due = {
@@ -1035,7 +1035,7 @@ class SessionsHistories(SessionsMachine):
                 exchange.vanished |= exchange.again in ("message", "either") and not self.there(exchange)
 
     def missing(self, client: Client) -> list[Due]:
-        """Return the due messages that a client hasn't received."""
+        """Return the due messages that a client hasn't received yet."""
         every = [due for subscription in client.subscriptions.values() for due in subscription.due.values()]
         wanted = [due for due in every if due.required and not due.lapsed and not due.received]
         return [due for due in wanted if due.published.readable(self.now)]
@@ -1082,7 +1082,7 @@ class SessionsHistories(SessionsMachine):
                 subscription.kept_again.add(message.topic)
             elif not item.dup:
                 self.take_kept(subscription, message)
-            elif client.unsure and subscription.kept is not None:  # perhaps the id was committed but never sent
+            elif client.unsure and subscription.kept is not None:  # perhaps the id was committed, and never sent
                 subscription.kept_again.add(message.topic)
             return message.topic
         exchange = client.exchanges.get(item.packet_id) if item.dup else None
@@ -1160,7 +1160,7 @@ class SessionsHistories(SessionsMachine):
         return exchange.over or (exchange.again == "message" and exchange.qos == 1 and gone)
 
     def stays(self, exchange: Exchange) -> bool:
-        """Return whether the packet id may stay in use, because the message vanished at QoS 2."""
+        """Return whether the packet id may stay in use, because its QoS 2 message was removed."""
         gone = exchange.vanished or not self.there(exchange)
         return exchange.again in ("message", "either") and exchange.qos == 2 and gone
 
@@ -1193,7 +1193,7 @@ class SessionsHistories(SessionsMachine):
     def fail_to_deliver(self, limit: int, failing: int) -> None:
         """Deliver while a write fails: uncommitted messages are not handed out, and arrive after a tick.
 
-        Other sessions are delivered their messages.
+        Other sessions get their messages.
         """
         self.note_vanished(self.live())
         with self.store.failing(failing):
@@ -1318,7 +1318,7 @@ class SessionsHistories(SessionsMachine):
         assert kept <= {(topic, one.message.payload) for topic, one in self.retained_now().items()}
 
     def status_of(self, client: Client) -> Any:
-        """Return the status of a session that has been delivered everything.
+        """Return the status of a session to which all messages were delivered.
 
         With a layout that hides messages until their epoch ends, a session may wait although no message is left for it.
         """
@@ -1376,7 +1376,7 @@ class KilledSessionsHistories(SessionsHistories):
 
     @rule(publisher=st.sampled_from(["p", "q"]), drawn=rows(), death=kills(3))
     def die_publishing(self, publisher: str, drawn: list[Drawn], death: Fault) -> None:
-        """Kill the process while it publishes: each shard stores and retains all of its part or nothing."""
+        """Kill the process while it publishes: each shard stores and retains its whole part of the call or nothing."""
         messages = self.messages(publisher, drawn)
         self.die_in(death, "db", "publish", messages)
         contents, retained = self.call("store", "contents"), self.call("store", "retained")

@@ -26,13 +26,13 @@ def members(world: World, *, expiry: int | None = None) -> list[Session]:
 
 
 def publish(world: World, numbers: range) -> None:
-    """Publish messages to as many topics, so that each member gets a share."""
+    """Publish each message to a topic of its own, so that each member gets a share."""
     world.db.publish([ts.Message(f"t/{number}", b"%d" % number, f"p{number % 5}", 1) for number in numbers])
-    list(world.db.replay("#"))  # ends the epochs of layouts that have them
+    list(world.db.replay("#"))  # ends the current epochs, if the layout has epochs
 
 
 def shares(sessions: list[Session], *, acknowledge: bool = True, limit: int = 1_000) -> dict[str, list[int]]:
-    """Return the messages that each member receives until nothing is left, or with a limit in one turn each."""
+    """Return the messages that each member receives, until none is left or, with a limit, in one delivery each."""
     found: dict[str, list[int]] = {session.client_id: [] for session in sessions}
     more = True
     while more:
@@ -121,7 +121,7 @@ class Shared(Fixtures):
         for session in sessions:
             session.subscribe("$share/group/t/#", 2)
         world.db.publish([ts.Message(f"t/{number}", b"%d" % number, f"p{number % 5}", 2) for number in range(20)])
-        list(world.db.replay("#"))  # ends the epochs of layouts that have them
+        list(world.db.replay("#"))  # ends the current epochs, if the layout has epochs
         at_2 = shares(sessions, acknowledge=False)
         assert all(at_2.values())
         publish(world, range(20, 40))

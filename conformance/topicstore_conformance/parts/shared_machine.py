@@ -215,7 +215,7 @@ class SharedHistories(SessionsMachine):
     def fail_to_deliver(self, limit: int, failing: int) -> None:
         """Deliver while a write fails: uncommitted messages are not handed out, and arrive after a tick.
 
-        Other members are delivered their messages.
+        Other members get their messages.
         """
         with self.world.failing(failing):
             out = self.sessions.deliver(limit)

@@ -26,7 +26,7 @@ class Subscribing(Fixtures):
     """Tests of the subscriptions of sessions."""
 
     def test_retained_messages_are_sent_as_asked(self, world: World) -> None:
-        """A SUBSCRIBE delivers retained messages always, if it is new, or never, as Retain Handling says."""
+        """A SUBSCRIBE always, only if the subscription is new, or never causes retained messages (Retain Handling)."""
         world.db.publish([Message(f"t/{name}", name.encode(), "p", 1, True) for name in "ab"])
         both = ["a", "b"]
         for handling, (new, again) in enumerate(((both, both), (both, []), ([], []))):
@@ -37,7 +37,7 @@ class Subscribing(Fixtures):
             assert again == texts(session)
 
     def test_flags_of_messages(self, world: World) -> None:
-        """A delivery has the lower QoS of the two sides, and its subscription's RETAIN flag and identifier."""
+        """A delivery has the lower QoS of publisher and subscription, and the subscription's flag and identifier."""
         one, other = (world.db.sessions.open(name, expiry_interval=None) for name in ("one", "other"))
         one.subscribe("t/#", 2, subscription_identifier=268_435_455)
         other.subscribe("t/#", 1, retain_as_published=True)
@@ -54,7 +54,7 @@ class Subscribing(Fixtures):
         assert [(b"2", 2, True)] == [(item.message.payload, item.qos, item.retain) for item in sent(late)]
 
     def test_overlapping_subscriptions_end_alone(self, world: World) -> None:
-        """A session that is sent each message once gets it by the subscriptions that match it and have not ended."""
+        """With overlapping="once" a message has the identifiers of its matching subscriptions that have not ended."""
         session = world.db.sessions.open("client", expiry_interval=None, overlapping="once")
 
         def received(topic: str) -> list[tuple[int, tuple[int, ...]]]:
@@ -78,7 +78,7 @@ class Subscribing(Fixtures):
         assert [] == received("t/a")
 
     def test_overlapping_subscriptions_follow_each_other(self, world: World) -> None:
-        """A session that is sent each message once gets it once beside retained messages, and after filters ended."""
+        """With overlapping="once" messages are sent once, beside retained ones and after subscriptions have ended."""
         world.db.publish([Message("t/a", b"0", "p", 1, True)])
 
         def received(session: Session) -> list[tuple[int, ...]]:
@@ -102,7 +102,7 @@ class Subscribing(Fixtures):
 
     @requires("persistent")
     def test_overlapping_subscriptions_send_again(self, world: World) -> None:
-        """After a reopening, a session is sent again each message once, with the identifiers that it had before."""
+        """After a reopening, each unacknowledged message is sent again once, with its earlier identifiers."""
         session = world.db.sessions.open("client", expiry_interval=None, overlapping="once")
         for number, text in enumerate(("t/#", "t/a", "+/b"), 1):
             session.subscribe(text, 1, subscription_identifier=number)
@@ -189,10 +189,10 @@ class Subscribing(Fixtures):
         assert [0, 1, 2, 3, 4] == sorted(payloads(world.db.replay("#")))
 
     def test_nothing_is_left_of_what_ended(self, world: World) -> None:
-        """A subscription or session that has ended leaves no state, and none of its exchanges or its will."""
+        """A subscription or session that has ended leaves no stored state: no exchanges and no will."""
         world.db.sessions.open("stays", expiry_interval=None).subscribe("t/#", 1)
         world.clock.now += DAY
-        world.db.sessions.tick()  # which may record the clock
+        world.db.sessions.tick()  # the opening of a session may store the clock
         before = stored_keys(world.db)
         will = Will(Message("will", b"1", "client", 1), delay=5)
         session = world.db.sessions.open("client", expiry_interval=10, will=will)
@@ -240,7 +240,7 @@ class Subscribing(Fixtures):
 
     @requires("persistent")
     def test_a_session_that_expired_unnoticed(self, world: World) -> None:
-        """A session whose interval has passed is not resumed, even if no tick came in between."""
+        """A session whose expiry interval has passed is not resumed, even if no tick has removed it."""
         for reopened in (False, True):
             session = subscribed(world, client_id="client", expiry_interval=10)
             assert not session.present
@@ -271,7 +271,7 @@ class Subscribing(Fixtures):
             assert list(range(first, 12)) == sorted(delivered(session, acknowledge=True))
 
     def test_late_sessions_miss_the_oldest_routed_messages(self, world: World) -> None:
-        """A session that fetches too late misses only the oldest unstored messages, which are counted."""
+        """A session that reads too late misses only the oldest unstored messages, and reports their number."""
         session = subscribed(world, 0)
         for first in range(0, 12_000, 500):
             world.db.publish(numbered(range(first, first + 500), qos=0, client_id="p"))
@@ -318,7 +318,8 @@ class Subscribing(Fixtures):
             for number in range(10, 18)
         ]
         settled(world)
-        assert list(range(10)) == sorted(delivered(session, acknowledge=True))  # the next ones are larger than expected
+        # The next messages are larger than the session expects.
+        assert list(range(10)) == sorted(delivered(session, acknowledge=True))
         world.db.publish(rows)
         settled(world)
         found: list[Publish] = []
@@ -368,7 +369,7 @@ class Subscribing(Fixtures):
         assert ("nothing", 0) == (session.status().waits_for, world.db.sessions.counts().paused)
 
     def test_undecided_messages_wait(self, world: World) -> None:
-        """Nothing is sent, or sent again, while the session's ``allow`` answers None; later each message is, once."""
+        """While the session's ``allow`` returns None, no message is sent or redelivered; later, each is sent once."""
         answer: bool | None = None
 
         def allow(messages: Sequence[Message]) -> list[bool | None]:

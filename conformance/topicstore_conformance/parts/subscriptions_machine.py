@@ -105,7 +105,7 @@ class SubscriptionHistories(RuleBasedStateMachine):
     @precondition(lambda self: self.persistent)
     @rule(rows=_rows, fault=faults())
     def store_and_be_killed(self, rows: list[tuple[str, int]], fault: Fault | None) -> None:
-        """Kill the process while it stores a batch; in the next process, subscriptions resume where they acknowledged.
+        """Kill the process while it stores a batch; the next one resumes subscriptions at their acknowledged places.
 
         Any part of the batch may be stored.
         """
@@ -247,7 +247,8 @@ class SubscriptionHistories(RuleBasedStateMachine):
         for follower in self.followers:
             follower.subscription.close()
             follower.live.clear()
-            follower.may = {*range(1, self.generations[-1])}  # a place doesn't record when its subscription was created
+            # A serialized place doesn't hold the time at which its subscription was created.
+            follower.may = {*range(1, self.generations[-1])}
         self.db.close()
         if killed is not None:
             shutil.rmtree(self.path / "db")
@@ -267,7 +268,7 @@ class SubscriptionHistories(RuleBasedStateMachine):
 
     @invariant()
     def no_more_than_the_window_is_unacknowledged(self) -> None:
-        """At most a window of messages is unacknowledged, and the acknowledged place lies before all of them."""
+        """Check that at most a window of messages is unacknowledged, and that all follow the acknowledged place."""
         for follower in self.followers:
             waiting = follower.delivered - follower.acknowledged
             status = follower.subscription.status()
@@ -290,7 +291,7 @@ class SubscriptionHistories(RuleBasedStateMachine):
 
 
 def same(batch: object, expected: list[tuple[int, int, ts.Message]]) -> bool:
-    """Compare topics, payloads and client ids, but not times, which the store sets."""
+    """Return whether messages have the same topics, payloads and client ids; the store sets their times."""
     messages = batch.messages  # type: ignore[attr-defined]
     return [(m.topic, m.payload, m.client_id) for m in messages] == [
         (m.topic, m.payload, m.client_id) for _, _, m in expected[: len(messages)]

@@ -23,7 +23,7 @@ TIMES = (-DAY, -1, 0, 1, 1 << 31, 1 << 32, (1 << 53) - (1 << 33), MAX_TIME, MAX_
 
 
 def keys_of(db: ts.Database, generation: int) -> int:
-    """Return the number of keys that the engines have of a generation."""
+    """Return the number of a generation's keys in all engines."""
     found = 0
     for shard in db.storage.shards:
         engine = shard.writer.open_engine()
@@ -76,7 +76,7 @@ class Whole(Fixtures):
     def test_timestamps(self, world: World) -> None:
         """A replay by timestamps returns the messages whose timestamps are in the range, in order, and no others."""
         draw, times = Random(5), list[int]()
-        for _ in range(40):  # in each batch times that lie near each other, and some that lie anywhere
+        for _ in range(40):  # each batch has timestamps that lie near each other, and some that lie anywhere
             begin = START + draw.randrange(60) * 120 * SECOND
             some = [begin + draw.randrange(30 * SECOND) for _ in range(4)]
             some += [START + draw.randrange(7_200 * SECOND) for _ in range(draw.randrange(3))]
@@ -120,7 +120,7 @@ class Whole(Fixtures):
     def test_nothing_is_left_of_a_dropped_generation(self, world: World) -> None:
         """A dropped generation is in no replay, count, list, look-up or engine, and its cursors raise."""
         world.db.store(numbered(range(20), topic="old"))
-        list(world.db.replay("#"))  # ends the epochs of layouts that have them
+        list(world.db.replay("#"))  # ends the current epochs, if the layout has epochs
         cursors = [world.db.cursor(stream, "#") for stream in world.db.streams("#")]
         world.db.topics()
         world.db.add_generation()

@@ -36,7 +36,7 @@ class Columns(Fixtures):
         assert stored == sorted(db.replay("#"), key=lambda message: message.timestamp or 0)
 
     def test_empty_payloads(self, db: ts.Database) -> None:
-        """An empty payload is read back as an empty payload, whether it is alone in its batch or beside others."""
+        """An empty payload is read back as an empty payload, whether alone in its batch or together with others."""
         for batch in ([b""], [b"", b""], [b"a", b"", b"b"], [b"", b"a"], [b"a", b""]):
             db.store([Message("t", payload, "c") for payload in batch])
         assert [b"", b"", b"", b"a", b"", b"b", b"", b"a", b"a", b""] == payloads(db)

@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests of transforms: databases with the plugins, and a probe behind them."""
+"""Fixtures shared by all tests of transforms: databases with the plugins, and a probe, called after the plugins."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def cursor_over(db: ts.Database, topic: str, client_id: str) -> ts.Cursor:
 
 
 def opened(pair: Pair, path: Path, **arguments: Any) -> ts.Database:
-    """Open a database with the pair's plugins, and a clock that stands still."""
+    """Open a database with the pair's plugins, and a clock that never advances."""
     clock = Clock()
     return pair.open(path, **{"clock": clock, "monotonic": clock.monotonic, "auto_compact": False, **arguments})
 
 
 @attrs.define
 class Probe:
-    """A plugin that records the requests of the plugins around it, and the results that they get."""
+    """A plugin that is called within all others: it records the requests they pass on, and the results they get."""
 
     stored: list[StoreRequest] = attrs.field(factory=list)
     """Copies of the requests to store."""
@@ -100,13 +100,13 @@ class Fixtures(fixtures.Fixtures):
 
     @pytest.fixture
     def probe(self, monkeypatch: pytest.MonkeyPatch) -> Probe:
-        """Return a probe, which `probed` puts behind the plugins."""
+        """Return the probe of the database `probed`."""
         probe = Probe()
         monkeypatch.setitem(registry().plugins, _PROBE, probe)
         return probe
 
     @pytest.fixture
     def probed(self, pair: Pair, directory: Path, probe: Probe) -> Iterator[ts.Database]:
-        """Yield an empty database of two shards with the plugins, and behind them the probe."""
+        """Yield an empty database of two shards with the plugins and the probe, which is called last."""
         with opened(pair, directory / "probed", shards=2, plugins=(*pair.plugins, _PROBE)) as db:
             yield db

@@ -50,7 +50,7 @@ class Kept(Fixtures):
         assert [PAYLOAD] == [message.payload for message in probed.retained("t")]
 
     def test_destinations_are_kept(self, probed: ts.Database, probe: Probe) -> None:
-        """Of a batch with rows to store, to retain and only to deliver, each row goes where it belongs."""
+        """Each row of a batch is stored, retained or only delivered, as its publish requires."""
         probed.persistence.add("s/#")
         rows = [Message(f"{'st'[n % 2]}/{n}", b"%d" % n, f"c{n}", retain=n % 3 == 0) for n in range(12)]
         probed.publish(rows)
@@ -59,7 +59,7 @@ class Kept(Fixtures):
         assert [m.topic for m in rows] == [m.topic for m in probe.stored[-1].batch.to_messages()]
 
     def test_wills(self, pair: Pair, directory: Path) -> None:
-        """A will that waits for its delay is published as the client set it."""
+        """A delayed will is published with the content that the client set."""
         clock = Clock()
         with opened(pair, directory / "wills", clock=clock, monotonic=clock.monotonic) as db:
             db.persistence.add("will")
@@ -110,7 +110,7 @@ class Kept(Fixtures):
         assert [] == probe.stored
 
     def test_archives(self, db: ts.Database, directory: Path) -> None:
-        """Messages of an archived generation are read back as they were stored, beside those that are local."""
+        """Messages of archived and of local generations are read back together, as they were stored."""
         db.store([Message("t", payload, "c") for payload in (b"1", b"", PAYLOAD)])
         db.add_generation()
         db.store([Message("t", b"2", "c")])

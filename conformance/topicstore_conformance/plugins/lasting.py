@@ -43,7 +43,7 @@ class Lasting(Fixtures):
         run_state_machine_as_test(machine, settings=settings(MACHINE, max_examples=tries(3, 20, pair.capabilities)))
 
     def test_compaction(self, db: ts.Database) -> None:
-        """A compaction leaves all messages as they were stored, and so does another one."""
+        """A first and a second compaction leave all messages unchanged."""
         for first in range(0, 60, 6):
             db.store(messages(6, first))
         for _ in range(2):
@@ -83,7 +83,7 @@ class Lasting(Fixtures):
 
     @requires("persistent")
     def test_another_process(self, pair: Pair, directory: Path) -> None:
-        """A process with another hash seed reads the values of this one, and this one those of that process."""
+        """Two processes with different hash seeds read the values that the other has written."""
         with pair.open(directory / "db") as db:
             db.store([Message(f"t/{number}", b"%d" % number, "c") for number in range(9)])
         environment = {**os.environ, "PYTHONHASHSEED": "12345"}
@@ -100,7 +100,7 @@ class Lasting(Fixtures):
 
     @requires("persistent")
     def test_kill(self, pair: Pair, directory: Path) -> None:
-        """After the process was killed, every message that a store had returned is read back as it was stored."""
+        """After the process was killed, every acknowledged message is read back as it was stored."""
         with opened(pair, directory / "db") as db:
             for first in range(0, 12, 4):
                 db.store(messages(4, first))

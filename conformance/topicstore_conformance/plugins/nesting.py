@@ -1,4 +1,4 @@
-"""Tests of transforms within others."""
+"""Tests of the plugins within or around another transform."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ both_ways = pytest.mark.parametrize("nested", ["within another", "around another
 
 
 class Nesting(Fixtures):
-    """Tests of transforms within others."""
+    """Tests of the plugins within or around another transform."""
 
     @pytest.fixture
     def nested(
@@ -36,7 +36,7 @@ class Nesting(Fixtures):
 
     @both_ways
     def test_nested(self, nested: ts.Database) -> None:
-        """Within another transform, and around one, plugins return every message as it was stored."""
+        """Within or around another transform, the plugins return every message as it was stored."""
         nested.store(messages(6))
         nested.store(ts.MessageBatch.from_messages(messages(6, 6)).to_arrow())
         nested.store([Message("empty", b"", "c")])
@@ -46,7 +46,7 @@ class Nesting(Fixtures):
 
     @both_ways
     def test_nested_and_kept(self, nested: ts.Database) -> None:
-        """Within another transform, and around one, plugins return retained messages and queued ones as they came."""
+        """Within or around another transform, the plugins return retained and queued messages unchanged."""
         nested.publish([Message("t", b"kept", "c", retain=True)])
         assert [b"kept"] == [message.payload for message in nested.retained("t")]
         queue = nested.queues.open("queue")

@@ -40,7 +40,7 @@ class Passing(Fixtures):
                 cursor, ended = result.cursor, result.end_of_stream
 
     def test_ids_are_in_the_given_order(self, db: ts.Database) -> None:
-        """A store returns as many ids as it was given messages, and the id of each message at that message's place."""
+        """A store returns one id for each given message, in the order of the messages."""
         stored = messages(40)[::-1]
         result = db.store(stored)
         list(db.replay("#"))  # ends the epoch, if the layout has epochs

@@ -91,7 +91,7 @@ class Reading(Fixtures):
         assert first == WAYS[how](db) == PAYLOADS
 
     def test_subscriptions(self, db: ts.Database) -> None:
-        """Followers of equal and different filters receive new messages as they were stored, even from memory."""
+        """Followers of equal and different filters receive new messages as they were stored, also from a cache."""
         filters = ("t", "#", "+", "#")
         subscriptions = [db.subscribe(text) for text in filters]
         db.store([Message("t", payload, "c") for payload in PAYLOADS])
@@ -100,7 +100,7 @@ class Reading(Fixtures):
                 assert PAYLOADS == _fetched(subscription)
 
     def test_other_pieces(self, db: ts.Database) -> None:
-        """Messages that were stored one by one are read back together, and those of one batch one by one."""
+        """Messages that were stored one by one can be read in one batch, and those of one batch one by one."""
         with db.writer(max_items=1) as writer:
             for payload in PAYLOADS:
                 writer.put(Message("single", payload, "c"))
@@ -122,7 +122,7 @@ class Reading(Fixtures):
         assert [] == list(probed.replay("nothing"))
 
     def test_empty_reads_are_not_the_end(self, db: ts.Database) -> None:
-        """A read that has found nothing before its timeout is not the end: later reads find all that matches."""
+        """A read that finds no message before its timeout doesn't report the end: later reads find all matches."""
         for number in range(40):
             last = number == 39
             db.store([Message("t/a" if last else f"t/b/{n}", b"%d" % number, "c") for n in range(1 if last else 50)])

@@ -69,7 +69,7 @@ _TWICE = Scope(appends=2, lost=0)
 FAULTS = {
     fault.what: fault
     for fault in (
-        # Numbers are those of the rules in `topicstore.replication`.
+        # The numbers are those of the rules in the docstring of `topicstore.replication`.
         Fault("1: fences are deleted", lambda _: {"may_delete": lambda index, cut, _: index < cut}),
         Fault(
             "2: the epoch of a base is not looked at", lambda moment: {"after_reading": partial(_trusts_base, moment)}

@@ -1,7 +1,8 @@
 """A checker of histories: the recorded operations of a shared database's clients, with their results.
 
 A history is recorded by several processes with one clock, as Jepsen's tests do. Each message has a number that no other
-message has. The checker reads the operations and the messages that are stored in the end, and lists what must not be.
+message has. The checker reads the operations and the messages that are stored in the end, and lists violated
+guarantees.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def violations(
     stored:    the numbers of all messages that are stored in the end.
     positions: for each shard, the positions of its messages in the order in which a replay returns them.
 
-    Acknowledged messages are stored, and each message once. Refused messages are not stored. Each store is there as a
-    whole or not at all. Messages of a publisher are stored in the order of its stores. Positions rise. A replay has all
-    messages whose store was acknowledged before it began.
+    The guarantees: every acknowledged message is stored, and no message twice. Refused messages are not stored. Each
+    batch is stored as a whole or not at all. A publisher's messages are stored in the order of its calls. Positions
+    rise. A replay has all messages whose store was acknowledged before the replay began.
     """
     return [
         *_lost_or_repeated(operations, stored),

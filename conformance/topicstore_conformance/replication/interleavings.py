@@ -1,7 +1,8 @@
 """Explores every interleaving of the calls of a few sites that run the program over one store.
 
-A state is the store's objects, the entries that were created first at each index, and the answers of each site. Its
-steps are the answers to the call that each site waits for. A killed or paused site is one that takes no more steps.
+A state consists of the store's objects, the first entry that was created at each index, and the answers that each site
+got. Its steps are the answers to the call that each site waits for. A killed or paused site is one that takes no more
+steps.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def _steps(state: _State, sites: _Sites, program: Program) -> Iterator[tuple[int
     calls = [sites.moments[history].call for history in state.histories]
     for site, call in enumerate(calls):
         if call is not None and call.verb is Verb.CREATE and call.name.startswith(f"{_PARTS}/"):
-            calls = [*[None] * site, call]  # no other site knows the name yet, so the order makes no difference
+            calls = [*[None] * site, call]  # no other site knows the name yet, so other orders lead to the same states
             break
     for site, call in enumerate(calls):
         if call is None:

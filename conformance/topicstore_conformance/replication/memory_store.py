@@ -43,7 +43,7 @@ class Objects(LogStore):
             return self.objects[name]
 
     def names(self, prefix: str, after: str = "") -> Iterator[list[str]]:
-        """Yield all names at once."""
+        """Yield all names in order, in one page."""
         with self._lock:
             found = sorted(name for name in self.objects if name.startswith(prefix + "/") and name > after)
         if found:

@@ -1,6 +1,6 @@
-"""The program's sites as functions: from the answers that a site's calls got to its next call.
+"""Sites as functions: from the answers that the log store has given to a site, to the site's next call.
 
-A site runs the program itself: `ShardLog`, `LogReader`, bases and truncation, over a store that stops at every call.
+A site runs the program itself (`ShardLog`, `LogReader`, bases and truncation) over a store that stops at every call.
 The program is deterministic, so a site's state is the list of the answers that it has received. To find the call that
 follows them, the site runs from its beginning with these answers, and is abandoned at the first call that has none.
 """
@@ -149,13 +149,13 @@ class Site(LogStore):
     # --- what a site does ---
 
     def store(self, *changes: bytes) -> None:
-        """Propose changes, each while the PUT of the one before is in flight, and write them."""
+        """Propose changes, each while the PUT of the previous one is in flight, and apply them."""
         self._later = list(changes)
         self._propose()
         self.log.write_queued()
 
     def truncate(self) -> None:
-        """Write a base of the applied changes, and cut the log there."""
+        """Write a base of the applied changes, and truncate the log up to it."""
         at = self.copy.progress
         parts = [msgspec.msgpack.encode(self.copy.changes)]
         write_base(self, SHARD, self.name, at, at.next, parts, identity=self._identity)
@@ -169,7 +169,7 @@ class Site(LogStore):
 
     @classmethod
     def open(cls, url: str, options: Mapping[str, Any]) -> LogStore:
-        """Raise `InvalidArgumentError`: a site is made of its answers, and not opened by a URL."""
+        """Raise `InvalidArgumentError`: this store is made by a site, and not opened by a URL."""
         raise InvalidArgumentError(f"a site of the checker has no URL, and so not {url!r} with {dict(options)}")
 
     @property

@@ -1,4 +1,4 @@
-"""Sites of a cluster in processes of their own, which run `site_program`, and a check of all that they have done."""
+"""Sites of a cluster in processes of their own, which run `site_program`, and a check of their operations."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SiteProcess:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            with contextlib.suppress(json.JSONDecodeError):  # the process was killed within the line
+            with contextlib.suppress(json.JSONDecodeError):  # the process was killed while it wrote this line
                 found: dict[str, Any] = json.loads(line)
                 if "ready" in found:
                     self.ready = True
@@ -70,7 +70,7 @@ class SiteProcess:
 
 
 class Processes:
-    """Sites of one cluster in processes."""
+    """The sites of one cluster, each in a process of its own."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -110,7 +110,7 @@ class Processes:
 
 
 class RunningSites(Protocol):
-    """Sites in processes, under load."""
+    """The interface of sites that run in processes, under load."""
 
     @property
     def running(self) -> Mapping[str, Any]:
@@ -127,7 +127,7 @@ class RunningSites(Protocol):
 
 
 def disturb(sites: RunningSites, name: str, *, stop: bool, meanwhile: Callable[[], object] = lambda: None) -> None:
-    """Stop a site, or kill it; wake it, or start it again, after the others have made progress.
+    """Suspend or kill a site; continue it or start it again after the others have made progress.
 
     ``meanwhile`` is called before that progress.
     """

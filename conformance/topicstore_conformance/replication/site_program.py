@@ -18,7 +18,7 @@ FAR = 1_000_000
 
 
 def quick_cluster(root: Path, takeover_after: float) -> ts.Cluster:
-    """Return the cluster below a directory whose sites notice soon what others do, and cut their logs at once."""
+    """Return the cluster below a directory, with settings for short intervals of polling and of log truncation."""
     return ts.Cluster(
         (root / "log").as_uri(),
         beat_interval=takeover_after / 4,
@@ -30,7 +30,7 @@ def quick_cluster(root: Path, takeover_after: float) -> ts.Cluster:
 
 
 def main(root: Path, site: str, run: int, takeover_after: float) -> None:
-    """Store batch after batch of numbered messages in whatever shard this site owns, and replay now and then."""
+    """Store batches of numbered messages, in each shard by turns, and replay after every sixteenth batch."""
     warnings.simplefilter("ignore")
     with ts.open(root / site, cluster=quick_cluster(root, takeover_after), site=site, shards=SHARDS) as db:
         publishers = [
@@ -53,13 +53,13 @@ def main(root: Path, site: str, run: int, takeover_after: float) -> None:
                 outcome = "unknown"
             say("store", began, numbers, outcome, publisher)
             if outcome != "stored":
-                time.sleep(takeover_after / 20)  # not a wait for anything: a client that tries again later
+                time.sleep(takeover_after / 20)  # a client that pauses before it tries again
             if number % (BATCH * 16) == 0:
                 began = time.monotonic()
                 try:
                     say("replay", began, [int(message.payload) for message in db.replay("#")], "stored", "")
                 except ts.ShardElsewhereError:
-                    continue  # this site does not keep all shards at the moment
+                    continue  # this site does not keep a copy of all shards at this time
 
 
 def say(kind: str, began: float, numbers: list[int], outcome: str, publisher: str) -> None:

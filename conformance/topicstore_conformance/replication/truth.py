@@ -1,4 +1,4 @@
-"""The invariants of every state, computed from the log as it was first written, which sites can't see."""
+"""The invariants of every state, computed from the log's first-written entries, which sites can't see."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Replica:
     @staticmethod
     @functools.cache
     def of(progress: Progress, stored: tuple[tuple[bytes, int], ...]) -> Replica:
-        """Return the interned entry with these values."""
+        """Return the interned replica with these values."""
         return Replica(progress, stored)
 
 

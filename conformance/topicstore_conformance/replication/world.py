@@ -1,8 +1,8 @@
 """The model's states and steps: a few sites that want to own one shard, a follower, an object store, and a network.
 
-A site that was named the owner takes over, appends and writes bases. A pause of any length is modelled by other steps
-before the site's next one. A restarted process is modelled as another site, which begins with the contents of some
-replica. Answers are lost, PUTs arrive late or twice, and deletable entries are deleted at any moment.
+A site that was named the owner takes over, appends and writes bases. A pause of any length is modelled by other sites'
+steps before the site's next one. A restarted process is modelled as another site, which begins with the contents of
+some replica. Answers are lost, PUTs arrive late or twice, and deletable entries are deleted at any moment.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ class World:
         for epoch in sorted(epochs):
             after = state._replace(named=max(state.named, epoch))
             for replica in {EMPTY, state.base, state.follower.replica}:
-                # A process that starts has the contents of some replica.
+                # A started process may have the contents of any replica.
                 what = f"named the owner for epoch {epoch}, and has what lies below {replica.progress.next}"
                 yield what, after, self._begun(site, epoch, replica)
 
@@ -343,7 +343,8 @@ class World:
             step = self.decide.after_fence(outcome)
             if step is Step.LOOK:
                 return actor._replace(phase="look", flights=(), written=(flight.entry,))
-            return STOPPED if step is Step.STOP else actor._replace(flights=())  # it reads the entry at that index
+            # The site reads the entry at that index.
+            return STOPPED if step is Step.STOP else actor._replace(flights=())
         if outcome is Outcome.FENCED:
             return STOPPED
         if outcome is Outcome.WRITTEN:

@@ -23,7 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("topicstore conformance")
     group.addoption("--backend", metavar="NAME", help="test this installed backend only")
     group.addoption("--layout", metavar="NAME", help="test this installed layout only")
-    plugins = {"dest": "tested_plugins", "metavar": "NAMES"}  # pytest has an option of the name that is the default
+    # The default destination, ``plugins``, is that of one of pytest's own options.
+    plugins = {"dest": "tested_plugins", "metavar": "NAMES"}
     group.addoption("--plugins", help="test these installed plugins, outermost first, comma-separated", **plugins)
     group.addoption("--quick", action="store_true", help=f"the same as {VARIABLE}=quick")
     for suite, names in (
@@ -38,7 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out the suite of transforms if the run names no plugins, and that of brokers if it names no broker."""
+    """Leave out the suite of transforms if the run names no plugins, and the suite of brokers if it names no broker."""
     needed = {"test_plugins.py": "tested_plugins", "test_broker.py": "only_broker"}.get(collection_path.name)
     suite = needed is not None and collection_path.parent.name == "installed"
     return True if suite and config.getoption(str(needed)) is None else None

@@ -27,7 +27,7 @@ def published(runs: Sequence[Run], refused: Mapping[str, str]) -> str:
 
 
 def capabilities(backends: set[str], layouts: set[str]) -> Iterator[str]:
-    """Yield a table of the capabilities that backends declare, and one of those that layouts declare and need."""
+    """Yield a table of the capabilities that backends declare, and a table of those that layouts declare and need."""
     known = {name: registry().backend(name) for name in sorted(backends)}
     if known:
         names = sorted(CAPABILITIES | frozenset[str]().union(*(spec.capabilities for spec in known.values())))

@@ -175,7 +175,7 @@ def plans_for(backend: str | None, layout: str | None, mode: Mode) -> list[Plan]
 def transform_plans(plugins: Sequence[str], backend: str | None, layout: str | None, mode: Mode) -> list[Plan]:
     """Return the plans for plugins that transform messages, which are used together, outermost first.
 
-    They are tested on the pairs of the names, or, without a name, on the pair that `topicstore.open` makes by default.
+    They are tested on the pairs of the named backend and layout, by default on the pair that `topicstore.open` uses.
 
     Raises the errors of `plans_for`, and `UnknownPluginError` for an unknown plugin.
     """
@@ -225,7 +225,7 @@ def _databases(pair: Pair, mode: Mode) -> list[Plan]:
 def run_all(
     plans: Iterable[Plan], done: Callable[[Run], object] = lambda _: None, *, first_failure: bool = False
 ) -> list[Run]:
-    """Run all plans, those of one mode in one run of pytest; return the runs in the order of their plans.
+    """Run all plans, the plans of each mode in one run of pytest; return the runs in the order of the plans.
 
     A plan whose plugins fail the first step of `smoke` has no tests. All plans for plugins must have the same plugins.
 

@@ -147,7 +147,7 @@ def main(plans: Sequence[str]) -> None:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return an error as one line: what it says, and the innermost place in its traceback."""
+    """Return an error as one line: its message, and the innermost line of its traceback."""
     at = traceback.extract_tb(error.__traceback__)[-1]
     said = str(error).partition("\n")[0] or type(error).__name__
     return f"{type(error).__name__}: {said} ({at.filename}:{at.lineno})"
@@ -167,7 +167,7 @@ class _Ended:
 def first_causes(plans: Sequence[str], limit: float) -> dict[str, str]:
     """Return, for each plan, the cause for which its first step failed, or an empty text.
 
-    limit: the seconds after which a plan that hangs is given up.
+    limit: the seconds after which the process that tries the plans is killed, and its current plan counts as hanging.
     """
     causes: dict[str, str] = {}
     while left := [plan for plan in plans if plan not in causes]:
@@ -203,7 +203,7 @@ def _reports(output: bytes) -> Iterator[Report]:
     for line in output.splitlines():
         try:
             yield msgspec.json.decode(line, type=Report)
-        except msgspec.DecodeError:  # the plugin printed something, too
+        except msgspec.DecodeError:  # a line that isn't a report: the plugin has printed it
             continue
 
 

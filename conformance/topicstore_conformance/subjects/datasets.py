@@ -40,6 +40,6 @@ def why_absent(name: str) -> str | None:
 @cache
 def load(name: str) -> pa.Table:
     """Return a whole data set with the columns timestamp, topic, client_id, qos, retain and payload."""
-    import pyarrow.parquet as pq  # imported here, because callers of the other functions don't need it
+    import pyarrow.parquet as pq  # imported here, because the other functions don't need this package
 
     return pq.read_table(folder() / f"{name}.parquet").combine_chunks()

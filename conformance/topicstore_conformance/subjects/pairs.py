@@ -63,12 +63,13 @@ class Pair:
         return ts.open(path, **arguments)
 
     def small(self, **changes: Any) -> dict[str, Any]:
-        """Return `small_options` of the layout, with those of ``changes`` that are options of the layout."""
+        """Return `small_options` of the layout, updated with the ``changes`` that are options of this layout."""
         return small_options(self.layout, **changes)
 
     def raw(self, path: Path, shard: int = 0) -> contextlib.closing[Engine]:
         """Open the engine of a shard without the database, so that a test can put or damage values."""
-        (path / "closed").unlink(missing_ok=True)  # as after a kill; else opening would report changed files
+        # Removes the list of files, as after a kill: otherwise opening would report changed files.
+        (path / "closed").unlink(missing_ok=True)
         backend = make_backend(self.backend)
         return contextlib.closing(backend.open_shard(path / f"shard-{shard:04}", KEYSPACES, create=False))
 

@@ -13,7 +13,7 @@ __all__ = ["SHIFTING", "Shifting"]
 
 
 class Shifting:
-    """A transform whose stored form of a payload is one byte, the step, and the payload's bytes, increased by it."""
+    """A transform that stores a payload as one byte, the step, and the payload's bytes, increased by the step."""
 
     def __init__(self, step: int) -> None:
         self._head = bytes((step,))
@@ -33,7 +33,7 @@ class Shifting:
         request.batch = request.batch.replace(payloads=self.encode(to_iterable(request.batch.payloads)))
 
     def before_read(self, request: ReadRequest) -> None:
-        """Leave a request to read as it is."""
+        """Leave a read request unchanged."""
 
     def after_read(self, request: ReadRequest, result: ReadResult) -> ReadResult:
         """Return a result with its payloads decoded."""

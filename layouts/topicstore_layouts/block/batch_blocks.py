@@ -67,9 +67,9 @@ class BatchBlocks:
     def batches(
         self, reader: Reader, first: int, bound: int, chunks: Iterable[Pairs] | None = None
     ) -> Iterator[list[Block]]:
-        """Yield the blocks that may hold positions from ``first`` to ``bound``, those of a batch together.
+        """Yield the blocks that may hold positions from ``first`` to ``bound``, in one list for each batch.
 
-        ``chunks`` are the stored blocks from ``first`` on, in order, if some of them are to be left out.
+        ``chunks`` are the pairs of keys and blocks from ``first`` on, in order; by default, all pairs are scanned.
         """
         together: list[Block] = []
         for chunk in self.pairs(reader, first) if chunks is None else chunks:
@@ -81,7 +81,8 @@ class BatchBlocks:
                 if block.base > bound:
                     return
                 together.append(block)
-                if block.rows == block.last - block.base + 1:  # the block is the whole batch
+                # Its rows fill the batch's positions, so the batch has no other block.
+                if block.rows == block.last - block.base + 1:
                     yield together
                     together = []
         if together:

@@ -1,4 +1,4 @@
-"""A cache of blocks that readers have read in part, so that the next call doesn't decode them again."""
+"""A cache of decoded blocks that readers have read in part, so that their next calls don't decode the blocks again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEPT = 8
 class BlockCache:
     """The last eight decoded blocks that a reader's limit cut short. Thread-safe.
 
-    A block is reused only for the stored bytes from which it was decoded, so deletes need not invalidate it.
+    A cached block is used only if the stored bytes are those from which it was decoded, so deletes need not evict it.
     """
 
     def __init__(self) -> None:

@@ -54,7 +54,7 @@ class Compaction:
         self._compress = compress
 
     def steps(self, bound: int, *, whole: bool) -> Iterator[CompactStep]:
-        """Yield the steps that merge the blocks up to a position; without ``whole``, only those worth their cost."""
+        """Yield the steps that merge the blocks up to a position; without ``whole``, only merges worth their cost."""
         while blocks := self._take(bound, whole=whole):
             rows, size = sum(block.rows for block in blocks), sum(block.raw_bytes for block in blocks)
             newest = self._segments.newest()
@@ -147,7 +147,7 @@ def _order(codes: Codes, streams: Codes, texts: pa.Array) -> Codes:
 
     The order of UTF-8 bytes is that of Python's strings.
     """
-    import pyarrow.compute as pc  # a slow import
+    import pyarrow.compute as pc  # imported here, because the import is slow
 
     table = pa.table({"small": _small(streams[codes])[streams], "stream": streams, "topic": texts})
     order: Codes = (

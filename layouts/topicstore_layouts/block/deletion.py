@@ -44,7 +44,7 @@ class Deletion:
 
     def _in_segment(self, segment: Segment, choice: _Choice) -> Iterator[DeleteStep]:
         numbers = self._reading.select(segment, ALL, choice.topic_filter, choice.first, choice.last)
-        # At least one step a segment, so that the caller can let other threads run.
+        # Each segment has at least one step, so that the caller can let other threads run.
         for start in range(0, max(len(numbers), 1), _LOOKED_AT):
             step, segment = self._some_frames(segment, numbers[start : start + _LOOKED_AT], choice)
             with self._reading.deleting():

@@ -118,7 +118,7 @@ _HEADS = msgspec.msgpack.Decoder(_Head)
 class Columns(msgspec.Struct, Generic[N], frozen=True, gc=False):
     """The columns of a block. Topics and client ids are numbers of the slab's dictionaries, or texts.
 
-    The type parameter is their form: ``Columns[Coded]`` has texts only, ``Columns[Column]`` either.
+    The type parameter is the form of both columns: ``Columns[Coded]`` has texts, ``Columns[Column]`` texts or numbers.
     """
 
     positions: Positions
@@ -166,7 +166,7 @@ def encode_message(
 ) -> bytes:
     """Return the stored value of a block of one message, as `encode_block` does, but without arrays.
 
-    ``topic`` and ``client_id`` are a number of the slab's dictionary, or a text without one.
+    ``topic`` and ``client_id`` are numbers of the slab's dictionaries, or texts that have no number.
     """
     position, _ = message.span
     payload, timestamp, properties = only(message.payloads), only(message.timestamps), only(message.properties)
@@ -282,7 +282,7 @@ class Block:
             raise CorruptionError("the checksum is wrong")
         if flags & ~_FRAME:
             raise NewerFormatError(f"a block with flags {flags:#x}, which this topicstore doesn't know")
-        if not 0 < 2 * self.rows < raw_payloads:  # a payload has a prefix of two bytes or more
+        if not 0 < 2 * self.rows < raw_payloads:  # each payload has a prefix of at least two bytes
             raise CorruptionError(f"{self.rows} rows can't have {raw_payloads} bytes of payloads")
         self.frame = flags == _FRAME
         self.last = last
@@ -330,7 +330,7 @@ class Block:
         return self._head
 
     def positions(self) -> Positions:
-        """Return the positions; those of a block strictly increase."""
+        """Return the positions, which strictly increase in a block, but not in a frame."""
         if self._positions is None:
             packed = self._columns().positions
             if packed is None:
@@ -354,7 +354,7 @@ class Block:
         return self._topics
 
     def client_ids(self) -> Column:
-        """Return the client ids, in the same forms."""
+        """Return the client ids, in the forms that `topics` has."""
         return self._names(self._columns().client_ids)
 
     def _names(self, packed: Names) -> Column:
@@ -380,7 +380,7 @@ class Block:
             return None
         if isinstance(places, int):
             return slice(0, self.rows) if places == number else None
-        codes = unpack_array(places, self.rows)  # of rows in order of topics, so they ascend
+        codes = unpack_array(places, self.rows)  # ascending, because the rows are in order of topics
         start, stop = (int(codes.searchsorted(codes.dtype.type(number), side)) for side in ("left", "right"))
         return slice(start, stop) if start < stop else None
 
@@ -403,7 +403,7 @@ class Block:
     def cut(self, rows: slice, wanted: frozenset[str]) -> Columns[Column]:
         """Return a few neighbouring rows of a frame; payloads and client ids only if they are ``wanted``.
 
-        Without payloads there are no sizes.
+        The column of sizes is empty if payloads are not wanted.
         """
         start, stop = rows.start, rows.stop
         positions = self.positions_of(rows)

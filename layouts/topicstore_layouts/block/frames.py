@@ -206,7 +206,8 @@ class Frame(Block):
 
     __slots__ = ("_clients", "_counts", "_packed", "_raw_sizes", "_run", "_sections_at", "_texts")
 
-    def __init__(self, value: bytes, end: int, seed: int) -> None:  # another header than a block's
+    # Not the base's constructor: a frame has another header than a block.
+    def __init__(self, value: bytes, end: int, seed: int) -> None:
         if len(value) < _BODY or value[0] != _VERSION:
             if value and value[0] > _VERSION:
                 raise NewerFormatError(f"a frame of version {value[0]}; this topicstore reads up to {_VERSION}")
@@ -263,9 +264,9 @@ class Frame(Block):
         """Return bytes with the texts of the topics from an offset on, each between two zero bytes."""
         if self._texts is None:
             codec, size, _, _ = self._sizes
-            raw = bytes(decompress(codec, self._parts[0], size))  # no copy if it was compressed
+            raw = bytes(decompress(codec, self._parts[0], size))  # copies only uncompressed data
             if len(raw) < _TOPICS.size:
-                raise CorruptionError("a frame without topics")
+                raise CorruptionError("the topics of a frame are cut short")
             count, width = _TOPICS.unpack_from(raw)
             begin = _TOPICS.size + count * width
             if not 0 < count <= self.rows or width not in (1, 2, 4) or begin >= len(raw):
@@ -360,12 +361,12 @@ class Frame(Block):
                 counts, ends = self._topic_rows()
                 steps, starts = self._differences(packed, 0, self.rows), ends - counts
                 sums = steps.cumsum()
-                sums += np.repeat(steps[starts] - sums[starts] + np.uint64(self.first), counts)  # modulo 2 ** 64
+                sums += np.repeat(steps[starts] - sums[starts] + np.uint64(self.first), counts)  # wraps at 2 ** 64
                 self._positions = sums
         return self._positions
 
     def positions_of(self, rows: slice) -> Positions:
-        """Return the positions of some rows; if they are of the topic that was looked up last, only these."""
+        """Return the positions of some rows; if `rows_of` found these rows last, decode no other positions."""
         run, packed = self._found(rows), self._columns().positions
         if run is None or packed is None:
             return self.positions()[rows]

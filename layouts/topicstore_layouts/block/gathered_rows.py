@@ -26,14 +26,14 @@ _FEW = 4
 
 
 def count(block: Block, rows: Rows) -> int:
-    """Return the number of these rows of a block."""
+    """Return the number of selected rows of a block."""
     if rows is None:
         return block.rows
     return int(rows.stop - rows.start) if isinstance(rows, slice) else len(rows)
 
 
 def picked(column: Column, rows: Rows) -> Column:
-    """Return these rows of a column of a block."""
+    """Return the selected rows of a column of a block."""
     if rows is None:
         return column
     return window(column, rows.start, rows.stop) if isinstance(rows, slice) else take(column, rows)
@@ -60,7 +60,7 @@ class _Payloads(LazyColumn):
         return self._list
 
     def toarrow(self) -> pa.Array:
-        """Return a binary array."""
+        """Return the payloads as a binary array."""
         return self._parts.toarrow().take(pa.array(self._order))
 
 
@@ -174,7 +174,7 @@ def _joined(columns: list[Column]) -> Array:
 
 
 def concat_names(columns: Sequence[Column]) -> Coded:
-    """Concatenate columns of texts: their lists, and their codes shifted accordingly."""
+    """Concatenate columns of texts: their lists of distinct texts, and their row codes, shifted accordingly."""
     texts: list[str] = []
     codes = []
     for column in columns:

@@ -46,7 +46,7 @@ def merged_heads(rows: SortedRows, before: int, last: int) -> Heads:
 
 
 def heads_of(reading: Reading, topic_filter: TopicFilter, first: int, last: int) -> Iterator[Heads]:
-    """Yield the heads of the matching messages at positions ``first`` to ``last``, of a segment or many blocks each.
+    """Yield the heads of matching messages at positions ``first`` to ``last``, of one segment or many blocks at a time.
 
     Each range is read in a snapshot of its own, so that merges and deletes can run in between.
     """

@@ -36,13 +36,15 @@ class BlockOptions:
 class BlockLayout(Layout):
     """A layout of compressed columnar blocks, one per batch, and of sorted segments merged from them."""
 
-    format = 3  # 2: new names are one record a write (see `topicstore_layouts.shared.name_table`). 3: `frames`
+    # Format 2 stores the new names of a write as one record (`topicstore_layouts.shared.name_table`). Format 3 adds
+    # frames of version 2 (`frames`).
+    format = 3
 
     Options = BlockOptions
     options: BlockOptions
 
     def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
-        """Persist the topic structure learned by the parent, so that streams are few from the first message on."""
+        """Persist the topic structure learned by the parent generation: streams are few from the first message on."""
         if isinstance(parent, BlockSlab):
             parent.trie.pass_on(generation, self.options.thresholds, write)
 

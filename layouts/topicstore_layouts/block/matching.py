@@ -1,4 +1,4 @@
-"""Matching of topics with a filter: one verdict per topic, looked up for all rows of a block at once.
+"""Matching of topics with a filter: one verdict per topic, looked up for all rows of a block in one call.
 
 For rows sorted by topic, `topic_range` returns the range of texts that holds all matching topics of a stream.
 """
@@ -31,8 +31,8 @@ _WORTH_AN_IMPORT = 8_192
 _LONGEST_PATTERN = 1_000
 """The most characters of a filter that becomes an expression: RE2 may refuse a longer one as too large."""
 _MOST_SOUGHT, _LEAST_SHARE = 64, 8
-"""Blocks are looked up in the index for at most so many topics, which are at most this part of all topics (an eighth):
-more topics are in most blocks."""
+"""The most topics that are looked up in the index of blocks, and the least factor by which all topics outnumber them:
+most blocks have one of more topics."""
 _UNKNOWN, _NO, _YES = 0, 1, 2
 
 Mask = npt.NDArray[np.bool_]
@@ -41,8 +41,9 @@ Mask = npt.NDArray[np.bool_]
 class Matcher:
     """A filter over the topic numbers of one dictionary, with a cached verdict of one byte per topic.
 
-    All topics are judged at once, when one without a verdict is asked for. A filter without wildcards needs no
-    verdicts: it matches one number. Thread-safe: a verdict never changes, so at worst two threads compute the same one.
+    When a block has a topic without a verdict, all such topics of the dictionary are judged together. A filter without
+    wildcards needs no verdicts: it matches one number. Thread-safe: a verdict never changes, so at worst two threads
+    compute the same one.
     """
 
     def __init__(self, topic_filter: TopicFilter, topics: NameTable) -> None:
@@ -70,9 +71,9 @@ class Matcher:
         return _simplified(self._judge(np.asarray(topics)))
 
     def sought(self) -> Sought | None:
-        """Return the topics that match, for the index of blocks by topics; None if they are many or unknown."""
+        """Return the matching topics, to look them up in the index of blocks; None if they are many or unknown."""
         topics = self._topics
-        if topics.damaged:  # a name that can't be read may match
+        if topics.damaged:  # a topic whose name can't be read may match
             return None
         if self._filter.literal:
             if self._number is None:
@@ -109,7 +110,7 @@ class Matcher:
         if self._pattern is None or len(texts) < _WORTH_A_PATTERN or not self._worth_an_import(len(texts)):
             matches, (first, last) = self._filter.matches, self._ends
             return np.array([t.startswith(first) and t.endswith(last) and matches(t) for t in texts], dtype=bool)
-        import pyarrow.compute as pc  # slow, so not before it is needed
+        import pyarrow.compute as pc  # imported here, because the import is slow
 
         array, (first, last) = pa.array(texts, pa.string()), self._ends
         verdicts = _as_mask(pc.and_(pc.starts_with(array, first), pc.ends_with(array, last)))
@@ -129,7 +130,8 @@ class Matcher:
             if self._number is None:
                 self._number = self._topics.find(self._filter.text)
             return np.asarray(topics == (-1 if self._number is None else self._number))
-        judged, verdicts = self._verdicts  # another thread may put a shorter array here at any moment
+        # Read once: another thread may replace the array with a shorter one at any time.
+        judged, verdicts = self._verdicts
         if int(topics.max()) >= judged:
             verdicts = self._judge_all(judged, verdicts)
         return np.asarray(verdicts[topics] == _YES)
@@ -146,7 +148,7 @@ class Matcher:
             grown[:judged] = verdicts[:judged]
             verdicts = grown
         verdicts[judged:stop] = np.where(self.judge_texts([name or "-" for name in names]), _YES, _NO)
-        if None in names:  # one that can't be read has no verdict
+        if None in names:  # a topic whose name can't be read gets no verdict
             verdicts[[number for number, name in enumerate(names, judged) if name is None]] = _UNKNOWN
         self._verdicts = stop, verdicts
         return verdicts
@@ -217,7 +219,7 @@ Range = tuple[str, str | None]
 def topic_range(levels: tuple[str, ...], topic_filter: TopicFilter) -> Range:
     """Return the range of the topics that have a stream's learned levels and match a filter.
 
-    Up to the first level that is a wildcard in both, the topic's text is known.
+    Up to the first level that is a wildcard in both the stream's pattern and the filter, the topic's text is known.
     """
     known: list[str] = []
     for depth, learned in enumerate(levels):

@@ -33,9 +33,10 @@ def newest_span(
     reading: Reading, stream: int, topic_filter: TopicFilter, first: int, last: int, rows: int
 ) -> tuple[int, int]:
     """Return a span of positions with the newest matching messages; see `Slab.newest`."""
-    deletes = reading.deletes  # read before the view is opened, so that the view has all these deletes
+    deletes = reading.deletes  # read before the view is opened, so that the view includes all counted deletes
     sought = partial(reading.sought, topic_filter)
-    lookup = reading.index.lookup(first, sought)  # before the view is opened, so that the view has all that pages have
+    # Before the view is opened, so that the view has all blocks of the pages.
+    lookup = reading.index.lookup(first, sought)
     with reading.engine.snapshot() as view:
         reading.counters.seeks += 1
         passing = Passing(reading.index, () if lookup is None else lookup.pages, sought, last - 1, back=True)
@@ -50,7 +51,7 @@ def newest_span(
             begin = max(blocks[0].base, first)
             count += sum(len(positions) for _, positions in matching)
             looked_at += sum(block.rows for block in blocks)
-            # The blocks between matches would be decoded again by the read of the span, unless the index has them.
+            # A read of the span would decode blocks without matches again, unless the index lets it skip them.
             if count >= rows or looked_at >= _LOOKED_AT or (skipped and found and not narrow):
                 break
             skipped = not matching
@@ -68,9 +69,9 @@ def newest_span(
 def _batches(
     reading: Reading, view: Reader, lookup: Lookup | None, passing: Passing, first: int, last: int, rows: int
 ) -> Iterator[list[Block]]:
-    """Yield the blocks that may have matches from ``first`` to ``last``, newest first, those of a batch together.
+    """Yield the blocks that may have matches from ``first`` to ``last``, newest first, in one list for each batch.
 
-    Blocks that the index of blocks by topics doesn't know are added to it.
+    Blocks that the index of blocks by topic lacks are added to it.
     """
     blocks, index = reading.blocks, reading.index
     newest: Iterable[Pairs] | None = None

@@ -1,7 +1,7 @@
 """Columns of numbers and times as bytes: the parts of stored forms that blocks and frames of all versions share.
 
-``numbers`` of a stored form are a number, which all rows have, or bytes: one unsigned little-endian integer per row,
-all of the same number of bytes.
+In stored forms, ``numbers`` are either one number, which all rows have, or bytes: an unsigned little-endian integer per
+row, each of the same number of bytes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def pack_texts(names: Coded | Constant[str]) -> tuple[list[str], Numbers]:
 
 
 def pack_times(values: Column, positions: Positions) -> tuple[int, Numbers] | None:
-    """Return timestamps as the lowest and numbers to add to it; None if each is the time of its position."""
+    """Return timestamps as their minimum and numbers to add to it; None if each is the time of its position."""
     if isinstance(values, Constant):
         return values.value, 0
     times = np.asarray(values, dtype=np.int64)

@@ -28,7 +28,7 @@ class Payloads(LazyColumn):
 
     @abstractmethod
     def pick(self, rows: Indices | slice) -> list[bytes]:
-        """Return some payloads. Indexes ascend. If they are few, they are found without decoding the others."""
+        """Return the payloads of rows with ascending indexes. A few payloads are found without decoding the others."""
 
     @abstractmethod
     def objects(self) -> npt.NDArray[np.object_]:
@@ -80,7 +80,7 @@ class PackedPayloads(Payloads):
         return np.array(self.tolist(), dtype=object)
 
     def pick(self, rows: Indices | slice) -> list[bytes]:
-        """Return some payloads. If they are few, they are found by their sizes without decoding the others."""
+        """Return the payloads of some rows. A few payloads are found by their sizes, without decoding the others."""
         if isinstance(rows, slice):
             rows = np.arange(rows.start, rows.stop)
         if self._list is not None or len(rows) * _SPARSE >= len(self):
@@ -107,9 +107,10 @@ class PackedPayloads(Payloads):
         most = int(self._sizes.max())
         prefix = _prefix(most)
         if prefix == _prefix(int(self._sizes.min())) and most < len(self._raw) < 1 << 31:
-            import pyarrow.compute as pc  # slow, so not before it is needed
+            import pyarrow.compute as pc  # imported here, because the import is slow
 
-            self._check(int(self._sizes.sum()) + prefix * len(self))  # otherwise Arrow would read past the end
+            # Otherwise Arrow could read past the end of the buffer.
+            self._check(int(self._sizes.sum()) + prefix * len(self))
             offsets = np.empty(len(self) + 1, dtype=np.int32)
             offsets[0] = self._head
             np.cumsum(self._sizes.astype(np.int32) + prefix, out=offsets[1:])
@@ -141,7 +142,7 @@ def join_payloads(parts: Sequence[Payloads]) -> Column:
 
 
 class Section(NamedTuple):
-    """The payloads of some rows of a frame, one after the other, compressed by themselves."""
+    """The payloads of some rows of a frame, concatenated and compressed as one unit."""
 
     rows: int
     codec: int
@@ -179,7 +180,7 @@ class SectionedPayloads(Payloads):
         return self._objects
 
     def pick(self, rows: Indices | slice) -> list[bytes]:
-        """Return some payloads; of few, only the sections that hold them are decompressed."""
+        """Return the payloads of some rows; for few rows, only the sections that hold them are decompressed."""
         if isinstance(rows, slice):
             return self._cut(rows.start, rows.stop)
         if self._objects is not None or len(rows) * _SPARSE >= len(self):
@@ -243,7 +244,7 @@ class SectionedPayloads(Payloads):
 
 def _cut_out(section: Section, starts: list[int], ends: list[int]) -> list[bytes]:
     """Return the payloads of a section between these offsets. Raises `CorruptionError`."""
-    raw = bytes(section.data())  # no copy if it was compressed
+    raw = bytes(section.data())  # copies only uncompressed data
     if starts and (starts[0] < 0 or ends[-1] > len(raw)):
         raise CorruptionError("the lengths of a frame don't fit its payloads")
     return [raw[start:end] for start, end in zip(starts, ends, strict=True)]

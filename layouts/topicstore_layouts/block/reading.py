@@ -46,26 +46,26 @@ _TOGETHER_BYTES = 8 << 20
 _KEPT = 64
 """The number of segments whose sorted rows are cached, for readers that have read them in part."""
 _KEPT_BYTES = 96 << 20
-"""The approximate bytes of memory that these rows may take. The rows of a single reader may take more."""
+"""The approximate bytes of memory that the cached rows may take. The rows of a single reader may take more."""
 _ROW_BYTES = 120
 """The approximate bytes of memory that a row takes besides its payload."""
 
 
 class Piece(ABC):
-    """A part of the messages that a read returns, up to a position."""
+    """A part of a read's result: the matching messages up to a position."""
 
     most: int
-    """The most rows that the piece can have; 0 if it is to be cut where the rest of a call's limits ends."""
+    """The most rows that the piece can have; 0 if a read may end the piece where the remaining limits of a call end."""
     bytes: int
     """The approximate bytes of the payloads, known after `read`."""
     last: int
     """The last position that the piece covers."""
     picked = False
-    """Whether the rows are only some of those of the blocks, known after `read`."""
+    """Whether the piece has only some of its blocks' rows, known after `read`."""
 
     @abstractmethod
     def read(self, limits: ReadLimits) -> tuple[MessageBatch, int]:
-        """Return the rows, in order, and the position at which to continue: after the piece unless a limit cut it."""
+        """Return rows in order, and the position at which to continue: after the piece, unless a limit was reached."""
 
 
 _MOST_TOGETHER = 64
@@ -188,7 +188,7 @@ class Reading:
         if begun is not None:
             yield begun
             at = begun.last + 1
-        deletes = self.deletes  # read before the view is opened, so that the view has all these deletes
+        deletes = self.deletes  # read before the view is opened, so that the view includes all counted deletes
         with self.engine.snapshot() as view:
             self.counters.seeks += 1
             ask = _Ask(stream, topic_filter, at, bound, columns)
@@ -237,7 +237,7 @@ class Reading:
                     held, rows, size = [], 0, 0
         except (CorruptionError, NewerFormatError):
             if held:
-                yield BatchPiece(self, held, ask)  # the messages before the damage come first
+                yield BatchPiece(self, held, ask)  # messages before the damage precede the error
             raise
         if held:
             yield BatchPiece(self, held, ask)
@@ -262,7 +262,7 @@ class Reading:
                     found = self.matching(blocks, ask)
                 except CorruptionError:
                     if held:
-                        yield self._found_piece(held, ask)  # the messages before the damage come first
+                        yield self._found_piece(held, ask)  # messages before the damage precede the error
                     yield BatchPiece(self, blocks, ask)  # raises an error that names the block
                     return
                 more = sum(count(block, rows) for block, rows in found)
@@ -300,7 +300,7 @@ class Reading:
         return found
 
     def sought(self, topic_filter: TopicFilter) -> Sought | None:
-        """Return the topics of a filter for the index; None if they are too many for it to be of use."""
+        """Return a filter's topics to look up in the index; None if they are too many for the index to help."""
         return self._matchers.of(topic_filter).sought()
 
     def _segments_together(self, view: Reader, ask: _Ask) -> Iterator[list[_Part]]:
@@ -316,12 +316,12 @@ class Reading:
                     held, rows = [], 0
                 held.append((segment, numbers))
                 rows += more
-                if rows >= _TOGETHER:  # the index of the next segment isn't needed yet
+                if rows >= _TOGETHER:  # enough rows, so the next segment's index isn't read yet
                     yield held
                     held, rows = [], 0
         except (CorruptionError, NewerFormatError):
             if held:
-                yield held  # the messages before the damage come first
+                yield held  # messages before the damage precede the error
             raise
         if held:
             yield held
@@ -344,7 +344,7 @@ class Reading:
         except (CorruptionError, NewerFormatError):
             if len(parts) == 1:
                 raise
-            return self._find(view, deletes, parts[:1], ask)  # the messages before the damage come first
+            return self._find(view, deletes, parts[:1], ask)  # messages before the damage precede the error
 
     def _find(self, view: Reader, deletes: int, parts: Sequence[_Part], ask: _Ask) -> _Kept:
         """Read the matching rows of segments, in a view that includes the deletes counted by ``deletes``.
@@ -395,7 +395,8 @@ class Reading:
         try:
             yield
         finally:
-            self.deletes += 1  # before the step is removed, so that no reader takes rows from before it
+            # Before the step is removed: otherwise a reader could use rows that were cached before the step.
+            self.deletes += 1
             del self._deleting[step]
 
     def keep(self, key: _Key, kept: _Kept) -> None:
@@ -452,7 +453,7 @@ class Reading:
         mask: Mask | bool = wanted.everything or block.stream in wanted.covered
         if not mask and block.stream != MIXED:
             if block.stream not in wanted.by_stream and block.stream in self.trie:
-                return False  # without decoding its topics; a stream that was lost by damage may have any
+                return False  # its topics needn't be decoded; but a stream that was lost by damage may have any
             if block.frame:
                 return self._rows_of_stream(block, topic_filter, wanted, first, bound)
         mask = mask or self._matchers.of(topic_filter).rows(block.topics())
@@ -495,7 +496,7 @@ class Reading:
         return self.topics.streams(np.asarray(topics))
 
     def find_all(self, topics: Iterable[str]) -> list[int]:
-        """Return the streams of topics that were stored. Raises `CorruptionError` if one was lost."""
+        """Return the streams of stored topics. Raises `CorruptionError` if the stream of a topic was lost."""
         try:
             return self.trie.find_all(topics)
         except CorruptionError as bad:
@@ -543,7 +544,7 @@ class Reading:
             payloads = unread("payloads", sum(map(len, positions)))
         elif all(rows is None for _, rows in found):
             payloads = join_payloads([block.payloads() for block, _ in found])
-        else:  # copies, which keep no block in memory
+        else:  # copies, so that the result keeps no block in memory
             copies = (b.payloads().tolist() if rows is None else b.payloads().pick(rows) for b, rows in found)
             payloads = list(chain.from_iterable(copies))
         batch = MessageBatch(
@@ -628,7 +629,7 @@ class BatchPiece(Piece):
                 for block in blocks:
                     BatchPiece(reading, [block], ask).read(limits)  # raises an error that names the block
                 raise
-            self._blocks = first  # the messages before the damage come first
+            self._blocks = first  # messages before the damage precede the error
             return self.read(limits)
         whole = not self.picked and "payloads" in ask.columns
         self.bytes = sum([block.payload_bytes for block, _ in found]) if whole else batch.payload_bytes()

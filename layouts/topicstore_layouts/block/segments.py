@@ -147,7 +147,7 @@ class Segment:
     def select(self, wanted: StreamRanges, first: int, bound: int) -> list[int]:
         """Return the numbers of the frames that may hold matching topics with positions from ``first`` to ``bound``.
 
-        They ascend. All rows of a stream are in frames of its own, or in shared ones.
+        The numbers ascend. A stream's rows are all in frames of its own, or all in shared frames.
         """
         rows, lowest, highest = self.rows.item, self.lowest.item, self.highest.item
         numbers: Sequence[int] = range(len(self.rows))
@@ -156,7 +156,8 @@ class Segment:
             for stream, low, high in wanted.ranges:
                 behind: tuple[int] | tuple[int, str] = (stream + 1,) if high is None else (stream, high)
                 begin, end = bisect_left(self.first, (stream,), 0, self.small), self.small
-                if begin == end or self.first[begin][0] != stream:  # without frames of its own, it is in shared ones
+                # The stream has no frames of its own, so its rows are in shared ones.
+                if begin == end or self.first[begin][0] != stream:
                     begin, end = self.small, len(self.rows)
                 start = bisect_left(self.last, (stream, low), begin, end)
                 spanned.update(range(start, bisect_right(self.first, behind, start, end)))
@@ -172,10 +173,10 @@ class Segment:
         return held
 
     def topics_in(self, numbers: Sequence[int]) -> Indices:
-        """Return the numbers of the topics of the directory that are in these frames."""
+        """Return the indexes in the directory of the topics that are in these frames."""
         held = np.zeros(len(self.rows) + 1, dtype=np.int64)
         held[np.array(numbers, np.intp) + 1] = 1
-        before = np.cumsum(held)  # the number of these frames before each frame
+        before = np.cumsum(held)  # for each frame, how many of the given frames precede it
         return np.flatnonzero(before[self.places[:, 1].astype(np.int64) + 1] > before[self.places[:, 0]])
 
     @property
@@ -236,7 +237,7 @@ class Segments:
     # --- keys ---
 
     def put(self, segment: Segment, frames: Sequence[bytes | None], write: WriteBatch) -> int:
-        """Add a segment with the values of its frames to a write (None keeps the stored value); return their bytes."""
+        """Add a segment's index and frames to a write batch (None keeps a frame's stored value); return the bytes."""
         size = 0
         for number, value in enumerate(frames):
             if value is not None:
@@ -258,7 +259,7 @@ class Segments:
         return freed - len(index)
 
     def remove(self, segment: Segment, write: WriteBatch) -> None:
-        """Add the removal of a segment to a write."""
+        """Add the removal of a segment to a write batch."""
         write.delete_range(DATA, (self._generation, segment.end, 0), (self._generation, segment.end + 1, 0))
         write.delete(INDEX, self.index_key(segment.end))
 
@@ -279,7 +280,7 @@ class Segments:
         return self._generation + 1, 0, 0
 
     def end(self, reader: Reader, before: int | None = None) -> int:
-        """Return the last position of the last segment, or of the last one that ends before ``before``; -1 for none."""
+        """Return the end of the last segment, or of the last one that ends below ``before``; -1 if there is none."""
         upper = self.behind() if before is None else self.index_key(before)
         for chunk in reader.scan(INDEX, self.index_key(0), upper, reverse=True, limit=1):
             return int(chunk[0][0][1])
@@ -305,12 +306,12 @@ class Segments:
         messages = 0
         for chunk in self._engine.scan(INDEX, self.index_key(0), self.behind()):
             for key, value in chunk:
-                with suppress(CorruptionError, NewerFormatError):  # readers of the segment get this error
+                with suppress(CorruptionError, NewerFormatError):  # readers of the segment raise this error
                     messages += self.open(key[1], value).messages
         return messages
 
     def put_total(self, messages: int, write: WriteBatch) -> None:
-        """Add the number of messages in all segments to a write."""
+        """Add the number of messages in all segments to a write batch."""
         key = encode_generation(self._generation) + _TOTAL
         write.put(META, key, add_checksum(key, msgspec.msgpack.encode(messages)))
 
@@ -434,7 +435,7 @@ class Segments:
     def frames(self, reader: Reader, segment: Segment, numbers: Sequence[int]) -> list[Block]:
         """Return frames by number. Raises `CorruptionError` or `NewerFormatError` that names an unreadable frame."""
         found: Sequence[bytes | None]
-        if 2 * len(numbers) > len(segment.rows):  # for most frames a scan is cheaper than looking each up
+        if 2 * len(numbers) > len(segment.rows):  # to read most frames, a scan is cheaper than single look-ups
             chosen = set(numbers)
             scan = reader.scan(DATA, self.frame_key(segment.end, 0), self.frame_key(segment.end + 1, 0))
             values = {key[2]: value for chunk in scan for key, value in chunk if key[2] in chosen}

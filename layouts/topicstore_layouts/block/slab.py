@@ -88,7 +88,7 @@ class BlockSlab(Slab):
     # --- writing ---
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Add the batch to a write as blocks, with its new names and newly learned structure."""
+        """Add the batch's messages to ``write`` as blocks, with new names and newly learned structure."""
         self._writing.store(batch, write)
 
     def committed(self) -> None:
@@ -102,7 +102,7 @@ class BlockSlab(Slab):
         return [StreamInfo(stream=s, pattern=self.trie.pattern(s)) for s in self.trie.match(topic_filter)]
 
     def cover(self, topic_filter: TopicFilter, first: int = 0) -> list[int]:
-        """Return the stream that may hold matches, or stream 0 if there are several: one pass reads them all."""
+        """Return the stream that may hold matches, or if there are several, stream 0, which holds all messages."""
         streams = self.trie.match(topic_filter)
         if not streams or (topic_filter.literal and self._topics.lacks(topic_filter.text)):
             return []
@@ -135,7 +135,7 @@ class BlockSlab(Slab):
             try:
                 for piece in pieces:
                     if batches and rows + piece.most > limits.rows:
-                        exhausted = False  # the piece may not fit; the next call takes it whole
+                        exhausted = False  # the piece may exceed the limit; the next call returns it
                         break
                     rest = limits if piece.most or not batches else _rest(limits, rows, size)
                     batch, at = piece.read(rest)
@@ -152,7 +152,7 @@ class BlockSlab(Slab):
             except (CorruptionError, NewerFormatError):
                 if not batches:
                     raise
-                exhausted = False  # the messages before the damage come first; the next call raises
+                exhausted = False  # return the messages before the damage; the next call raises
         self.counters.rows += rows
         place = (max(at, limits.bound + 1) if exhausted else at).to_bytes(8, "big")
         return SlabStep(batch=MessageBatch.concat(batches), place=place, exhausted=exhausted)
@@ -163,7 +163,7 @@ class BlockSlab(Slab):
 
     def newest(self, stream: int, topic_filter: TopicFilter, first: int, last: int, rows: int) -> tuple[int, int]:
         """Search the blocks, and then the segments, from the last one on."""
-        from .newest import newest_span  # few processes read backwards
+        from .newest import newest_span  # imported here, because few processes read backwards
 
         return newest_span(self._reading, stream, topic_filter, first, last, rows)
 
@@ -172,7 +172,7 @@ class BlockSlab(Slab):
     def delete(
         self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
     ) -> Iterator[DeleteStep]:
-        """Rewrite blocks and frames that hold matching messages under their keys; each step examines a few of them."""
+        """Rewrite blocks and frames without the matching messages, under unchanged keys; each step examines a few."""
         return self._deletion.steps(topic_filter, first, last, spare)
 
     def backlog(self, messages: int) -> int:
@@ -181,7 +181,7 @@ class BlockSlab(Slab):
 
     def compact(self, bound: int, *, whole: bool) -> Iterator[CompactStep]:
         """Merge blocks up to position ``bound`` into segments; without ``whole``, only where that is worth its cost."""
-        from .compaction import Compaction  # not needed to store or read
+        from .compaction import Compaction  # imported here, because storing and reading don't need it
 
         return Compaction(self._engine, self._reading, self._compress_merged).steps(bound, whole=whole)
 

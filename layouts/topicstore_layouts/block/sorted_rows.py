@@ -32,7 +32,7 @@ _RADIX_BITS = 16
 
 @attrs.frozen
 class RowArrays:
-    """Rows in any order in which those of each topic are in order of position."""
+    """Rows in any order, except that the rows of each topic are in order of position."""
 
     positions: Positions
     topics: Codes

@@ -22,7 +22,7 @@ _WHOLE: Range = ("", None)
 
 @attrs.frozen
 class StreamRanges:
-    """The ranges of topics that one filter may match in one stream, or in all."""
+    """The ranges of topics that one filter may match in one stream, or in all streams."""
 
     ranges: Sequence[tuple[int, str, str | None]]
     """Streams in order of their numbers, with the lowest and highest topic (None: no highest) of each."""

@@ -2,9 +2,9 @@
 
 Queries build the index: a query that reads blocks which aren't in the index adds them. Writers don't change the index,
 and it isn't stored. The index consists of pages. A page covers a range of keys, and has all blocks of this range and
-the topics of each. A query reads all blocks of the ranges between pages. Pages stay valid, because a page may list more
-than there is, but never less: writers add blocks only after all others, deletes only remove topics from blocks, and
-merges only remove blocks.
+the topics of each. A query reads all blocks of the ranges between pages. Pages stay valid, because a page may list
+blocks and topics that no longer exist, but never lacks an existing one: writers add blocks only after all others,
+deletes only remove topics from blocks, and merges only remove blocks.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _Entry = tuple[int, int, Column]
 
 
 def text_code(topic: str) -> int:
-    """Return the number that stands in the index for a topic that a block stores as text. Topics may share a number."""
+    """Return the index's number for a topic that a block stores as text. Several topics may have the same number."""
     return hash(topic) & 0xFFFFFFFF
 
 
@@ -100,7 +100,7 @@ class _Page:
             pairs = pairs[np.concatenate(([True], pairs[1:] != pairs[:-1]))]
         return cls(
             first, last, *keys, (pairs >> np.uint64(16)).astype(np.uint32), pairs.astype(np.uint16), texts
-        )  # the lowest 16 bits of a pair are the number of its block
+        )  # the lowest 16 bits of a pair are the block's number in the page
 
     def joined(self, other: _Page) -> _Page:
         """Return a page of this page's range and of the adjacent higher range of another page."""
@@ -162,14 +162,15 @@ class TopicIndex:
         return sum(page.memory for page in self.pages)
 
     def lookup(self, position: int, sought: Callable[[], Sought | None]) -> Lookup | None:
-        """Return the lookup of a query that reads blocks from a position on.
+        """Return the `Lookup` of a query that reads blocks from a position on.
 
         Returns None if the index has none of these blocks, or if the query has too many topics to gain from the index.
         """
         pages = self.pages
         if not pages or pages[-1].last < position:
             return None
-        topics = sought()  # after `pages` was read, so that topics which first got a number for these pages are found
+        # Called after `pages` was read, so that it also returns topics whose numbers are new in these pages.
+        topics = sought()
         return None if topics is None else Lookup(pages, topics)
 
     def scan(self, reader: Reader, lookup: Lookup, first: int, bound: int, few: int) -> Iterator[Pairs]:
@@ -196,7 +197,7 @@ class TopicIndex:
                 yield from self._read(reader, keys[: bisect_left(keys, before)][::-1], few)
 
     def _read(self, reader: Reader, keys: Sequence[int], few: int) -> Iterator[Pairs]:
-        """Yield the pairs of those of these blocks that still exist."""
+        """Yield the keys and values of the given blocks that still exist."""
         start, count = 0, max(1, min(few, _FIRST_BLOCKS))
         while start < len(keys):
             some = [self._blocks.key(key) for key in keys[start : start + count]]
@@ -234,12 +235,12 @@ class TopicIndex:
 
 
 class Passing:
-    """Collects the blocks that a query reads, and adds those that the index doesn't have.
+    """Collects the blocks that a query reads, and adds to the index those that it doesn't have.
 
-    The query must pass all blocks, in ascending order of keys from ``edge`` on, or with ``back`` in descending order;
-    it may leave out blocks of ``pages``. The pages must have been read before the reader of the blocks was opened.
-    ``sought`` returns the query's topics, or None if they are too many to gain from the index; it is called when there
-    are enough blocks to add.
+    The query must pass all blocks that it reads, in ascending order of keys from ``edge`` on, or with ``back`` in
+    descending order; it may omit only blocks of ``pages``. The pages must have been read before the reader of the
+    blocks was opened. ``sought`` returns the query's topics, or None if they are too many to gain from the index; it is
+    called when there are enough blocks to add.
     """
 
     def __init__(
@@ -320,7 +321,7 @@ class Passing:
         first, last = run[0][0], run[-1][0]
         if self._back:
             above = bisect_left(self._pages, last, key=_last_of)
-            if above < len(self._pages):  # otherwise the writer may still add blocks before the edge
+            if above < len(self._pages):  # at the end of the index, the writer may still add blocks below the edge
                 last = min(self._edge, self._pages[above].first - 1)
             self._edge = first - 1
         else:
@@ -367,7 +368,7 @@ def _joinable(one: _Page, other: _Page) -> bool:
 
 
 def _codes(topics: Column) -> _Codes:
-    """Return the numbers that stand in the index for a block's topics, possibly with duplicates."""
+    """Return the index's numbers for a block's topics, possibly with duplicates."""
     if isinstance(topics, Coded):
         return np.array([text_code(topic) for topic in topics.texts.values.tolist()], np.uint32)
     if isinstance(topics, Constant):

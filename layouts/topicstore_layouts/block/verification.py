@@ -46,7 +46,7 @@ class Verification:
                     segment = self._segments.open(key[1], value)
                     total += segment.messages
                     _check_index(segment, before)
-                except (CorruptionError, NewerFormatError) as bad:  # a damaged version byte raises the latter
+                except (CorruptionError, NewerFormatError) as bad:  # a damaged version byte looks like a newer format
                     yield _damage(self._segments.place(key[1]), bad)
                 else:
                     yield from self._frames(view, segment)
@@ -141,5 +141,5 @@ def _listed(segment: Segment, number: int) -> set[str]:
 
 
 def _check_sizes(block: Block, columns: Columns[Column]) -> None:
-    if to_list(block.sizes()) != columns.sizes:  # the stored lengths against those of the payloads
+    if to_list(block.sizes()) != columns.sizes:  # the stored lengths differ from those of the payloads
         raise CorruptionError("its lengths don't fit its payloads")

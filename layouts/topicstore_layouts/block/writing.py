@@ -34,7 +34,7 @@ class Writing:
         self._topics, self._clients = names
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Add the batch to a write as blocks, with its new names and newly learned structure."""
+        """Add the batch's messages to ``write`` as blocks, with new names and newly learned structure."""
         if len(batch) == 1:
             self._store_message(batch, write)
         else:
@@ -94,7 +94,7 @@ class Writing:
             known = isinstance(topics.value, int)
             return self._topics.stream(topics.value) if known else self._trie.learn(topics.value)
         if isinstance(topics, Coded):
-            # The list has only topics of this batch.
+            # The list has only topics of this batch, so learning all of them is right.
             streams: Array = np.array(self._trie.learn_all(topics.texts.values.tolist()))[topics.codes]
             return streams
         return self._topics.encoded_streams(np.asarray(topics))

@@ -25,7 +25,7 @@ class LatestPositions:
     """Last positions by stream, for one writer and any number of readers.
 
     ``look_up`` returns, for a stream in a view, a position after which it has no messages, or 0 if it is empty.
-    Deletes are not recorded: a stream may end before the position given here, but never after it.
+    Deletes are not recorded: a stream may end before the position that is returned for it, but never after.
     """
 
     def __init__(self, engine: Engine, look_up: Callable[[Reader, int], int]) -> None:
@@ -37,7 +37,7 @@ class LatestPositions:
         self._found: dict[int, int] = {}
 
     def note(self, streams: Numbers, positions: Positions) -> None:
-        """Record streams and positions of messages before they are stored, in order of position.
+        """Record the streams and positions of messages that are about to be stored, in order of position.
 
         Only the writer may call this.
         """
@@ -46,10 +46,10 @@ class LatestPositions:
             noted = np.zeros(2 * room, dtype=np.uint64)
             noted[: len(self._noted)] = self._noted
             self._noted = noted
-        self._noted[streams] = positions  # of equal indexes NumPy keeps the last value
+        self._noted[streams] = positions  # where an index occurs more than once, NumPy keeps the last value
 
     def reaching(self, streams: list[int], first: int) -> list[int]:
-        """Return those of the streams that may have messages at or after a position, in the same order."""
+        """Return, in the given order, the streams that may have messages at or after a position."""
         if first <= 0 or not streams:
             return streams
         noted, numbers = self._noted, np.array(streams)
@@ -64,6 +64,6 @@ class LatestPositions:
     def _stored(self, streams: list[int]) -> list[int]:
         missing = [stream for stream in streams if stream not in self._found]
         if missing:
-            with self._engine.snapshot() as view:  # scans of a snapshot cost a third of the engine's
+            with self._engine.snapshot() as view:  # a snapshot's scans take a third of the time of the engine's own
                 self._found.update((stream, self._look_up(view, stream)) for stream in missing)
         return list(map(self._found.__getitem__, streams))

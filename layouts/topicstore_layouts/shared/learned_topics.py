@@ -7,12 +7,11 @@ topics end is a stream. Topics that begin with ``$`` have a root of their own, b
 filters that begin with a wildcard must not match them.
 
 Two limits keep the trie small. Levels beyond the 32nd are not learned, and there is room for 65,536 nodes;
-a node counts once more for each 64 bytes of its token. Instead of a node beyond the 32nd level, or one
-without room, the parent gets a child ``#``. From then on all unknown topics below that parent end there,
-however many levels they have. So a flood of unrelated topics makes at most twice as many nodes and
-streams as there is room for. After that, unknown topics share the streams of the ``#``. Reads of these
-streams stay exact, but examine more messages that a narrow filter doesn't match. The next generation
-begins with at least half of the room free.
+a node counts once more for each 64 bytes of its token. Where a new node would be beyond the 32nd level, or has no room,
+the parent gets a child ``#`` instead. From then on all unknown topics below that parent end at the ``#``, however many
+levels they have. So a flood of unrelated topics makes at most twice as many nodes and streams as there is room for.
+After that, unknown topics share the streams of the ``#``. Reads of these streams stay exact, but examine more messages
+that a narrow filter doesn't match. The next generation begins with at least half of the room free.
 
 A node has at most one of ``+`` and ``#``, and gets no other child after it. A token's own node takes
 precedence over ``+`` and ``#``.
@@ -92,7 +91,7 @@ class _Node:
 
 @attrs.define
 class _Memo:
-    """A cache of the streams of topics, bounded in bytes. Its owner's lock guards it.
+    """A cache of the streams of topics, bounded in bytes. The lock of its `LearnedTopics` guards it.
 
     It has two halves. When the younger one is full, it replaces the older one; topics that are looked up move to the
     younger one. If most topics of a full half came only once, both halves are dropped, and nothing is cached for a
@@ -106,7 +105,7 @@ class _Memo:
     _found: int = attrs.field(default=0, init=False)
     """The number of topics found since the younger half was begun."""
     _resting: int = attrs.field(default=0, init=False)
-    """The number of topics that are still to be passed over."""
+    """The number of topics that are still to be skipped."""
 
     @property
     def memory(self) -> int:
@@ -114,7 +113,7 @@ class _Memo:
         return _size_of(self._young) + _size_of(self._old)
 
     def rests(self, topics: int) -> bool:
-        """Return whether nothing is cached for the time being, and count the topics that are passed over."""
+        """Return whether caching is suspended at present, and count the topics that are skipped."""
         if not self._resting:
             return False
         self._resting = max(self._resting - topics, 0)
@@ -216,9 +215,9 @@ class LearnedTopics:
         self._saving = 0
 
     def inherit(self, parent: LearnedTopics) -> None:
-        """Copy the learned ``+`` of ``parent``, with only the nodes on their paths, into this empty trie.
+        """Copy the learned ``+`` nodes of ``parent``, with only the nodes on their paths, into this empty trie.
 
-        At most half of the room is used; the deepest ``+`` are left out if necessary.
+        At most half of the capacity is used; the deepest ``+`` nodes are left out if necessary.
         """
         with parent._lock:
             wildcards = [node for node in parent._nodes if node.path and node.path[-1] in (_PLUS, _DOLLAR_PLUS)]
@@ -266,11 +265,11 @@ class LearnedTopics:
     # --- learning ---
 
     def learn(self, topic: str) -> int:
-        """Return the stream of a topic, growing the trie where it is new."""
+        """Return the stream of a topic; add nodes to the trie if the topic is new."""
         return self.learn_all([topic])[0]
 
     def learn_all(self, topics: Iterable[str]) -> list[int]:
-        """Return the stream of each topic, growing the trie where they are new."""
+        """Return the stream of each topic; add nodes to the trie for new topics."""
         return self._streams(topics, self._learn)
 
     def learn_uncached(self, topics: Iterable[str]) -> list[int]:
@@ -364,7 +363,7 @@ class LearnedTopics:
         return "/".join(self._end(stream).path)
 
     def levels(self, stream: int) -> tuple[str, ...]:
-        """Return the levels of a stream's topics: tokens, ``+``, and a last ``#`` for any number of them."""
+        """Return the levels of a stream's topics: tokens, ``+``, and a last ``#`` for any number of further levels."""
         path = self._end(stream).path
         return (_PLUS, *path[1:]) if path[0] == _DOLLAR_PLUS else path
 
@@ -386,14 +385,15 @@ class LearnedTopics:
         with self._lock:
             nodes = self._nodes[_FIRST_NODE:]
         for node in nodes:
-            if node.path == _DOLLAR_WILD[_REST]:  # its parent is the root of `$`, but its path has two levels
+            # The node's parent is the root of `$`, but the node's path has two levels.
+            if node.path == _DOLLAR_WILD[_REST]:
                 yield TopicNode(path=(_DOLLAR_PLUS,), stream=None)
             yield TopicNode(path=node.path, stream=node.stream or None)
 
     def match(self, topic_filter: TopicFilter) -> list[int]:
         """Return the streams whose topics may match, in order of their numbers."""
         with self._lock:
-            if topic_filter.text == _REST:  # all streams except those below `$`, without a walk of the rest
+            if topic_filter.text == _REST:  # all streams except those below `$`: only that part is walked
                 hidden = {node.stream for node in _below([self._dollar])}
                 return [stream for stream in range(_FIRST_STREAM, len(self) + _FIRST_STREAM) if stream not in hidden]
             return sorted([node.stream for node in self._matching(topic_filter) if node.stream])
@@ -478,6 +478,6 @@ def _damaged(reason: str) -> CorruptionError:
 
 
 def check_thresholds(_: object, field: attrs.Attribute[tuple[int, ...]], value: tuple[int, ...]) -> None:
-    """Validate a layout's option ``thresholds``, the number of children that each depth gets."""
+    """Validate a layout's option ``thresholds``: for each depth, the number of children before a node gets ``+``."""
     if not value or not all(0 <= threshold <= _LARGEST_THRESHOLD for threshold in value):
         raise ValueError(f"{field.name} is one number or more, each from 0 to {_LARGEST_THRESHOLD}")

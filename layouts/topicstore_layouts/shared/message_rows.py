@@ -68,7 +68,8 @@ def encode_rows(batch: MessageBatch, slab: int) -> list[bytes]:
         rows = [row if its is None else (*row, its) for row, its in zip(rows, properties, strict=True)]
         starts = [_PLAIN if its is None else _WHOLE for its in properties]
     arrays = list(map(_ENCODER.encode, rows))
-    bodies = _without(1, arrays, sum(map(len, arrays)))  # cuts off the header of the array that lacks the checksum
+    # Removes the header of the array that was encoded without the checksum.
+    bodies = _without(1, arrays, sum(map(len, arrays)))
     checksums = map(xxhash.xxh3_64_digest, bodies, _seeds(positions, slab))
     return list(map(b"".join, zip(starts, checksums, bodies, strict=True)))
 
@@ -96,8 +97,8 @@ def _stored_times(times: Column, positions: Positions) -> Column:
 def decode_rows(values: Sequence[bytes], positions: Positions, shard: int, slab: int) -> MessageBatch:
     """Return the messages decoded from values, each with its position.
 
-    Raises `CorruptionError`, naming its place, for a value that is damaged or was stored for another
-    position or slab, and `NewerFormatError` for one of a later version.
+    Raises `CorruptionError`, which names the key, for a value that is damaged or was stored for another position or
+    slab, and `NewerFormatError` for a value of a later version.
     """
     return batch_of(read_rows(values, positions, slab), positions, shard)
 
@@ -107,7 +108,7 @@ def read_rows(values: Sequence[bytes], positions: Positions, slab: int) -> list[
 
     Raises like `decode_rows`.
     """
-    # Decoded at once, as one array of arrays: calling the decoder for each value would take twice as long.
+    # Decoded together, as one array of arrays: calling the decoder for each value would take twice as long.
     joined = b"".join((b"\xdd", len(values).to_bytes(4, "big"), *values))
     try:
         rows: list[Row] = _DECODER.decode(joined)

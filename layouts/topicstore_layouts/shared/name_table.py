@@ -2,15 +2,16 @@
 
 Numbers count from 0 and are never reused. A dictionary takes names as long as they fit into 64 MB of memory, which
 about 350,000 names do. Further names, and those of more than 256 characters, are stored as texts where they are used.
-Most of the memory is for names that are used repeatedly. A dictionary beyond an eighth of it takes new names only if
-names were found at least a sixteenth as often as there are names; beyond the half, at least as often. So names that are
-used only once, such as random client ids, take no more than an eighth of the memory, and further ones cost little.
+Most of the memory is for names that are used repeatedly. Above an eighth of the memory, a dictionary takes new names
+only if look-ups have found names at least a sixteenth as often as it has names; above half, at least as often. So names
+that are used only once, such as random client ids, take no more than an eighth of the memory, and further ones cost
+little.
 
 The names of a slab are loaded as a whole when the first one is needed.
 
-Stored form (keyspace ``meta``; keys begin with the generation, u32; integers in keys are big-endian; KIND is chosen by
-the dictionary's owner). All new names of a write are one record, version 2; version 1 has two entries for each name,
-which are read but no longer written. One dictionary may have both, in ascending order of numbers::
+Stored form (keyspace ``meta``; keys begin with the generation, u32; integers in keys are big-endian; the layout chooses
+KIND). All new names of a write are one record, version 2; version 1 has two entries for each name, which are read but
+no longer written. One dictionary may have both, in ascending order of numbers::
 
     generation KIND   last:u32   -> 2:u8 msgpack [streams, names]   version 2
     generation KIND   id:u32     -> stream:u32 name:utf-8           version 1: one name; integers big-endian
@@ -21,9 +22,9 @@ which are read but no longer written. One dictionary may have both, in ascending
     names     array of texts; the last one has the number ``last``, those before it the numbers before
     stream    0 where names have none
 
-A record may repeat names of the records before it, if the process didn't learn that these were committed. The first
+A record may repeat names of earlier records, if the process couldn't determine that these were committed. The first
 byte of an entry of version 1 is 0, because there are fewer than 2 ** 24 streams. Dictionaries of version 1 ended at
-65,536 names; one with so many counts as one that has stored texts.
+65,536 names; a dictionary with that many is treated as one that has stored texts.
 
 All values have a checksum (see `topicstore.contract.checksums`).
 """
@@ -152,7 +153,7 @@ class NameTable:
                         first = stop - len(names)
                         if first > reached:
                             self._damages.append((reached, first, "is missing"))
-                        again = max(reached - first, 0)  # names that the records before have, too
+                        again = max(reached - first, 0)  # names that earlier records have, too
                         self._add_locked(first + again, names[again:], streams[again:])
                     except CorruptionError as bad:
                         self._damages.append((reached, stop, f"is damaged: {bad.reason}"))
@@ -182,7 +183,7 @@ class NameTable:
         return record.names, streams.view(_STREAM) if len(streams) else np.zeros(rows, np.uint32)
 
     def _add_locked(self, first: int, names: list[str], streams: Sequence[int] | Ids) -> None:
-        """Add names with consecutive numbers. A reader that finds one's number also finds its text and stream."""
+        """Add names with consecutive numbers. A reader that finds a name's number also finds its text and stream."""
         stop = first + len(names)
         if stop > len(self._streams):
             grown = np.zeros(max(2 * len(self._streams), stop), dtype=np.uint32)
@@ -190,7 +191,7 @@ class NameTable:
             self._streams = grown
         self._streams[first:stop] = streams
         self._texts.extend(first, names)
-        self._count = max(self._count, stop)  # first, so that after Ctrl-C no number is assigned twice
+        self._count = max(self._count, stop)  # assigned first, so that Ctrl-C can't cause a number to be assigned twice
         self._ids.update(zip(names, range(first, stop), strict=True))
         self._bytes += _size_of(names)
 
@@ -199,7 +200,8 @@ class NameTable:
     def encode(self, names: Column) -> Ids | Constant[int] | Coded | Constant[str]:
         """Return the names of a batch as numbers; new names get numbers as long as the dictionary takes them.
 
-        If it doesn't take one of them, all stay texts: `Coded` with a list of their own, or `Constant`.
+        If the dictionary doesn't take one of them, all names of the batch stay texts: `Coded` with their own list, or
+        `Constant`.
         """
         if isinstance(names, Constant):
             number = self.encode_one(names.value, names.length)

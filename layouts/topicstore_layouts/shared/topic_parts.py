@@ -1,4 +1,4 @@
-"""A cache of the parts of keys that depend on the topic only: computing them is most of the cost of a store."""
+"""A cache of the parts of keys that depend on the topic only: computing these parts is most of the cost of a store."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ _KNOWN_CHARACTERS = 16 << 20
 class Entries:
     """The index entries of one slab's topics.
 
-    ``bits`` is the number of bits kept of each hash, at most 64. Hashes of other levels, tokens and streams may
-    collide, so readers must check the messages' topics.
+    ``bits`` is the number of bits kept of each hash, at most 64. Hashes of different levels, tokens and streams may be
+    equal, so readers must check the messages' topics.
     """
 
     def __init__(self, trie: LearnedTopics, bits: int = 64) -> None:
@@ -50,9 +50,9 @@ class Entries:
         return list(dict.fromkeys(self._split([self._part(stream, topic)])[2].tolist()))
 
     def learn(self, topics: Column) -> tuple[Numbers, npt.NDArray[np.intp], Numbers]:
-        """Return each topic's stream, how many entries it has, and the entries' hashes one after the other.
+        """Return each topic's stream and number of entries, and the hashes of all entries, one after the other.
 
-        The streams of new topics are learned. Only for the writer.
+        New topics are assigned to streams. Only the writer may call this.
         """
         return self._split(self._parts.of(to_list(topics)))
 
@@ -60,7 +60,7 @@ class Entries:
         """Return a topic's stream and its complete hashes as words of 8 bytes."""
         varying, levels = self._varying[stream], topic.encode().split(b"/")
         depths: Sequence[int] = varying.depths
-        if depths and depths[-1] >= len(levels):  # the topic lacks some levels that a "#" may stand for
+        if depths and depths[-1] >= len(levels):  # the topic has fewer levels than a "#" may stand for
             depths = [depth for depth in depths if depth < len(levels)]
         return varying.head + b"".join(map(xxh3_64_digest, map(levels.__getitem__, depths), varying.seeds))
 
@@ -76,7 +76,7 @@ class Entries:
     # --- filters ---
 
     def wanted(self, stream: int, topic_filter: TopicFilter) -> list[int]:
-        """Return the hashes that every topic of a stream that matches a filter has."""
+        """Return the hashes that a topic of a stream must have to match a filter."""
         varying = self._varying[stream]
         asked = [(topic_filter.level(d), seed) for d, seed in zip(varying.depths, varying.seeds, strict=True)]
         return [xxh3_64_intdigest(level.encode(), seed) >> self._dropped for level, seed in asked if level != "+"]

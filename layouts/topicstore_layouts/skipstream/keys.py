@@ -24,7 +24,7 @@ Numbers = npt.NDArray[np.uint64]
 
 
 class Keys:
-    """The encoding of one kind of keys of one generation. A key has a number and a position."""
+    """The encoding of one kind of keys of one generation. A key has a number (a stream or a hash) and a position."""
 
     def __init__(self, generation: int, kind: int, number_bytes: int) -> None:
         self._head = generation, kind
@@ -51,7 +51,7 @@ class Keys:
         return struct.pack(">IB", generation, kind), struct.pack(">IB", generation, kind + 1)
 
     def many(self, numbers: Numbers | int, positions: Positions) -> list[bytes]:
-        """Return a key for each position, with its own number or one number for all."""
+        """Return a key for each position, with a number for each key or one number for all."""
         keys = np.empty(len(positions), dtype=self._fields)
         keys["generation"], keys["kind"] = self._head
         keys["number"], keys["position"] = numbers, positions

@@ -33,7 +33,7 @@ class SkipstreamLayout(Layout):
     options: SkipstreamOptions
 
     def create(self, engine: Engine, shard: int, generation: int, parent: Slab | None, write: WriteBatch) -> None:
-        """Persist the topic structure learned by the parent, so that streams are few from the first message on."""
+        """Persist the topic structure learned by the parent generation: streams are few from the first message on."""
         if isinstance(parent, SkipstreamSlab):
             parent.trie.pass_on(generation, self.options.thresholds, write)
 

@@ -58,7 +58,7 @@ class Postings:
         """The position up to which the list was read."""
 
     def seek(self, position: int) -> bool:
-        """Drop entries before a position, and load the next one; return False if there is none."""
+        """Drop entries before a position, and load the next entry; return False if there is none."""
         near = len(self.positions) and self.expected(position) - len(self.positions) <= _NEAR
         self._drop(position)
         while not len(self.positions) and self.last < self._bound:
@@ -107,7 +107,7 @@ def intersect(lists: Sequence[Postings], first: int, bound: int, counters: ReadC
             return
         leap = max(int(each.positions[0]) for each in lists)
         if any(each.last < leap for each in lists):
-            yield Candidates(_NONE, at, leap - 1)  # empty, so that a reader with a deadline can stop here
+            yield Candidates(_NONE, at, leap - 1)  # no candidates: the caller can check its deadline here
             at = leap
             continue
         driver, *others = sorted(lists, key=lambda each: each.last, reverse=True)

@@ -52,9 +52,9 @@ __all__ = ["SkipstreamSlab"]
 _QUERIES, _LONGEST_KEPT = 4_096, 256
 """The most cached queries, which each batch of a replay needs again, and the most characters of their filters."""
 _LEAST_READ, _MOST_READ = 256, 65_536
-"""The least number of messages that are read at once if not all of them may match."""
+"""The least number of messages in a chunk, unless all messages of the stream match, and the largest number."""
 _FETCHED_FIRST, _FETCHED_MOST, _FETCHED_BYTES = 16, 1_024, 1 << 20
-"""The first and the largest number of messages fetched by key at once, and the most bytes, which are estimated."""
+"""The number of messages in the first look-up by keys and in the largest, and the estimated bytes of the largest."""
 _LOOKED_AT, _LOOKED_AT_BYTES = 1_000, 8 << 20
 """The most messages, and bytes of values, that one step of a delete examines."""
 _DENSE = 2
@@ -112,7 +112,7 @@ class _Chosen:
 
 
 class SkipstreamSlab(Slab):
-    """A slab of the skipstream layout, as the module describes it. Few ``hash_bits`` make hashes collide, for tests."""
+    """A slab of the skipstream layout; see the module's docstring. With few ``hash_bits``, tests cause collisions."""
 
     def __init__(
         self, engine: Engine, shard: int, generation: int, learned: LearnedTopics, hash_bits: int = 64
@@ -132,12 +132,12 @@ class SkipstreamSlab(Slab):
     # --- writing ---
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Add each message with its entries, and newly learned structure, to a write."""
+        """Add each message with its index entries, and newly learned structure, to a write batch."""
         streams, counts, hashes = self._entries.learn(batch.topics)
         positions = np.asarray(batch.positions, dtype=np.uint64)
         self._latest.note(streams, positions)
         values = encode_rows(batch, self._slab)
-        # Sorted, because the engine inserts a key faster near the previous one.
+        # Sorted, because an engine inserts a key faster if it is near the previous one.
         order = np.argsort(streams, kind="stable")
         keys = self._messages.many(streams[order], positions[order])
         write.put_many(KEYS, keys, list(map(values.__getitem__, order.tolist())))
@@ -260,7 +260,8 @@ class SkipstreamSlab(Slab):
             start += count
             found = self._engine.get_many(KEYS, self._messages.many(query.stream, part))
             values = [value for value in found if value is not None]
-            if len(values) < len(found):  # other streams' messages have the same hash, or a message was deleted
+            # Candidates without a message: entries of other streams with equal hashes, or of deleted messages.
+            if len(values) < len(found):
                 part = part[[value is not None for value in found]]
             size = sum(map(len, values))
             yield _Helping(part, values, size, int(positions[start - 1]) if start < len(positions) else last)
@@ -333,8 +334,8 @@ class SkipstreamSlab(Slab):
         return SlabInfo(streams=len(self.trie), details={"trie nodes": self.trie.nodes})
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
-        """Read every message of one view, check that its topic leads to its stream, and compare with the index."""
-        if bound < 0:  # nothing is committed
+        """Read every message of one view, check that its topic belongs to its stream, and compare with the index."""
+        if bound < 0:  # no message is committed
             return
         with self._engine.snapshot() as view:
             yield from Verification(view, self._shard, self._generation, self.trie, self._entries, bound).run()

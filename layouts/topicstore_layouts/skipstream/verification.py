@@ -1,9 +1,9 @@
 """Compares the messages of a slab with its index, in bounded memory.
 
-Messages are in order of streams and positions, index entries in order of hashes, so a single pass over
-one can't look up the other. Instead, every entry that a message should have is added to one of 65,536
-sums, chosen by the entry, and every stored entry is subtracted from its sum. If a sum isn't zero in the
-end, its entries, a tiny part of all, are read again and compared one by one.
+Messages are in order of streams and positions, index entries in order of hashes, so a pass over the messages can't look
+up their entries in turn. Instead, every entry that a message should have is added to one of 65,536 sums, chosen by the
+entry, and every stored entry is subtracted from its sum. If a sum isn't zero in the end, its entries, a tiny part of
+all entries, are read again and compared one by one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Verification:
         """The damage of each entry whose value isn't empty, by key."""
 
     def run(self) -> Iterator[Damage | int]:
-        """Yield each damaged place, and after each chunk the number of its intact messages."""
+        """Yield each damage, and after each chunk of messages the number of intact ones."""
         for read in self._read_all():
             for position, reason in read.damages.items():
                 yield Damage(place=self._place_of(position), reason=reason)
@@ -107,7 +107,7 @@ class Verification:
         except (CorruptionError, NewerFormatError) as bad:
             if len(values) == 1:
                 return [bad]
-        # One by one, because reading them together reports only the first damage.
+        # Values are read one by one, because reading them together reports only the first damage.
         return [self._topics(positions[n : n + 1], [value])[0] for n, value in enumerate(values)]
 
     # --- entries ---
@@ -144,7 +144,8 @@ class Verification:
         for hash_, position in sorted(expected - found):
             yield Damage(place=self._place_of(position), reason=f"its index entry {hash_:016x} is missing")
         for hash_, position in sorted(found - expected):
-            if position not in damaged:  # the entries of a damaged message are not known
+            # The entries of a damaged message are unknown, so they can't be reported as superfluous.
+            if position not in damaged:
                 place = f"{self._place}, index entry {hash_:016x} at position {position}"
                 yield Damage(place=place, reason="it leads to no message")
         if len(suspects) > len(compared):

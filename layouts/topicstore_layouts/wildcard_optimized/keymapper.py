@@ -41,7 +41,7 @@ class Source:
         return (1 << self.size) - 1
 
     def of(self, value: int) -> int:
-        """Return these bits of a value of the dimension."""
+        """Return this source's bits of a value of its dimension."""
         return value >> self.offset & self.full
 
 
@@ -87,7 +87,9 @@ class KeyMapper:
         for source, shift in zip(self.sources, self.shifts, strict=True):
             values = vectors[source.dimension] >> np.uint64(source.offset) & np.uint64(source.full)
             word, first = divmod(self.bits - shift - source.size, _WORD)
-            room = _WORD - first - source.size  # bits free after the value; if negative, bits in the next word
+            # The number of the word's bits after the value; if negative, that many bits of the value are in the next
+            # word.
+            room = _WORD - first - source.size
             if room >= 0:
                 words[word] |= values << np.uint64(room)
             else:
@@ -107,7 +109,7 @@ class KeyMapper:
     def _bits(self, keys: npt.NDArray[np.uint8], start: int, size: int) -> Vector:
         """Return some bits of many keys, counted from the highest, with other bits above them."""
         first = min(start // 8, max(self.width - 8, 0))
-        # The number of the word's bits after these bits; if negative, as many of these bits are in the next word.
+        # The number of the word's bits after the value; if negative, that many bits of the value are in the next word.
         room = _WORD - (start - 8 * first) - size
         word = _word(keys, first)
         if room >= 0:
@@ -183,7 +185,7 @@ class KeyFilter:
         """Return the lowest accepted key at or above ``key``; None if there is none."""
         if key >> self._bits:
             return None
-        raised = None  # the lowest key above this one that differs from it in one of the fields seen so far
+        raised = None  # the lowest accepted key that is higher than ``key`` in one of the fields seen so far
         for field in self._fields:
             value = key >> field.shift & field.full
             if value < field.lowest:

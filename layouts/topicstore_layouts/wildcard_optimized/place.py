@@ -1,10 +1,10 @@
 """The place of a reader in a stream.
 
 Within an epoch messages are ordered by hash, so a position doesn't define the messages that a reader has read. Also,
-bounds rise or fall from call to call, and may lie in the middle of an epoch. The part of the current epoch that a
-reader has read is a **staircase**: steps ``(key, position)``, keys rising and positions falling. It has read every
-message whose key is below a step's key and whose position is not above that step's position, everything in earlier
-epochs, and nothing in later ones.
+the bounds of calls may rise or fall, and may lie in the middle of an epoch. The part of the current epoch that a reader
+has read is a **staircase**: steps ``(key, position)``, keys rising and positions falling. The reader has read every
+message whose key is below a step's key and whose position is not above that step's position, all messages of earlier
+epochs, and none of later ones.
 
 Stored form, big-endian: the epoch in 8 bytes, and for each step the key and the position within the epoch. The key
 has as many bytes as `Epochs.key_bits` and one more bit take; the position as many as `Epochs.position_bits` take.
@@ -73,7 +73,7 @@ class Place:
 
     @classmethod
     def before(cls, epochs: Epochs, position: int) -> Place:
-        """Return the place, an offset in the stream, of a cursor whose first message may have ``position``."""
+        """Return the place of a reader whose first message may have ``position``."""
         epoch, low = position >> epochs.position_bits, position & epochs.last_position
         return cls(epochs, epoch, ((epochs.end, low - 1),) if low else ())
 

@@ -8,10 +8,10 @@ Stored form, version 1 (keyspace ``keys``; fields are unsigned, from the most si
 with the options I = ``topic_index_bytes``, B = ``bits_per_topic_level`` and E = ``epoch_bits``.
 ``index`` is the number of the topic's stream in the learned topic structure (keyspace ``meta``,
 see `topicstore_layouts.shared.learned_topics`). Each ``+`` of the stream's pattern, of the first ten, has a hash:
-the highest B bits of the 64-bit xxh3 digest of the topic's level, in UTF-8. Further levels, and
-those that a pattern's ``#`` stands for, have none. ``epoch`` and ``low`` are the higher and the lower bits of
-the position; zero bits fill up the last byte. The second form is for streams whose pattern
-has no ``+``, and for the highest index, which serves every stream of that number and above.
+the highest B bits of the 64-bit xxh3 digest of the topic's level, in UTF-8. Further levels, and those that a pattern's
+``#`` stands for, have no hash. ``epoch`` and ``low`` are the higher and the lower bits of the position; zero bits fill
+up the last byte. The second form is for streams whose pattern has no ``+``, and for the highest index, which serves
+every stream of that number and above.
 
 The row is defined in `topicstore_layouts.shared.message_rows`, and the place of a reader in `place`.
 
@@ -141,7 +141,7 @@ class WildcardSlab(Slab):
     # --- writing ---
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Add every message, in order of keys, and newly learned structure to a write."""
+        """Add every message, in order of keys, and newly learned structure to a write batch."""
         values = encode_rows(batch, self._number)
         streams, positions = self._streams, np.asarray(batch.positions)
         parts = streams.learn(batch.topics)
@@ -256,7 +256,7 @@ class WildcardSlab(Slab):
     def delete(
         self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
     ) -> Iterator[DeleteStep]:
-        """Read as `next` does, a bounded number of keys per step, and delete the messages that match."""
+        """Find matching messages as `next` does, and delete them; each step reads a bounded number of keys."""
         limits = ReadLimits(rows=_LOOKED_AT, bytes=_DELETED_BYTES, bound=last)
         for stream in self._streams.match(topic_filter):
             keys = self._streams.keys(stream)
@@ -289,7 +289,7 @@ class WildcardSlab(Slab):
         return SlabInfo(streams=len(self._streams), details={"trie nodes": self.trie.nodes})
 
     def verify(self, bound: int) -> Iterator[Damage | int]:
-        """Decode every message, and compare its key with the one made from its topic and position."""
+        """Decode every message, and compare its key with the key made from its topic and position."""
         first, end = (encode_generation(number) for number in (self._generation, self._generation + 1))
         for chunk in self._engine.scan(KEYS, first, end):
             yield from self._verify(chunk, bound)
@@ -298,7 +298,7 @@ class WildcardSlab(Slab):
         """Check messages together and, if that fails, one by one."""
         try:
             yield sum(self._check(*of_stream, bound) for of_stream in groupby(pairs, self._streams.stream_of))
-        except (CorruptionError, NewerFormatError) as bad:  # a damaged version byte raises the latter
+        except (CorruptionError, NewerFormatError) as bad:  # a damaged version byte looks like a newer format
             if len(pairs) > 1:
                 for pair in pairs:
                     yield from self._verify([pair], bound)

@@ -144,7 +144,7 @@ class Streams:
         return "#" if stream == self._shared else self._trie.pattern(stream)
 
     def learned(self) -> Iterator[TopicNode]:
-        """Yield the learned structure; nodes whose streams have no index of their own have the shared one."""
+        """Yield the learned nodes; a node whose stream has no index of its own has the shared index's stream."""
         for node in self._trie.describe():
             if node.stream is not None and node.stream > self._shared:
                 yield attrs.evolve(node, stream=self._shared)
@@ -161,7 +161,7 @@ class Streams:
         return keys
 
     def is_ordered(self, stream: int) -> bool:
-        """Return whether a stream, if it exists, is read in order of position."""
+        """Return whether a stream exists and is read in order of position."""
         return 0 < stream <= len(self) and not self.keys(stream).varying
 
     def _make_keys(self, stream: int) -> StreamKeys:
