@@ -20,7 +20,7 @@ _MOST = 100
 
 def _names(kind: str, _: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the names that begin with ``incomplete``, each with its summary."""
-    from topicstore.plugins import registry  # imports the plugins
+    from topicstore.plugins import registry  # slow, because it imports the plugins
 
     specs = getattr(registry(), kind)()
     return [CompletionItem(name, help=specs[name].summary) for name in sorted(specs) if name.startswith(incomplete)]
