@@ -289,7 +289,7 @@ def _prune(way: list[_Node[V]], path: tuple[str, ...]) -> None:
 
 
 def _match(root: _Node[V], topic: str) -> Iterator[V]:
-    system = topic[0] == "$"  # not matched by wildcards in the first level [MQTT-4.7.2-1]
+    system = topic[0] == "$"  # a wildcard in the first level doesn't match such topics [MQTT-4.7.2-1]
     nodes, hidden = [root], system
     for level in topic.split("/"):
         following = []

@@ -141,7 +141,7 @@ def remove_expired_until(storage: Storage, now: int, stop: Callable[[], bool]) -
                 earliest = min(earliest, int(expiry.ends[expiry.ends > now].min(initial=FOREVER)))
                 topics = _expired(batch, now)
                 if topics and not expired:
-                    storage.catch_up()  # the messages that they hide may lie in shards of other sites
+                    storage.catch_up()  # expired messages may hide unexpired ones in shards of other sites
                 expired += len(topics)
                 count += sum(_remove_expired(storage, shard, topic, now) for topic in topics)
     return Removed(count, earliest, hiding=count < expired)
@@ -170,7 +170,7 @@ def _remove_expired(storage: Storage, shard: int, topic: str, now: int) -> bool:
     if is_shared(storage) and _hides(storage, shard, key, now):
         return False
     state = storage.state(shard)
-    found = state.get(state_key(key))  # before the next check, so that only the value that was checked is removed
+    found = state.get(state_key(key))  # read before the check: if it changes after the check, the write fails
     if not any(_expired(batch, now) for batch in batches_between(storage, shard, key, key + b"\0")):
         return False
     try:
