@@ -191,7 +191,7 @@ class Watched(Generic[T]):
         """The error that was logged last."""
 
     def unchanged(self) -> T | None:
-        """Return the last content if the file is unchanged since, without reading it; else None."""
+        """Return the last content if the file's signature has not changed since; else None. Doesn't read the file."""
         try:
             return self.last if self._file.signature() == self._signature else None
         except InvalidArgumentError:

@@ -44,13 +44,13 @@ def banner(
     urls: Sequence[str],
     mqtt: Sequence[str],
 ) -> str:
-    """Return the lines that a server prints when it starts: its addresses, its promises, and who may connect.
+    """Return the lines that a server prints when it starts: its addresses, its durability, and who may connect.
 
     durability: the database's durability, ``commit`` or ``sync``.
     cluster:    the name of the server among the sites of its cluster, and the URL of their log store, if there is one.
-    stored_by:  names of its backend and layout.
+    stored_by:  the names of the database's backend and layout.
     kept:       `DatabaseInfo.kept`: the rules by which messages are stored, and how long they stay.
-    stores:     whether it has persistence rules.
+    stores:     whether the database has persistence rules.
     urls:       URLs of all listeners.
     mqtt:       addresses of the listeners for which ``mosquitto_pub`` needs no certificates.
     """
@@ -242,7 +242,7 @@ async def _reload(hung_up: asyncio.Event, server: Server) -> None:
             _log.error("settings and certificates stay as they were: %s", bad)
         except Exception as fault:  # noqa: BLE001 - it is logged, and the next SIGHUP may go well
             _log.error("settings and certificates could not be read again", exc_info=fault)
-        notify("READY=1")  # also after a reload that failed: the server continues with its earlier settings
+        notify("READY=1")  # after a failed reload, too: the server continues with its earlier settings
 
 
 def trial(host: str, port: int, *, login: tuple[str, str] | None = None, authority: Path | None = None) -> list[str]:

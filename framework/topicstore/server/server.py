@@ -135,7 +135,7 @@ class Server:
             descriptors = Descriptors.of(settings, self._storages.values())
             await asyncio.to_thread(self._bans.reread)
             if self._db.cluster is not None:
-                from .cluster import SiteTls  # only for a site of a cluster
+                from .cluster import SiteTls  # imported only on a site of a cluster
 
                 self._tls = await asyncio.to_thread(SiteTls, settings.cluster)
             broker = Broker(self._db, settings, access, self._bans, descriptors.clients, self._tls)
@@ -363,7 +363,7 @@ class Server:
         """
         if self._file is None:
             raise InvalidArgumentError("this server has no settings file in which access rules could be changed")
-        from .config.edit import replace_rules, restore  # few servers change rules while they run
+        from .config.edit import replace_rules, restore  # imported late: few servers change rules
 
         async with self._changing_rules:
             before = await asyncio.to_thread(replace_rules, self._file, rules)
@@ -380,7 +380,7 @@ class Server:
         """Begin to replace the access rules in the settings file, and to read it again. Called in any thread.
 
         The future raises what `reread` raises, and `InvalidArgumentError` if there is no file, or it can't be changed;
-        then the file is as before.
+        then the file is unchanged.
         """
         if self._loop is None:
             raise InvalidArgumentError("the server was not entered")
@@ -401,7 +401,7 @@ class Server:
         """
         if self._broker is not None:
             ended = self._broker.ended
-            await asyncio.wait((ended,))  # the future is not cancelled if the waiting task is
+            await asyncio.wait((ended,))  # `wait` doesn't cancel `ended` with this task
             if not ended.cancelled():
                 ended.result()
 

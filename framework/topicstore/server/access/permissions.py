@@ -324,7 +324,7 @@ class Permissions:
     async def ask_received(self, topics: Sequence[str]) -> None:
         """Ask plugins about topics for which `received` returned None.
 
-        Plugins are asked about a subscription to exactly that topic. Raises what they raise, and `TooManyWaitingError`.
+        Plugins decide about a subscription to exactly that topic. Raises their exceptions, and `TooManyWaitingError`.
         """
         if self._plugins is not None:
             answers = await self._plugins.ask(

@@ -61,7 +61,7 @@ def keep_option(alone: str) -> Callable[[Decorated], Decorated]:
 
 
 def with_rules(sessions: DurableSessionsSettings, store: Sequence[str], keep: Sequence[str]) -> DurableSessionsSettings:
-    """Return settings with the persistence rules and times of ``--store`` and ``--keep`` added."""
+    """Return settings with the persistence rules of ``--store`` and the retention periods of ``--keep`` added."""
     if not (store or keep):
         return sessions
     import msgspec

@@ -99,7 +99,7 @@ def _check_wait(name: str, wait: float | None) -> None:
 class ZoneSessionsSettings(Section, frozen=True):
     """Section ``[zones.NAME.durable_sessions]``: settings for the clients of a zone's listeners.
 
-    A setting that is left out is as in ``[durable_sessions]``.
+    Settings that are left out have the values of ``[durable_sessions]``.
     """
 
     enable: bool | None = None

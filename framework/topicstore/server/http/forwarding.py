@@ -165,9 +165,9 @@ class SiteClients(Generic[C]):
 class Forwarder:
     """Requests from one site to others. Used in the event loop of HTTP only.
 
-    A request waits for its own site alone: for one of `_CALLS` turns, and then at most `Cluster.store_timeout` and a
-    little for each answer of the site, which itself waits that long for the log store. When the server stops, the task
-    that forwards is cancelled, and its connection closed.
+    At most `_CALLS` requests are in progress at each other site; further ones wait, without delaying those for other
+    sites. A request then waits for the answer for `Cluster.store_timeout`, as long as the site itself waits for the log
+    store, and `_MARGIN` seconds. When the server stops, forwarding tasks are cancelled, and their connections closed.
     """
 
     def __init__(self, site: Site, token: str, tls: SiteTls) -> None:
@@ -211,9 +211,9 @@ class Forwarder:
     def answer(self, request: Request[Any, Any, Any], error: ShardElsewhereError) -> Response[bytes] | None:
         """Return the response to a request that failed with ``error`` before it changed anything.
 
-        The request is forwarded, and the result is the response of the shard's owner; or the result is a redirection to
-        the owner, if the settings say so. A request that was already forwarded gets 421. Returns None while the shard
-        has no owner, and for a GET request.
+        The request is forwarded, and the response is that of the shard's owner. If the settings say so, the response
+        is a redirection to the owner instead. A request that was already forwarded gets 421. Returns None while the
+        shard has no owner, and for a GET request.
         """
         if (sender := request.headers.get(FORWARDED)) is not None:
             text = f"{error}; site {sender} has forwarded the request here, and it is not forwarded again"
@@ -274,7 +274,7 @@ class Forwarder:
 
     @asynccontextmanager
     async def send(self, owner: ShardOwner, call: Call) -> AsyncIterator[Reply]:
-        """Send a request to a site, and yield its response. Raises `HTTPException` if there is none."""
+        """Send a request to a site, and yield its response. Raises `HTTPException` if the site doesn't respond."""
         gone = self._turns.keys() - self._site.document.sites.keys()
         for name in gone:
             del self._turns[name]

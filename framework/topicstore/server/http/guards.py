@@ -120,7 +120,7 @@ def _is_local(connection: Connection) -> bool:
         return False
     if is_forwarded(headers) or headers.get("sec-fetch-site", "none") not in _OWN_PAGES:
         return False
-    if connection.scope["http_version"] == "1.0":  # nginx's default, without a header that shows the proxy
+    if connection.scope["http_version"] == "1.0":  # nginx's default version, sent without a header that shows the proxy
         return False
     host = headers.get("host", "")
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]

@@ -190,7 +190,7 @@ class RequestThreads(ThreadPoolExecutor):
             work = queue.popleft()
             del self._waiting[key]
             if queue:
-                self._waiting[key] = queue  # moves the queue to the end
+                self._waiting[key] = queue  # at the end of the dict: the address's next turn is last
             return work
         return None
 

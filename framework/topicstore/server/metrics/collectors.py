@@ -47,7 +47,7 @@ from topicstore.shard.writer import BOUNDS, Latencies
 
 from .paced import Paced, SessionLag
 
-if TYPE_CHECKING:  # only a site of a cluster needs the module
+if TYPE_CHECKING:  # at run time only a site of a cluster imports the module
     from topicstore.replication.site import ReplicaLag, Site
 
 __all__ = [
@@ -533,7 +533,7 @@ class ClusterCollector(Collector):
         self._known: list[ReplicaLag] = []
 
     def _find_lags(self) -> list[ReplicaLag]:
-        with suppress(RecoverableError):  # the log reports it, and the last values stay
+        with suppress(RecoverableError):  # the site logs the error; the last values stay
             self._known = self._site.lag()
         return self._known
 

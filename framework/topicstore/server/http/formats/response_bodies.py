@@ -39,10 +39,10 @@ class NotAcceptableException(HTTPException):
 
 
 def chosen(request: Request[Any, Any, Any], provided: Sequence[str]) -> str:
-    """Return the media type that a client prefers by its ``Accept`` headers; the first one without such a header.
+    """Return the provided media type that the ``Accept`` headers prefer; the first provided one without such a header.
 
     Among equal weights, a named type precedes a type that only a wildcard matches; then the order in the header decides
-    (RFC 9110, section 12.5.1). Raises `NotAcceptableException`.
+    (RFC 9110, section 12.5.1). Raises `NotAcceptableException` if the client accepts none of them.
     """
     ranges = [one for header in request.headers.getall("accept", []) for one in header.split(",") if one.strip()]
     if not ranges:
