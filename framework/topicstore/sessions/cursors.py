@@ -257,7 +257,7 @@ class FilterCursor(SessionCursor):
     # --- overlapping subscriptions ---
 
     def join(self, union: Union) -> list[NonPersistent]:
-        """Leave reading to the union; return the queued messages that are not stored."""
+        """Let the union read this subscription's messages; return the queued messages that are not stored."""
         self._union, self._ready = union, union.wake
         nonpersistent, self._nonpersistent = list(self._nonpersistent or ()), None
         return nonpersistent
@@ -303,7 +303,7 @@ class FilterCursor(SessionCursor):
             self._nonpersistent = NonPersistentMessages(_payload_size)
         shard_of, options = self._listeners.shard_of, self.options
         every, own = options.qos == 0, self._keys.client_id if options.no_local else None
-        for message in messages:  # the condition of `gets`, inlined
+        for message in messages:  # `gets` decides the same; the call is inlined for speed
             if (every or message.qos == 0) and message.client_id != own:
                 self._nonpersistent.append((shard_of(message.client_id), marks, now, message, options))
         self.count_missed(sum(1 for _ in self._nonpersistent.drop()))
@@ -379,7 +379,7 @@ class FilterCursor(SessionCursor):
         else:
             passed = self._listener.passed
             read_slice = self._listeners.mutex.released(lambda: self.run(shard, limit))
-            if passed != self._listener.passed:  # waiting followers were woken meanwhile, and this one was not waiting
+            if passed != self._listener.passed:  # waiting cursors were woken meanwhile, but this cursor didn't wait
                 read_slice = attrs.evolve(read_slice, caught_up=False)
         end, stop = read_slice.position, read_slice.rows.stop
         if bound is not None or period.until is not None:
@@ -402,13 +402,13 @@ class FilterCursor(SessionCursor):
         except TopicstoreError:
             self._behind.pop(shard, None)
             self._failing = self._failing or {}
-            self._failing[shard] = None  # other shards are not affected
+            self._failing[shard] = None  # other shards are still read
             raise
 
     def advance(self, shard: int, read_slice: ReadSlice, period: OptionsPeriod, end: int) -> None:
         """Move the place past the messages that `run` returned, at most to ``end``, within the options period."""
         end = max(end, self._places[shard])
-        if read_slice.dropped:  # perhaps reported before: a slice may be read again from the same place
+        if read_slice.dropped:  # a slice that is read again names generations that were reported already
             self.dropped += tuple(number for number in read_slice.dropped if number not in self.dropped)
         self._places[shard] = min(read_slice.position, end)
         self._moved = True
@@ -420,7 +420,7 @@ class FilterCursor(SessionCursor):
                 self._behind = EMPTY_DICT
         else:
             self._behind = self._behind or {}
-            self._behind[shard] = None  # after the other shards
+            self._behind[shard] = None  # last in turn
 
     def _read_nonpersistent(
         self, nonpersistent: NonPersistentMessages[NonPersistent], limit: int, now: int

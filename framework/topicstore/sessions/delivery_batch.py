@@ -223,7 +223,7 @@ def selected_of(
 
 
 def rows_in(read_slice: ReadSlice, stop: int, options: SubscribeOptions, client_id: str, now: int) -> Rows:
-    """Return the rows of a slice, up to row ``stop`` of its read batch, that a client's subscription gets."""
+    """Return the rows of a slice, before row ``stop`` of its read batch, that a client's subscription delivers."""
     start = int(read_slice.rows.start)
     if start >= stop:
         return np.empty(0, np.intp)
@@ -346,7 +346,7 @@ class Permit:
         answers = self._ask(messages)
         if None in answers:
             self.asks = True
-            self.undecided_since = self._clock()  # before the second call, as `ask_again` may have been called
+            self.undecided_since = self._clock()  # set first: `ask_again` may come during the next call
             answers = self._ask(messages)
             if None in answers:
                 return None

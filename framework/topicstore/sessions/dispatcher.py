@@ -180,7 +180,7 @@ class FilterListener:
     def pass_on_locked(self) -> None:
         """Wake the waiting followers of shards with new messages, and hand over the messages that are not stored."""
         while self._noted:
-            shard, _ = self._noted.popitem()  # before the followers wake, so that a later event is recorded again
+            shard, _ = self._noted.popitem()  # removed before followers wake, so that a later event is recorded again
             self.passed += 1
             waiting, self._waiting[shard] = self._waiting[shard], {}
             for cursor in waiting:
@@ -288,7 +288,7 @@ class FilterListeners:
     def routed(self, messages: list[Message]) -> _Routed:
         """Return the entry of published messages that are not stored. Consecutive calls with one list share an entry.
 
-        So the watermarks are read once, and not once for each filter. May be called in any thread, without the lock.
+        So the watermarks are read once, and not once for each filter. May be called in any thread, without the mutex.
         """
         routed = self._routed
         if routed is None or routed.messages is not messages:
@@ -378,7 +378,7 @@ class Dispatcher(FilterListeners, Generic[R]):
             if self._hidden.get(one):
                 self.ready[one] = None
                 self.notifier.notify()
-            self._hidden.pop(one, None)  # last, because an interrupted release is repeated
+            self._hidden.pop(one, None)  # the last step, so that an interrupted call can be repeated
 
     def ready_locked(self, one: R) -> None:
         """Put a session into the ready queue."""
@@ -427,7 +427,7 @@ class Dispatcher(FilterListeners, Generic[R]):
     def wait(self, timeout: float | None) -> bool:
         """Block until a session is ready, then return True; return False after ``timeout`` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
-        if timeout == 0:  # no notification is waited for
+        if timeout == 0:  # no waiter is needed
             return bool(self.ready and not self.closed) or (self._must_listen() and self._listen(end))
         with ThreadWaiter(self.notifier, timeout) as waiter:
             while not self.ready or self.closed:

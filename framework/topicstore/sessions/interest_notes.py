@@ -16,7 +16,7 @@ again.
 Stored form (state keyspace of each shard; keys begin with the byte 1, which is left out here; values as in
 `topicstore.sessions.records`)::
 
-    "sw"   what connected sessions wait for: `InterestNote`
+    "sw"   the messages that connected sessions need: `InterestNote`
     "sb"   written after a subscription of the shard's sessions has begun in the past: [1]
 """
 

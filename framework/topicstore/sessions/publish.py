@@ -107,7 +107,7 @@ def publish(
     exchanges = exchanges_of(sessions, ids, messages.qos)
     if exchanges:
         return registry.locks.hold((), locked, exchanges)
-    check_sessions(registry, sessions, refused, partial=partial)  # needs no lock
+    check_sessions(registry, sessions, refused, partial=partial)  # without exchanges, no lock is needed
     return publishing()
 
 
@@ -205,7 +205,7 @@ def _refuse_message(
     for row in list(_some(range(len(messages)), refused)):
         exchange = (sessions[row], ids[row]) if ids[row] and messages.qos[row] == 2 else None
         if exchange is not None and (ids[row] in sessions[row].incoming or exchange in begun):
-            continue  # a duplicate, which is left out even if it is invalid
+            continue  # a repetition is left out, even if the message is invalid
         fault = messages.fault(row)
         if fault is not None:
             refused[row] = fault
@@ -237,7 +237,7 @@ def _matched(registry: SessionRegistry, messages: Incoming, refused: Refused) ->
     """Return for each message whether a subscription matches, or may match; each topic is looked up once."""
     wants, following = registry.filters.match, registry.dispatcher.hub.matching
     topics = messages.topics
-    if registry.shared:  # subscribers may be on other sites
+    if registry.shared:  # subscribers on other sites are not known here
         return [True] * len(topics)
     if refused:
         topics = ["" if row in refused else topic for row, topic in enumerate(topics)]

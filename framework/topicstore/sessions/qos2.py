@@ -120,7 +120,7 @@ def adopt_committed(registry: SessionRegistry, new: NewIds) -> None:
         if not session.stored:
             continue
         keys = list(map(session.keys.incoming, ids))
-        with contextlib.suppress(TopicstoreError):  # a shard that can't be read takes no messages either
+        with contextlib.suppress(TopicstoreError):  # an unreadable shard accepts no messages either
             stored = registry.states.states[registry.states.shard_of(session.client_id)].get_many(keys)
             session.incoming.update((packet_id, None) for packet_id, value in zip(ids, stored, strict=True) if value)
 

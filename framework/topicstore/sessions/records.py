@@ -14,9 +14,9 @@ that begins with the version, which is 1 unless stated otherwise::
     "sd" client               the client id that a digest stands for: [1, client id]
     "sl" client               the session was opened and not closed: [1]. A crash leaves this key.
     "ss" client 00 number:4   a subscription: `SubscriptionRecord`
-    "sc" client 00 number:4   its place: [1, [position by shard]]: all messages up to it were delivered
+    "sc" client 00 number:4   a subscription's place: [1, [position by shard]]: all messages up to it were delivered
     "sn" client 00 number:4   retained messages are being sent: [1, topic]: those up to this topic were delivered
-    "sg" client 00 number:4   its places, of a shared subscription (`topicstore.sessions.shared.records`)
+    "sg" client 00 number:4   a shared subscription's places (`topicstore.sessions.shared.records`)
     "sf" client 00 number:8   an in-flight batch, in the order sent: messages that wait for a PUBACK or PUBREC:
                               `InFlightRecord`, of retained messages `StoredInFlight`, or in version 2
                               `MergedInFlightRecord`

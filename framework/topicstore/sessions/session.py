@@ -352,7 +352,7 @@ class Session:
         """
         options = SubscribeOptions(qos, no_local, retain_as_published, retain_handling, subscription_identifier)
         (result,) = self._calls.subscribe([(self, topic_filter, options)], start=start)
-        return cast("SubscribeResult", result)  # an error would have been raised
+        return cast("SubscribeResult", result)  # without ``partial``, errors are raised
 
     def unsubscribe(self, topic_filter: str) -> bool:
         """End a subscription; return whether there was one. The exchanges of messages in flight are completed."""
@@ -452,7 +452,7 @@ class Session:
     # --- publishing ---
 
     def publish(self, messages: Iterable[Message], packet_ids: Sequence[int] | None = None) -> PublishResult:
-        """Publish messages of this client through `Database.publish`; return the result for the new ones.
+        """Publish messages of this client through `Database.publish`; return the result for the new messages.
 
         packet_ids: the packet id of each message. At QoS 2 it is committed in one engine write with the message, and
                     until its `pubrel` a message with the same id is a repetition, and left out (MQTT 5, section 4.3.3).
@@ -570,11 +570,11 @@ class Session:
         # A full window does not hold up messages of QoS 0.
         waiting = self._outbox.packets or (in_flight.resend and in_flight.room(self.receive_maximum))
         if not waiting:
-            left = max(limit - in_flight.received, 0)  # so that all of the delivery is handed out
+            left = max(limit - in_flight.received, 0)  # each PUBREC in the delivery makes a packet, too
             self._read(left, max_bytes, selections, cursors)
         some = selections or in_flight.received or self.permit.refused > refused
         if not (some or any(cursor.urgent for cursor in cursors)):
-            if cursors:  # places moved, with nothing to hand out
+            if cursors:  # only places have moved: the next checkpoint commits them
                 self.touched()
             return None
         if not (in_flight.stored or in_flight.received):
@@ -588,7 +588,7 @@ class Session:
                 batches.append(selected.batch(ids[start : start + count]))
                 start += count
         staged = in_flight.stage(batches, whole=False)
-        moved = dict.fromkeys(cursors)  # some cursors were read several times
+        moved = dict.fromkeys(cursors)  # each cursor once, even if it was read several times
         writes = [write for cursor in moved for write in cursor.writes()] + staged.writes if in_flight.stored else []
         return PendingDelivery(self, selections, ids, cursors, staged, [self.guard, *writes] if writes else [])
 
@@ -638,9 +638,9 @@ class Session:
                     self._go_back(cursor, selections, () if asks else cursors)
                     break
                 if asks and selected:
-                    later.append(cursor)  # not twice in a delivery, so that only undecided messages are read again
+                    later.append(cursor)  # one read a delivery: an undecided answer of `allow` repeats only this read
                 elif not cursor.exhausted:
-                    self._behind[cursor] = None  # after the others
+                    self._behind[cursor] = None  # last in turn
                 selected = permitted
                 cursors.append(cursor)
                 count = len(selected.messages)
@@ -661,7 +661,7 @@ class Session:
             return cursor.read(limit, now)
         except TopicstoreError as failure:
             self._unread = (*self._unread, cursor)
-            self.failed(failure)  # other cursors are not affected
+            self.failed(failure)  # other cursors are still read
             return SelectedMessages(cursor.topic_filter.text, 0, _NOTHING, (), 0, None)
 
     def _permitted(self, cursor: SessionCursor, selected: SelectedMessages) -> SelectedMessages | None:
@@ -708,7 +708,7 @@ class Session:
             if needed_packet_id and not part.needs_packet_id:
                 self._filters.remove(part.topic_filter)
             if not self.retained:
-                continue  # without `isinstance`, which calls a Python function for an abstract class
+                continue  # avoids `isinstance`, which is slow for an abstract class
             if isinstance(part, RetainedCursor) and part.done and self.retained.get(part.number) is part:
                 del self.retained[part.number]
 
@@ -802,7 +802,7 @@ class Session:
             with in_flight.lock:
                 for packet_id, row in rows:
                     message = found[row]
-                    if packet_id not in (batch.unsent or ()):  # it was acknowledged meanwhile
+                    if packet_id not in (batch.unsent or ()):  # the client has acknowledged it
                         continue
                     if message is None:
                         in_flight.vanished(packet_id)
@@ -846,12 +846,12 @@ class Session:
             self.dispatcher.idle_locked(self)
         if self._blocked:
             self.stuck_since = self.stuck_since or self.dispatcher.steady()
-            if self._noted:  # perhaps by a thread that read `_blocked` before it was set, and didn't wake the waiters
+            if self._noted:  # the noting thread may have read `_blocked` too early, and woken no waiter
                 self.dispatcher.notifier.notify()
 
     def wake(self, cursor: SessionCursor) -> None:
         """Record that a cursor has messages to read, and enter the ready queue unless the session is blocked."""
-        if self.ended is not None:  # and the cursor is not closed yet
+        if self.ended is not None:  # cursors of an ended session are closed later
             return
         self._behind[cursor] = None
         if not (self._stalled or (self._blocked and cursor.needs_packet_id)):
@@ -860,13 +860,13 @@ class Session:
     def _become_ready(self) -> None:
         """Enter the ready queue, or do so later if the session is being resumed or is held back."""
         if self.resuming is not None:
-            self.dispatcher.idle_locked(self)  # the last step of `resuming` calls `ask`
+            self.dispatcher.idle_locked(self)  # when all subscriptions are loaded, `ask` is called
         elif self.held_since is None:
             self.dispatcher.ready_locked(self)
         else:
             self._held = True
             self.dispatcher.idle_locked(self)
-            if self._noted:  # perhaps by a thread that ended the hold, but read `_held` before it was set
+            if self._noted:  # the thread that ended the hold may have read `_held` too early, and woken no waiter
                 self.dispatcher.notifier.notify()
 
     def forget(self, cursor: SessionCursor) -> None:
@@ -919,14 +919,14 @@ class Session:
     def _note(self) -> None:
         """Have the dispatcher call `noticed`. Needs no lock."""
         if not self._noted:
-            self._noted = True  # before `hear`, after which the dispatcher may call `noticed` at once
+            self._noted = True  # set before `hear`: the dispatcher may call `noticed` immediately
             self.dispatcher.hear(self)
-        if self._blocked or self._held or self.in_flight.received:  # after `_noted` is set; see `ask`
+        if self._blocked or self._held or self.in_flight.received:  # read after `_noted` is set; see `ask`
             self.dispatcher.notifier.notify()
 
     def noticed(self) -> None:
         """Handle the events since the last call: acknowledgements, the end of a pause, a new answer of ``allow``."""
-        self._noted = False  # first: an event after this is recorded again
+        self._noted = False  # reset first, so that a later event is recorded again
         if self.ended is not None:
             return
         self.touched()
@@ -956,7 +956,7 @@ class Session:
         self.ended = why
         self.dispatcher.forget_locked(self)
         self.resuming = None
-        uncount = None if self.stored else self._filters.remove  # stored sessions are counted until they end
+        uncount = None if self.stored else self._filters.remove  # stored ones count while they are stored
         cursors = [*self.cursors.values(), *self.retained.values()]
         self.dispatcher.close_locked(closing(cursors, uncount), len(cursors))
         self.cursors.clear()
