@@ -53,7 +53,7 @@ class ClusterReader(DataSourceReader):
     """A reader of the messages acknowledged when the query began, and of later messages until its tasks begin."""
 
     def __init__(self, settings: ReadSettings, cluster: Cluster, schema: StructType) -> None:
-        Shape(schema)  # raises for a column that doesn't exist
+        Shape(schema)  # raises an error for an unknown column
         self._settings = settings
         self._cluster = cluster
         self._schema = schema

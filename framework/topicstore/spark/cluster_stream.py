@@ -119,7 +119,7 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._most is None else ReadMaxRows(self._most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Let the query end where the logs end when its first offset is asked for."""
+        """Make the query end at the ends that the logs have when Spark requests the first offset."""
         self._target = {}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:

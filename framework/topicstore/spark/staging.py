@@ -180,7 +180,7 @@ def in_order(runs: list[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
     """
     timestamps = [timestamps_of(run) for run in runs]
     ends = np.sort(np.concatenate([*timestamps, np.empty(0, dtype=np.int64)]))[rows::rows]
-    # The bounds of time windows, each with at most as many rows as a batch, or with a single timestamp.
+    # The ends of time windows, each of which has at most ``rows`` rows, or a single timestamp.
     starts = [0] * len(runs)
     for end in [*np.unique([ends, ends + 1]).tolist(), _NEVER + 1]:
         stops = [int(np.searchsorted(times, end)) for times in timestamps]
