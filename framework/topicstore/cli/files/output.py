@@ -44,7 +44,7 @@ def format_option(
     """Add the option ``--format``. Its default depends on the ending of ``--output``, or on standard output."""
 
     def chosen(ctx: click.Context, _: click.Parameter, given: str | None) -> str:
-        output: Path | None = ctx.params.get("output")  # an eager option
+        output: Path | None = ctx.params.get("output")  # eager, so it is parsed before this option
         if given is not None:
             return given
         if output is None:

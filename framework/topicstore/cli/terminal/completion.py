@@ -27,7 +27,7 @@ def _names(kind: str, _: click.Context, __: click.Parameter, incomplete: str) ->
 
 
 def topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the topics of the database PATH that begin with ``incomplete``; of many, filters up to the next level."""
+    """Return the topics in PATH that begin with ``incomplete``; if there are many, filters up to their next level."""
     from topicstore.cli.connecting import opened
 
     path = ctx.params.get("path")

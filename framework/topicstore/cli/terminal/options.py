@@ -210,7 +210,7 @@ def warn_unless_kept(backend: str | None) -> None:
 
 
 def read_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE texts to a dictionary; a value that is valid JSON is decoded, another is kept as text."""
+    """Parse NAME=VALUE texts to a dictionary; a value that is valid JSON is decoded, others are kept as text."""
     values = {}
     for text in texts:
         name, equals, value = text.partition("=")
