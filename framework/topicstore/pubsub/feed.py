@@ -269,7 +269,7 @@ class Feed:
         position = int(batch.positions[-1])
         try:
             scan.ahead = next(scan.batches, None)
-        except TopicstoreError:  # a new scan continues after this read batch, or raises the error
+        except TopicstoreError:  # the next scan continues after this read batch, or raises the error again
             return ReadBatch(after, position, batch), False
         if scan.ahead is None:
             return ReadBatch(after, scan.bound, batch), True

@@ -69,7 +69,7 @@ class ThreadWaiter(_Waiter):
 
     def wait(self) -> bool:
         """Wait for a notification, unless one came since the last call; return False if the time is over."""
-        return self._woken.wait(self._left())  # one that comes before the caller's check ends the next wait
+        return self._woken.wait(self._left())  # a notification before the caller's check ends the next wait
 
     def wake(self) -> None:
         """End the current wait, or the next one."""

@@ -1,4 +1,4 @@
-"""Persistence rules: store published messages that neither the publisher nor a durable subscription asks to store.
+"""Persistence rules, which store messages that neither their publisher nor a durable subscription asks to store.
 
 Stored form (state keyspace of shard 0; keys begin with the byte 1, which is left out here)::
 

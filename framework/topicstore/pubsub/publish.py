@@ -136,7 +136,7 @@ class Publisher:
         """Publish messages that have been checked, and commit state by shard with them; see `Database.publish`.
 
         requested: the result of `requested`, if the caller has it.
-        failures:  receives the errors of shards, on a site of a cluster; the result has the messages of the others.
+        failures:  receives the errors of shards, on a site of a cluster; the result has the other shards' messages.
 
         The caller has loaded `filters`, unless all messages are requested. No message is delivered before the commit.
         """

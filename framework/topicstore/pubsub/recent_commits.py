@@ -262,7 +262,7 @@ class Matches:
         if not parts:
             return ReadBatch(after, after, MessageBatch.empty()), True
         position = parts[-1].commit.last
-        if len(parts[0]) > limit:  # `_readable` returns such a part alone
+        if len(parts[0]) > limit:  # `_readable` returns no part after it
             parts = [parts[0].after(after, limit)]
             before, all_read = after, False
             position = min(position, int(parts[0].positions()[-1])) if len(parts[0]) else position

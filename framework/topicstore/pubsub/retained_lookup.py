@@ -76,7 +76,7 @@ class TopicLeaps:
         mine, theirs = self._levels, topic.split("/")
         for depth, level in enumerate(mine):
             if depth == len(theirs):
-                return topic + "\0"  # the next text: a topic with more levels may follow directly
+                return topic + "\0"  # the lowest text after it: the next topic may have more levels
             if level not in ("+", theirs[depth]):
                 return self._of_other_level(depth, theirs, topic)
         if self._open_ended or (len(theirs) == len(mine) and mine[-1] == "+"):

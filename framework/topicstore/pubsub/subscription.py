@@ -242,7 +242,7 @@ class Subscription:
         window is full.
         """
         found = self._take(limit)
-        if found is not None:  # without a waiter, which costs as much as a short read
+        if found is not None:  # found without a waiter, which costs as much as a short read
             return found
         with ThreadWaiter(self._inbox.notifier, seconds(timeout)) as waiter:
             while True:
