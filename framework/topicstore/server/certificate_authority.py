@@ -199,7 +199,7 @@ def pem_of(certificate: x509.Certificate) -> bytes:
 
 
 def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Return the names and addresses for which a certificate is valid, in its order."""
+    """Return the names and addresses for which a certificate is valid, in the certificate's order."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -66,7 +66,7 @@ class Recovery:
                 if now >= failing.due:
                     self._try(name, db, failing)
             elif name in self._failing and now >= self._failing[name].due + _REPEAT:
-                del self._failing[name]  # a storage that fails earlier keeps its long pauses
+                del self._failing[name]  # a storage that fails again sooner keeps its longer pauses
 
     def _try(self, name: str, db: ts.Database, failing: _Failing) -> None:
         reasons = [

@@ -117,7 +117,7 @@ class Server:
         """The event loop in which the server was entered."""
 
     async def __aenter__(self) -> Self:
-        """Open the listeners. Raises `ListenError`, and what `Access` raises."""
+        """Open the listeners. Raises `ListenError`, and the errors of `Access`."""
         settings, listeners = self._settings, list[Listener]()
         self._loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as undo:
@@ -256,7 +256,7 @@ class Server:
         when this method returns, and to their existing subscriptions when they connect again. A changed layout begins a
         new generation.
 
-        Raises what entering the server raises, `SettingsError` for a setting that is fixed in an existing database, and
+        Raises the errors of `__aenter__`, `SettingsError` for a setting that is fixed in an existing database, and
         `InvalidArgumentError` if the server has ended. Then nothing has changed.
         """
         async with self._changing:
@@ -379,8 +379,8 @@ class Server:
     def change_rules_soon(self, rules: Sequence[Rule]) -> Future[Reloaded]:
         """Begin to replace the access rules in the settings file, and to read it again. Called in any thread.
 
-        The future raises what `reread` raises, and `InvalidArgumentError` if there is no file, or it can't be changed;
-        then the file is unchanged.
+        The future raises the errors of `reread`, and `InvalidArgumentError` if there is no file, or if it can't be
+        changed; then the file is unchanged.
         """
         if self._loop is None:
             raise InvalidArgumentError("the server was not entered")

@@ -77,7 +77,10 @@ class PasswordFile:
         return sorted(self.read())
 
     def matches(self, stored: str | None, password: bytes) -> bool:
-        """Return whether a password matches a stored hash; None, for an unknown user, takes as long and is False."""
+        """Return whether a password matches a stored hash.
+
+        If ``stored`` is None, for an unknown user, the call takes as long as for others, and returns False.
+        """
         if stored is None:
             if self._nobody is None:
                 self._nobody = self._hasher.hash(os.urandom(16))

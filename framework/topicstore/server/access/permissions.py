@@ -382,9 +382,10 @@ class ClientIdPatterns:
         self._delimiters = frozenset(after[:1] for _, after in named) - {""}
 
     def match(self, client_id: str, user: str | None, *, mistakable: bool = False) -> bool:
-        """Return whether a client id is allowed to a user, or matches a pattern without ``%u``; None is anonymous.
+        """Return whether a client id is allowed to a user, or matches a pattern without ``%u``.
 
-        ``mistakable``: also match users whose names make the client id ambiguous, as rules that deny must.
+        ``user`` is None for an anonymous client. ``mistakable``: also match users whose names make the client id
+        ambiguous, as rules that deny must.
         """
         if any(pattern.matches(client_id) for pattern in self._free):
             return True

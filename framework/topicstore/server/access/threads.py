@@ -81,7 +81,7 @@ class FairThreads:
         """
         job: _Job[T] = _Job(call, asyncio.get_running_loop().create_future())
         self._put(address, user, job)
-        if self._timer is None or self._paused(address, user) <= 0:  # otherwise the timer will begin it
+        if self._timer is None or self._paused(address, user) <= 0:  # otherwise the timer begins the call
             self._begin()
         try:
             return await job.done

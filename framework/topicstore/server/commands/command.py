@@ -50,7 +50,7 @@ def print_json(document: Any) -> None:
 
 
 def keep_option(alone: str) -> Callable[[Decorated], Decorated]:
-    """Return the option ``--keep``. ``alone`` is a sentence about a time without a filter."""
+    """Return the option ``--keep``. ``alone`` is the help's sentence about a period without a filter."""
     return click.option(
         "--keep",
         multiple=True,

@@ -202,7 +202,7 @@ def _run(
 
     with ExitStack() as entered:
         entered.enter_context(logging_to(settings.log))
-        raise_limit()  # the limit of open files; before engines open some
+        raise_limit()  # of open files, before engines open any
         reserved = entered.enter_context(Reserved(settings))
         if any(read_manifest(directory) is None for _, _, directory in places(settings, path)):
             check_files(settings)  # an invalid file must not leave a new, empty database

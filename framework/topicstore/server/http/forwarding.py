@@ -1,10 +1,10 @@
-"""Requests of a cluster's clients for the sites that own their shards.
+"""Forwarding of clients' requests to the sites of a cluster that own the shards of the requests.
 
 A change of another site's shard raises `ShardElsewhereError`, and nothing was done: then the request is forwarded to
 the owner as a whole, with the cluster's token, the scope that this site has granted the client, and the client's body;
 the response passes back. Requests that concern several sites are split by owner: the messages of a publish, an import,
 and a deletion. A forwarded request has the header `FORWARDED`, and is not forwarded again: a document that two sites
-have read at different times could otherwise send a request round in circles.
+have read at different times could otherwise make a request circulate.
 """
 
 from __future__ import annotations
@@ -190,8 +190,9 @@ class Forwarder:
     def check(self, request: Request[Any, Any, Any], owners: Collection[ShardOwner], *, here: bool) -> None:
         """Raise `HTTPException` unless parts of a request may be forwarded to their owners.
 
-        A request that was forwarded already gets 421. If nothing is forwarded, a request for one owner alone gets 307
-        with its address, and one for several, or with a part that is ``here``, 421.
+        A request that was forwarded already gets 421. If the settings say that nothing is forwarded, a request for a
+        single owner gets 307 with the owner's address. A request for several owners, or with a part for this site
+        (``here``), then gets 421.
         """
         if (sender := request.headers.get(FORWARDED)) is not None:
             text = f"site {sender} has forwarded the request for a shard that another site writes by now"

@@ -61,7 +61,7 @@ def is_owner(connection: Connection) -> bool:
 
 
 def is_site(connection: Connection) -> bool:
-    """Return whether another site of the cluster has forwarded a request, which it has checked."""
+    """Return whether another site of the cluster has forwarded a request, which that site has checked."""
     context: Context = connection.app.state.context
     return context.tokens.is_of_cluster(_token(connection) or "")
 

@@ -117,7 +117,7 @@ class HttpServer:
         descriptors: Descriptors,
         tls: SiteTls | None = None,
     ) -> None:
-        """Set up the interface; generates the site's id if there is none. Raises what `Sites.this` raises.
+        """Set up the interface; generates the site's id if there is none. Raises the errors of `Sites.this`.
 
         ``tls``: TLS of connections to other sites; None without a cluster.
         """

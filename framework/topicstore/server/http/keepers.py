@@ -136,7 +136,7 @@ class Keepers:
             self._following.join()
 
     def look(self) -> None:
-        """Probe unresponsive sites whose pause is over, and read the ends of the shards that this site doesn't keep.
+        """Probe unresponsive sites whose pause is over; read the last positions of shards that this site doesn't keep.
 
         Raises `ShardElsewhereError`, several as an `ExceptionGroup`.
         """

@@ -50,7 +50,7 @@ class ThreadedPieces:
     """
 
     def __init__(self, threads: RequestThreads, pieces: Iterator[_Piece], measured: Measured) -> None:
-        """Generate the first piece at once, in the caller's thread. Raises what the iterator raises.
+        """Generate the first piece at once, in the caller's thread. Raises the iterator's exceptions.
 
         ``measured``: the batches from which the pieces are generated.
         """

@@ -538,7 +538,7 @@ class ClusterCollector(Collector):
         return self._known
 
     def renew(self) -> None:
-        """Ask for the replicas' lag again if that is due."""
+        """Read the replicas' lag again if that is due."""
         self._lags.renew()
 
     def collect(self) -> Iterator[Metric]:

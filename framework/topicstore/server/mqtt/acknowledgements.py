@@ -139,7 +139,7 @@ def _each(version: int, part: PublishedPart, pending: Pending) -> PublishAnswer:
             reasons.setdefault((message.qos, packet_id), ReasonCode.NO_MATCHING_SUBSCRIBERS)
     refused = sum(reason >= 0x80 for reason in reasons.values())
     passing = next((error for error in part.refused.values() if is_passing(error)), None)
-    if passing is not None:  # with a shard that has moved, too: only the sessions in it end, perhaps not this one
+    if passing is not None:  # a shard of other clients may have moved, which doesn't end this client's session
         return PublishAnswer(b"", refused=refused, end=str(passing), reason=reason_of(passing))
     if any(isinstance(error, SessionEndedError) for error in part.refused.values()):
         return PublishAnswer(b"", refused=refused)  # the connection ends; the client resends after the next one
@@ -156,7 +156,7 @@ def _each(version: int, part: PublishedPart, pending: Pending) -> PublishAnswer:
 
 
 def answer_pubrels(version: int, ids: Sequence[int], known: Sequence[bool]) -> tuple[bytes, Sequence[Counted]]:
-    """Return the PUBCOMPs of PUBRELs, as bytes and counted; ``known``: whether each packet id was in use."""
+    """Return the PUBCOMPs of PUBRELs, and their counts; ``known``: whether each packet id was in use."""
     if all(known) or version == 4:
         return _plain(PUBCOMP, ids), ((PUBCOMP, 0, len(ids)),)
     unknown, good = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND, ReasonCode.SUCCESS

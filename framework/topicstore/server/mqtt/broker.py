@@ -115,7 +115,7 @@ class Broker:
 
     @property
     def key(self) -> bytes | None:
-        """The key of connections that other sites of the cluster pass on; None without a cluster."""
+        """The key with which other sites sign the headers of connections that they pass on; None without a cluster."""
         return None if self.serving.relays is None else self.serving.relays.key
 
     def connection(self, via: Via) -> MqttConnection:

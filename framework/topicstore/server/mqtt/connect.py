@@ -137,7 +137,7 @@ class Terms:
         return attrs.evolve(self, packet=packet)
 
     def reason_string(self, text: str, others: int = 0) -> str | None:
-        """Return a reason string for a packet that has ``others`` more bytes; None if the client must not get one.
+        """Return a reason string for a packet with ``others`` bytes besides; None if the client must not get one.
 
         A client may refuse reason strings [MQTT-3.1.2-29], and the packet must not exceed its maximum packet size.
         """

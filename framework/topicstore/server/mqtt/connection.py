@@ -415,7 +415,7 @@ class MqttConnection(asyncio.Protocol):
             serving.admit(self, self._admit(self._terms))
         elif owner is None or not owner.address:
             self.end(ReasonCode.SERVER_UNAVAILABLE, "no site serves the client at the moment")
-        elif self._via.relayed is not None:  # the relaying site's document names this one
+        elif self._via.relayed is not None:  # the relaying site has another version of the document
             self.end(ReasonCode.SERVER_UNAVAILABLE, f"the client's session is moving to site {owner.site}")
         elif self._via.redirect and self._terms.packet.version == 5:
             self.end(ReasonCode.USE_ANOTHER_SERVER, f"site {owner.site} serves the client", elsewhere=owner.address)
@@ -651,7 +651,7 @@ class MqttConnection(asyncio.Protocol):
         self._channel.refused = True
         if bad.version:
             known = bad.reason != ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
-            reason_string = sendable(bad.text) if known else None  # an unknown version may not have any
+            reason_string = sendable(bad.text) if known else None  # an unknown version may have no reason strings
             self._channel.write(
                 encoding.connack(bad.version, bad.reason, reason_string=reason_string), CONNACK, bad.reason
             )

@@ -73,7 +73,7 @@ class Outbound:
         try:
             before, after = self._parts(packet) if shared is None else _shared_parts(self._version, packet, shared)
             fits = largest is None or len(before) + len(after) + (2 if packet.qos else 0) <= largest
-        except ValueError:  # larger than MQTT can encode, with its topic and properties
+        except ValueError:  # with topic and properties, the packet is larger than MQTT allows
             fits = False
         if not fits:
             too_large.append(packet)

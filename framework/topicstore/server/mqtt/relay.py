@@ -70,7 +70,7 @@ class Relay(asyncio.Protocol):
         self._upstream.transport.close()
 
     def finish(self) -> None:
-        """Close the client's connection once it has read everything, because the owner has ended its own."""
+        """Close the client's connection once the client has read everything, because the owner has ended it."""
         self._channel.shut()
 
     def end_if_moved(self, relays: Relays) -> None:

@@ -390,7 +390,7 @@ class StoreThread:
             errors = self._departed(how, sessions)
             for row, error in zip(rows, errors, strict=True):
                 responses.departed.append((requests.disconnects[row][0], error))
-        self._due = 0.0  # tick: a new will or session expiry may be due first
+        self._due = 0.0  # tick in this batch: a new will or session expiry may be the first timer
 
     def _departed(self, how: Departure, sessions: list[Session]) -> Sequence[TopicstoreError | None]:
         try:

@@ -1,4 +1,4 @@
-"""Connections to the sites of a cluster that own the sessions of other clients: which site, and how to reach it."""
+"""Connections to other sites of a cluster, for clients whose sessions these sites own, and the choice of the site."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def read(body: bytes, media_type: str, most: int) -> MessageBatch:
         raise UnsupportedMediaTypeException(f"a body of {kind or 'no type'} isn't read; there are {', '.join(READ)}")
     try:
         return READ[kind](body, most)
-    except UnicodeDecodeError as bad:  # a column's name, for example
+    except UnicodeDecodeError as bad:  # of a column's name, for example
         raise InvalidMessageError(f"a text of the body is not UTF-8: {bad}") from bad
 
 
@@ -60,7 +60,7 @@ def _of_json(body: bytes, _: int) -> MessageBatch:
     if listed:
         try:
             return MessageBatch.from_messages(decode_list(body))
-        except (ValueError, RecursionError):  # the fast decoder doesn't know the notation, or it is invalid
+        except (ValueError, RecursionError):  # the body is invalid, or in a notation for the slower decoder
             _check_rows(body)
     try:
         rows = msgspec.json.decode(body, type=list[msgspec.Raw]) if listed else [body]

@@ -109,7 +109,7 @@ async def ask(
     request: Request[Any, Any, Any],
     shard: Annotated[int, PathParameter(description="The number of a shard.")],
 ) -> Response[bytes]:
-    """Answer a request of another site of the cluster about a shard that it doesn't keep.
+    """Answer a request of another site of the cluster about a shard that the other site doesn't keep.
 
     The bodies of request and answer are an internal format of the cluster, so only its sites may ask.
     """
@@ -150,7 +150,7 @@ class _Moves:
     def __init__(self, context: Context, shards: frozenset[int]) -> None:
         self._context, self._shards = context, shards
         self._notifier = Notifier()
-        self._moved = dict.fromkeys(shards)  # the site first looks at all of them
+        self._moved = dict.fromkeys(shards)  # at first all of them, so that the site reads each once
         """The shards to report. Adding, removing and copying keys needs no lock."""
         self._ended = False
         self._listener = context.db.storage.listener

@@ -232,7 +232,7 @@ def replay(
     Messages that are stored meanwhile are not included, and messages that are deleted meanwhile are missing.
 
     On a site of a cluster, the response has all messages that any site had stored before the request. If the log store
-    doesn't answer, it is 503; with ``fresh=false`` it has the messages that this site has received.
+    doesn't answer, the response is 503, or with ``fresh=false`` it has the messages that this site has received.
 
     If reading fails after the headers were sent, the connection is closed before the end of the body. Then an Arrow
     stream ends with a batch without rows, whose metadata has the problem document as ``topicstore-problem``.
