@@ -52,7 +52,7 @@ class Commits:
         self._over = over
 
     def write(self, session: Session, writes: Sequence[StateWrite]) -> None:
-        """Commit writes of a session, including its guard or a new session record, or raise."""
+        """Commit writes of a session, including its guard or a new session record. Raises the error of the commit."""
         for failure in self.together({session: writes}).values():
             raise failure
 

@@ -205,7 +205,7 @@ class FilterCursor(SessionCursor):
 
     @property
     def client_id(self) -> str:
-        """The client id of its session."""
+        """The client id of the cursor's session."""
         return self._keys.client_id
 
     @property
@@ -242,7 +242,7 @@ class FilterCursor(SessionCursor):
         self._wake_all()
 
     def undo(self, periods: tuple[OptionsPeriod, ...]) -> None:
-        """Go back to these options periods and the stored place."""
+        """Restore these options periods, and return to the stored place."""
         self.periods = periods
         self.rewind()
 
@@ -268,11 +268,11 @@ class FilterCursor(SessionCursor):
         return self._moved
 
     def behind(self, shard: int) -> bool:
-        """Return whether a shard is known to have possible messages to read."""
+        """Return whether a shard may have messages to read, according to the events so far."""
         return shard in self._behind
 
     def will_read(self, shard: int, positions: Sequence[int]) -> dict[int, Message]:
-        """Return, of the messages at some positions of a shard, those that the subscription has still to deliver."""
+        """Return, by position, those messages at ``positions`` of a shard that the subscription has yet to deliver."""
         after = self._places[shard]
         found = self._listener.feed.fetch(shard, [position for position in positions if position > after])
         return {position: message for position, message in found.items() if not self._is_own(message)}
@@ -283,7 +283,7 @@ class FilterCursor(SessionCursor):
         return not (self._behind or self._nonpersistent)
 
     def quiet(self, shard: int) -> bool:
-        """Return whether no matching message after its place was announced, so that no visible one exists either."""
+        """Return whether no matching message after the place was announced, so that none is visible either."""
         return shard not in self._behind and self._listener.feed.quiet_after(shard, self._places[shard])
 
     # --- as `WaitingCursor` ---
@@ -359,7 +359,7 @@ class FilterCursor(SessionCursor):
         self._ready(self)
 
     def read(self, limit: int, now: int) -> SelectedMessages | None:
-        """Return at most ``limit`` of the next messages; None if there are none now, or while it is held."""
+        """Return at most ``limit`` of the next messages; None if there are none now, or from `hold` to `release`."""
         if self.held:
             return None
         if self._nonpersistent:
@@ -420,7 +420,7 @@ class FilterCursor(SessionCursor):
                 self._behind = EMPTY_DICT
         else:
             self._behind = self._behind or {}
-            self._behind[shard] = None  # last in turn
+            self._behind[shard] = None  # the shard's turn comes last
 
     def _read_nonpersistent(
         self, nonpersistent: NonPersistentMessages[NonPersistent], limit: int, now: int

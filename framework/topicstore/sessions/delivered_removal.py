@@ -4,7 +4,7 @@ The removal visits the spans of `topicstore.storage.interest`, oldest first. It 
 session has not delivered yet, or has in flight. So a disconnected session keeps the later messages of a shard until its
 client returns, or the session expires. Subscriptions of programs, replays and queues keep no messages. Messages younger
 than `RetentionSettings.delivered` stay, so that a block of messages is rewritten rarely, and so that a place that a
-crash resets is never before a removed message. The removal leaves topics that begin with ``$`` to the other limits.
+crash resets is never before a removed message. Topics that begin with ``$`` are left to the limits of retention.
 
 A subscription that begins in the past receives the messages that exist when it is made: it ends a running removal.
 

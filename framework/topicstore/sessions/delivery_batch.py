@@ -339,7 +339,7 @@ class Permit:
         """The time since which the session waits for answers, or None. Cleared by any thread, without the lock."""
 
     def answers(self, messages: Sequence[Message]) -> list[bool] | None:
-        """Return for each message whether it may be sent; None, and hold the session back, if an answer is missing.
+        """Return for each message whether it may be sent; if an answer is missing, hold the session back: return None.
 
         Raises `InvalidArgumentError` if `allow` raises, or returns a wrong number of answers.
         """
@@ -488,7 +488,7 @@ def single(packets: Sequence[Packet]) -> list[Publish | PubRel]:
 
 
 def cut(packets: list[Packet], limit: int, max_bytes: int | None) -> tuple[list[Packet], list[Publish | PubRel]]:
-    """Split packets into at most ``limit`` first ones, and the rest as single packets.
+    """Split packets into the first ones, at most ``limit``, and the remaining ones as single packets.
 
     max_bytes: the most bytes of payload of the first packets, of which there is at least one; None: no limit.
     """

@@ -238,8 +238,8 @@ class FilterListeners:
     def follow(self, topic_filter: TopicFilter) -> FilterListener:
         """Return the listener of a filter, registered with the hub, and increment its number of users.
 
-        A new filter waits for the locks of all shards, and so perhaps for the engine. Under the mutex this may be
-        called only for a filter that has a user already.
+        Registering a new filter waits for the locks of all shards, and so perhaps for the engine. Under the mutex this
+        may be called only for a filter that has a user already.
         """
         with self._registering:
             listener = self._listeners.get(topic_filter.text)
@@ -297,12 +297,12 @@ class FilterListeners:
         return routed
 
     def note(self, listener: FilterListener) -> None:
-        """Record that a listener has new events. May be called in any thread, without the lock."""
+        """Record that a listener has new events. May be called in any thread, without the mutex."""
         self._noted.append(listener)
         self.notifier.notify()
 
     def close(self) -> None:
-        """Mark the database as closed, and wake all waiters. May be called in any thread, without the lock."""
+        """Mark the database as closed, and wake all waiters. May be called in any thread, without the mutex."""
         self.closed = True
         self.notifier.notify()
 
@@ -349,7 +349,7 @@ class Dispatcher(FilterListeners, Generic[R]):
         remember(self)
 
     def hear(self, one: R) -> None:
-        """Queue a session for a call of its `noticed`, before other events are handled. Thread-safe, without the lock.
+        """Queue a session for a call of its `noticed`, before other events are handled. Thread-safe, without the mutex.
 
         Doesn't wake the waiters: only the session knows whether its event can make it ready.
         """

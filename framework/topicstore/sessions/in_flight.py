@@ -460,7 +460,7 @@ class InFlight:
             return ids
 
     def last_positions(self) -> list[tuple[int, int]]:
-        """Return the last position of each in-flight batch that is to be sent again, after its shard."""
+        """Return, for each in-flight batch that is to be sent again, its shard and its last position."""
         return [(batch.shard, int(batch.positions[-1])) for batch in self.resend if len(batch.positions)]
 
     def everything(self) -> list[StateWrite]:

@@ -137,7 +137,7 @@ def _of_place(
 
 def _of_group(group: Group | StoredGroup | None, text: str, shards: int) -> ReadPositions:
     """Return the positions of a shared subscription as a whole, not of one member."""
-    if group is None:  # after a crash before the group's first member was enlisted
+    if group is None:  # a crash came before the group's first member was enlisted
         return ReadPositions(read_filter(text), [_READ] * shards)
     places = group.unread_places()
 

@@ -61,7 +61,7 @@ class SessionMutex(FairLock):  # type: ignore[misc]  # RLock isn't final at run 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # type: ignore[override]
         """Acquire the mutex, and return True; return False after ``timeout`` seconds, if that isn't negative.
 
-        A wait with a time limit doesn't stand in line.
+        A wait with a time limit has no place in the queue of waiting threads.
         """
         if not blocking or timeout >= 0:
             return ProcessLock.acquire(self, blocking, timeout)

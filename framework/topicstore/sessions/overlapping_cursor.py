@@ -154,7 +154,7 @@ class FilterOverlaps(Generic[V]):
         if root is None:
             return
         path, open_ended = _path(topic_filter)
-        system = path[:1] != [] and path[0][:1] == "$"  # for [MQTT-4.7.2-1], as in `matching`
+        system = path[:1] != [] and path[0][:1] == "$"  # a wildcard doesn't match this level [MQTT-4.7.2-1]
         left: list[tuple[_Node[V], int]] = [(root, 0)]
         while left:
             node, depth = left.pop()
@@ -475,7 +475,7 @@ class OverlappingCursors(SessionCursor):
         for member, (period, read_slice) in runs.items():
             member.advance(shard, read_slice, period, end)
         if any(member.behind(shard) for member in self._members):
-            self._behind[shard] = None  # last in turn
+            self._behind[shard] = None  # the shard's turn comes last
         client_id = next(iter(self._members)).client_id
         if len(some) > 1:
             parts = [Part(_matching(member, runs[member][0]), runs[member][1], stops[member]) for member in some]
@@ -602,7 +602,7 @@ class OverlappingCursors(SessionCursor):
     # --- storing: each subscription stores its own place ---
 
     def parts(self) -> list[SessionCursor]:
-        """Return itself, and the subscriptions whose places have moved."""
+        """Return this cursor, and the subscriptions whose places have moved."""
         return [self, *(member for member in self._members if member.moved)]
 
     def writes(self) -> list[StateWrite]:
@@ -610,7 +610,7 @@ class OverlappingCursors(SessionCursor):
         return [write for member in self._members for write in member.writes()]
 
     def committed(self) -> None:
-        """Note that queued messages read since are handed out. The subscriptions in `parts` apply their own places."""
+        """Forget the queued messages that were read: they are handed out. The `parts` commit their own places."""
         self._nonpersistent.committed()
 
     def rewind(self) -> None:

@@ -42,7 +42,10 @@ class Incoming:
 
     @classmethod
     def of_objects(cls, messages: Sequence[Message], refused: Refused, *, partial: bool) -> Incoming:
-        """Return messages given as objects. A row that is no `Message` is refused or, without ``partial``, raised."""
+        """Return messages given as objects. Without ``partial``, a row that is no `Message` raises its error.
+
+        With ``partial``, such rows are refused.
+        """
         if not set(map(type, messages)) <= {Message}:
             messages = list(messages)
             for row, message in enumerate(messages):

@@ -359,7 +359,7 @@ def timer_key(time: int, kind: bytes = b"") -> bytes:
 
 
 def timer_of(key: bytes) -> Timer:
-    """Decode a timer's key to its time, kind and owner."""
+    """Decode a timer's key to its time, its kind, and the client id in the form of keys (`owner_of`)."""
     return Timer(int.from_bytes(key[2:10], "big"), key[10:11], key[11:].decode())
 
 

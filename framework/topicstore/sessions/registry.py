@@ -1,7 +1,7 @@
 """`SessionRegistry`: the sessions of one open database, connected and stored, and the parts that they share.
 
 There is at most one `Session` object for a client id. When the client connects again, here or in another process that
-opened the database after this one crashed, the older object ends, and its owner is notified (MQTT 5, section 3.1.4).
+opened the database after this one crashed, the older object ends, and ``on_end`` is called (MQTT 5, section 3.1.4).
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ class SessionRegistry:
     # --- ending ---
 
     def over(self, session: Session, why: Ended, *, notify: bool) -> None:
-        """End a session object, and remove it. ``notify``: call ``on_end``, because the owner didn't end the session.
+        """End a session object, and remove it. ``notify``: call ``on_end``, because no call of the object ended it.
 
         This thread calls ``on_end`` after it has released the mutex.
         """

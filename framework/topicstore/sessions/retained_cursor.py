@@ -72,7 +72,7 @@ class RetainedCursor(SessionCursor):
         """
         self.topic_filter = feed.topic_filter
         self.number = feed.number
-        self.needs_packet_id = feed.options.qos > 0 or behind is not None  # a stored cursor is limited at QoS 0, too
+        self.needs_packet_id = feed.options.qos > 0 or behind is not None  # the window limits stored cursors of QoS 0
         self._keys = keys
         self._feed = feed
         self._messages = messages
@@ -149,7 +149,7 @@ class RetainedCursor(SessionCursor):
 
     def _selected(self, taken: list[Message], now: int) -> SelectedMessages:
         options = self._options
-        left = [left_of(message, self._since, now) for message in taken]  # intervals as of `_since`
+        left = [left_of(message, self._since, now) for message in taken]  # intervals are as of `_since`
         messages = [message for message, seconds in zip(taken, left, strict=True) if seconds != 0]
         qos = [min(message.qos, options.qos) for message in messages]
         expiry = [seconds for seconds in left if seconds != 0]
@@ -183,7 +183,7 @@ class RetainedCursor(SessionCursor):
             self._feed.hold()
 
     def try_again(self) -> None:
-        """Read the page that failed again."""
+        """Let the next read retry the page that could not be read."""
         self._failing = False
 
     def close(self) -> None:

@@ -362,7 +362,7 @@ class Session:
     # --- delivering ---
 
     def deliver(self, limit: int = 1_000, *, max_bytes: int | None = None) -> list[Publish | PubRel]:
-        """Return the packets to send now: at most about ``limit`` messages, none if none wait or the window is full.
+        """Return the packets to send now: at most about ``limit`` messages; none if none waits or the window is full.
 
         A call reads a bounded number of times. So in a session with hundreds of subscriptions it may return no packets
         although messages wait; then `Sessions.wait` returns True at once.
@@ -370,7 +370,7 @@ class Session:
         max_bytes: the most bytes that the payloads have together, though at least one message is returned; None: no
                    limit. See `Sessions.deliver`.
 
-        Their packet ids, and the PUBRECs of the `PubRel`s, are committed before it returns. After a resumption the
+        The packet ids, and the PUBRECs of the `PubRel`s, are committed on return. After a resumption the
         unacknowledged packets come first (MQTT 5, sections 4.4 and 4.6): the PUBRELs in the order of their PUBRECs,
         then the messages in the order they were sent, with ``dup``. Messages that were deleted or dropped, or have
         expired, in the meantime are left out: at QoS 1 their packet ids are free; at QoS 2, where the client may still
@@ -640,7 +640,7 @@ class Session:
                 if asks and selected:
                     later.append(cursor)  # one read a delivery: an undecided answer of `allow` repeats only this read
                 elif not cursor.exhausted:
-                    self._behind[cursor] = None  # last in turn
+                    self._behind[cursor] = None  # the cursor's turn comes last
                 selected = permitted
                 cursors.append(cursor)
                 count = len(selected.messages)
@@ -815,7 +815,7 @@ class Session:
                 del in_flight.resend[0]
 
     def replace_allow(self, allow: Allow | None) -> None:
-        """Replace ``allow``, even for messages that are drafted but not handed out."""
+        """Replace ``allow``, even for messages that have packet ids but are not handed out."""
         self.permit.allow, self.permit.asks, self._outbox.revised = allow, False, True
         self.permission_changed()
         for cursor in self.cursors.values():
@@ -956,7 +956,7 @@ class Session:
         self.ended = why
         self.dispatcher.forget_locked(self)
         self.resuming = None
-        uncount = None if self.stored else self._filters.remove  # stored ones count while they are stored
+        uncount = None if self.stored else self._filters.remove  # a stored session stays counted
         cursors = [*self.cursors.values(), *self.retained.values()]
         self.dispatcher.close_locked(closing(cursors, uncount), len(cursors))
         self.cursors.clear()

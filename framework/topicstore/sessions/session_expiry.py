@@ -101,7 +101,7 @@ class Timers:
         self.follow_shards()
 
     def follow_shards(self) -> None:
-        """End the sessions of shards that have left this site, and begin with those of shards that have come.
+        """End the sessions of shards that have left this site, and schedule the timers of shards that have come.
 
         The caller holds the lock of all sessions.
         """
@@ -297,7 +297,7 @@ class Timers:
                 self._expect_at(shard, timer.time)
                 break
             if fired == _CHUNK or (fired and time.monotonic() >= until):
-                self._passed[shard] = last  # the next call begins after it, so that failing timers don't starve others
+                self._passed[shard] = last  # the next call begins after it: failing timers must not starve others
                 if len(failures) < fired:
                     self._expect_at(shard, timer.time)
                 break

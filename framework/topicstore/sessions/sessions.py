@@ -61,7 +61,7 @@ class Sessions:
     """The durable sessions of one open database, as returned by `Database.sessions`.
 
     A session belongs to a client id. While its client is connected there is a `Session` object; otherwise the session
-    is only stored. Deliveries are pulled: `wait` returns when there are some, and `deliver` returns those of all
+    is only stored. Deliveries are pulled: `wait` returns when any are possible, and `deliver` returns those of all
     sessions, committed together. Call `tick` again after the seconds that it returns: it does all work that depends on
     time.
 
@@ -191,7 +191,7 @@ class Sessions:
         resume:  whether to load the stored subscriptions at once. With False, which needs ``partial``, the caller
                  loads them in steps by calling `resume`.
 
-        In each shard all openings are one engine write; if the process dies in between, those of some shards are
+        In each shard all openings are one engine write; if the process dies in between, only those of some shards are
         committed. If a client id occurs in several rows, the session of the later row takes over that of the earlier. A
         session that is ended first, because of ``clean_start`` or its expiry, is removed by separate commits.
         """
@@ -323,8 +323,8 @@ class Sessions:
         partial: return, by row, the error of a connection that could not be ended, or None. Without ``partial``, the
                  first error is raised after all other connections have ended.
 
-        In each shard all ends are one engine write; if the process dies in between, those of some shards are committed.
-        A connection that has ended already is an error, `SessionEndedError`, unless it was ended by an earlier row.
+        In each shard all ends are one engine write; if the process dies in between, only those of some shards are
+        committed. A connection that has ended already is an error, `SessionEndedError`, unless an earlier row ended it.
         """
         ending = self._registry.own(sessions)
         return self._locks.hold_all(
@@ -404,8 +404,8 @@ class Sessions:
         partial: the result of a row that is refused is its error. Without ``partial``, the first error is raised; if it
                  is an invalid filter or option, or a session that has ended, then nothing is changed.
 
-        In each shard all subscriptions are one engine write; if the process dies in between, those of some shards are
-        committed. A filter that occurs again for a session is changed after those before it, by a commit of its own.
+        In each shard all subscriptions are one engine write; if the process dies in between, only those of some shards
+        are committed. A filter that occurs again for a session is changed after those before it, by a separate commit.
         """
         given = list(rows)
         sessions = self._registry.own([session for session, _, _ in given])
@@ -512,7 +512,7 @@ class Sessions:
         return filter(None, map(self._info_of, self._registry.clients()))
 
     def clients(self, *, connected: bool | None = None) -> list[str]:
-        """Return the client ids of all sessions, sorted; ``connected``: only those that are connected here, or not."""
+        """Return the client ids of all sessions, sorted; ``connected``: only of those that are (not) connected here."""
         self._check_open()
         return self._registry.clients(connected)
 
@@ -559,7 +559,7 @@ class Sessions:
         max_messages: int | None = None,
         max_bytes: int | None = None,
     ) -> dict[str, Skipped]:
-        """Skip the oldest messages that wait for sessions above a limit; return how many, by client id.
+        """Skip the oldest messages that wait for sessions above a limit; return their numbers, by client id.
 
         client_ids:   the sessions; those that don't exist are left out.
         max_messages: the most messages that wait for a session; None: no limit.

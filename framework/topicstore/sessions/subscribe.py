@@ -87,7 +87,7 @@ def subscribe_rows(
     *,
     partial: bool,
 ) -> list[SubscribeResult | TopicstoreError]:
-    """Check all rows, then subscribe; see `Sessions.subscribe`. Takes the lock."""
+    """Check all rows, then subscribe; see `Sessions.subscribe`. Acquires the sessions' locks."""
     try:
         registry.publisher.storage().check_readable()  # all shards, so that the session misses no message
     except ShardElsewhereError as elsewhere:
@@ -253,9 +253,10 @@ def _prepare(
 def unsubscribe_rows(
     registry: SessionRegistry, sessions: Sequence[Session], filters: Sequence[str], *, partial: bool
 ) -> list[bool | TopicstoreError]:
-    """End subscriptions with one commit for each shard; return by row whether there was one. Takes the lock.
+    """End subscriptions with one commit for each shard; return by row whether there was one.
 
-    Without ``partial`` the first error is raised, after the subscriptions of all other sessions have ended.
+    Acquires the sessions' locks. Without ``partial`` the first error is raised, after the subscriptions of all other
+    sessions have ended.
     """
     refused: Refused = {}
 
@@ -472,7 +473,7 @@ def resume(session: Session, limit: int | None = None) -> int:
 
 
 def resume_rows(registry: SessionRegistry, sessions: Sequence[Session], limit: int) -> list[bool | TopicstoreError]:
-    """Load about ``limit`` more stored subscriptions of sessions; see `Sessions.resume`. Takes the lock."""
+    """Load about ``limit`` more stored subscriptions of sessions; see `Sessions.resume`. Acquires their locks."""
     refused: Refused = {}
 
     def locked() -> list[bool | TopicstoreError]:
@@ -546,7 +547,7 @@ def _load(
         session.cursors[text] = cursor
         session.merge_overlapping(cursor)
         if sent is not None:
-            registry.retained.may_match(cursor.topic_filter)  # raises if retained messages can't be read
+            registry.retained.may_match(cursor.topic_filter)  # raises an error if retained messages are unreadable
             _send(session, RetainedCursor(session.keys, cursor, registry.retained, replays=True, behind=sent))
 
 

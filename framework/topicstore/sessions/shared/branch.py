@@ -39,7 +39,7 @@ _DROPPED = 64
 
 
 class Branch(GroupReader):
-    """The members of a group that are connected to this site. Its places are those of their partitions."""
+    """The members of a group that are connected to this site, with the places of their partitions."""
 
     def __init__(
         self, shared: SharedFilter, listeners: FilterListeners, filters: DurableFilters, states: Sequence[ShardState]
@@ -61,7 +61,7 @@ class Branch(GroupReader):
                 member.answer()
 
     def detach(self, member: Member) -> None:
-        """Release the partitions and assignments of a member, which the group's owner assigns to others."""
+        """Release the partitions and assignments of a member, which the group's owner assigns to other members."""
         if member in self.connected:
             del self.connected[member]
             self._release(member)
@@ -81,7 +81,7 @@ class Branch(GroupReader):
     def followed(self, catch_up: Callable[[Sequence[tuple[int, int]]], None]) -> None:
         """Let the members follow their latest grants. The members must have no uncommitted deliveries.
 
-        catch_up: returns when positions, with their shards, can be read here. Raises the errors of reading.
+        catch_up: waits until pairs of shard and position can be read here. Raises the errors of reading.
         """
         for member in self.cursors:
             key = self.keys.grant(member.owner)
@@ -223,7 +223,7 @@ class BranchCursor(SharedCursor):
         self.answer()
 
     def _read_assignment(self, assignment: Assignment, limit: int, now: int) -> SelectedMessages:
-        self._answer = True  # the record has the places
+        self._answer = True  # the record with the acknowledgement also has the places in assignments
         return super()._read_assignment(assignment, limit, now)
 
     def permitted(self, selected: SelectedMessages, answers: Sequence[bool]) -> SelectedMessages:

@@ -99,7 +99,7 @@ class SharedCursor(SessionCursor):
 
     @property
     def client_id(self) -> str:
-        """The client id of its session."""
+        """The client id of the cursor's session."""
         return self._keys.client_id
 
     def wake(self, shard: int) -> None:
@@ -150,7 +150,7 @@ class SharedCursor(SessionCursor):
         group.advance(shard, self.mine[shard], place)
         self._moved = True
         if more or not read_slice.caught_up:
-            self._behind[shard] = None  # last in turn
+            self._behind[shard] = None  # the shard's turn comes last
         else:
             group.rest(self, shard)
         selected = selected_at(read_slice.whole, rows, self.topic_filter.text, shard, self.options, now)

@@ -120,7 +120,7 @@ class Member(Protocol):
 
     @property
     def client_id(self) -> str:
-        """The client id of its session."""
+        """The client id of the member's session."""
 
     number: int
     """The number of the subscription in its session."""
@@ -140,7 +140,7 @@ class Member(Protocol):
         """Deliver messages that were returned to the group."""
 
     def forget(self, shard: int) -> None:
-        """Handle the event that no partition of a shard is left."""
+        """Handle the event that the member has no partition of a shard any more."""
 
 
 @attrs.define(eq=False)

@@ -86,8 +86,8 @@ _Seen = tuple[Applied | None, ...]
 class SiteGroups:
     """The shared subscriptions of a database that sites share. Used under the sessions' mutex.
 
-    catch_up: returns when positions, with their shards, can be read here.
-    refresh:  returns when this site has read all logs to their ends. Raises `StorageUnavailableError`.
+    catch_up: waits until pairs of shard and position can be read here.
+    refresh:  waits until this site has read all logs to their ends. Raises `StorageUnavailableError`.
 
     Methods raise `ShardElsewhereError` if a needed record is kept only on other sites, none of which has answered yet.
     """
