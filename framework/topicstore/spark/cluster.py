@@ -32,7 +32,7 @@ __all__ = ["ClusterReader", "copy_of"]
 
 @contextmanager
 def copy_of(cluster: Cluster, manifest: Manifest, number: int) -> Iterator[str]:
-    """Return the path of a database that has a copy of one shard, until the block ends; it is empty without a log.
+    """Return the path of a database that has a copy of one shard, until the block ends; empty if the shard has no log.
 
     Raises the errors of `topicstore.opening.copy_shard`.
     """

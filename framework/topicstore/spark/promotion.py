@@ -281,7 +281,7 @@ class CommitJob:
             self._note_complete()
 
     def put_aside(self) -> str | None:
-        """Return a message about refused rows: their number, the reason and their directory. None if there are none."""
+        """Return a message about refused rows: their number, the reason and their directory. None without such rows."""
         files = sorted(self._refused.glob("*.parquet"))
         if not files:
             return None

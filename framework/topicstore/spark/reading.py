@@ -222,7 +222,7 @@ class _Pushing:
     """
 
     def __init__(self, reader: PushingReader) -> None:
-        self.__func__ = DataSourceReader.pushFilters  # Spark compares this attribute
+        self.__func__ = DataSourceReader.pushFilters  # Spark detects overrides by this attribute
         self._reader = reader
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:

@@ -176,7 +176,7 @@ def _digest(run: pa.RecordBatch) -> int:
 def in_order(runs: list[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
     """Merge sorted runs by timestamp, stably, and yield batches of at most ``rows`` rows.
 
-    The rows of one batch are in memory, and the timestamps of all rows.
+    Memory holds the rows of one batch, and the timestamps of all rows.
     """
     timestamps = [timestamps_of(run) for run in runs]
     ends = np.sort(np.concatenate([*timestamps, np.empty(0, dtype=np.int64)]))[rows::rows]

@@ -45,7 +45,7 @@ def check_endless(settings: ReadSettings) -> None:
 
 
 class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A reader of new messages in micro-batches. It closes the database between them, so that writers can open it."""
+    """A reader of new messages in micro-batches. Between these the database is closed, so that writers can open it."""
 
     def __init__(self, settings: ReadSettings, schema: StructType) -> None:
         check_endless(settings)
@@ -97,7 +97,7 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         with open_to_read(self._path) as storage:
             ranges = _ranges(_places(storage, start), _places(storage, end))
             for read_range in ranges[:1]:
-                storage.shards[read_range.shard].writer.open_engine()  # sets the mode, which `partitions_of` needs
+                storage.shards[read_range.shard].writer.open_engine()  # sets `mode` for `partitions_of`
             return partitions_of(storage, ranges, self._selection, self._tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
