@@ -90,7 +90,7 @@ class RetainedExpiry:
         self._again = 0
         """The earliest monotonic time of the next run. Set by the task."""
         self._looked_at: tuple[int | None, ...] = ()
-        """By shard, the period of this site as its owner, as of the last run; empty if the next run is needed anyway.
+        """By shard, the fencing token under which this site owned it at the last run; empty if a run is due anyway.
         Set by the task."""
         self.task = BackgroundTask("removal of expired retained messages", lambda _: self._work())
         self._earliest.task = self.task
@@ -167,5 +167,5 @@ def _periods(storage: Storage) -> tuple[int | None, ...]:
 def _may_have_some(storage: Storage) -> bool:
     try:
         return any_kept(storage)
-    except TopicstoreError:  # the task will get and report the same error
+    except TopicstoreError:  # the task will meet the error, too, and report it
         return True
