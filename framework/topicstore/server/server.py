@@ -357,7 +357,7 @@ class Server:
         return await self.reload(await asyncio.to_thread(self._read))
 
     async def _change_rules(self, rules: Sequence[Rule]) -> Reloaded:
-        """Replace the access rules in the settings file, and `reread`. If that raises, the file is as before.
+        """Replace the access rules in the settings file, and `reread`. If `reread` raises, the file is unchanged.
 
         Raises `InvalidArgumentError` if the server has no file, and `SettingsError` if the file can't be changed.
         """

@@ -529,7 +529,7 @@ class ClusterCollector(Collector):
     def __init__(self, site: Site) -> None:
         self._site = site
         self._lags = Paced(self._find_lags)
-        """The entries that replicas are behind, for which the log store is asked."""
+        """The entries by which replicas lag, read from the log store."""
         self._known: list[ReplicaLag] = []
 
     def _find_lags(self) -> list[ReplicaLag]:

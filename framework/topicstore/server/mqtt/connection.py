@@ -423,7 +423,7 @@ class MqttConnection(asyncio.Protocol):
             serving.forward(self, self._pass_to(relays, owner, (0x10, body)))
 
     async def _pass_to(self, relays: Relays, owner: ShardOwner, connect: Frame) -> None:
-        """Connect to the owner of the client's shard, and pass on to it what the client has sent and sends."""
+        """Connect to the owner of the client's shard, and pass all bytes of the client on to it."""
         try:
             upstream = await relays.connect(owner, self._channel.peer, self._serving.limits.connect_timeout)
         except (OSError, ValueError) as bad:

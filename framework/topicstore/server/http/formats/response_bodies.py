@@ -27,7 +27,7 @@ _WEIGHT = re.compile(r"q=([01](?:\.[0-9]{0,3})?)")
 WRITTEN = (JSON_LINES, CSV, ARROW, PARQUET)
 """The media types of encoded messages; the first is the default."""
 _ROWS, _BYTES = 16_384, 1 << 20
-"""Most messages that are encoded at once, and about the most bytes of their payloads, unless one has more."""
+"""Most messages that are encoded at once, and about the most bytes of their payloads, unless a single one has more."""
 _GROUP_ROWS, _GROUP_BYTES = 65_536, 16 << 20
 """Most rows and bytes of a Parquet row group, which is held in memory for each client."""
 
