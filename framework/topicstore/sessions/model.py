@@ -326,17 +326,17 @@ class SessionInfo:
 
     client_id: str
     connected: bool
-    """Whether its client is connected. After a crash it stays true until the next `Sessions.tick`."""
+    """Whether the session's client is connected. After a crash this stays true until the next `Sessions.tick`."""
     created: int
-    """When it was created. Times are microseconds since the Unix epoch, by the current setting of the wall clock."""
+    """When the session was created. Times are microseconds since the Unix epoch, by the wall clock as it is set now."""
     expiry_interval: float | None
     """Seconds from the end of the connection to the end of the session; None: it never ends."""
     expires: int | None
-    """When it ends; None while it is connected, or if it never ends."""
+    """When the session ends; None while its client is connected, or if it never ends."""
     will_due: int | None
-    """When its will is published; None if no will is pending."""
+    """When the session's will is published; None if no will is pending."""
     will_delay: float | None = None
-    """Seconds from the loss of the connection to the publishing of its will; None if it has no will."""
+    """Seconds from the loss of the connection to the publishing of the will; None if the session has no will."""
     subscriptions: tuple[tuple[str, SubscribeOptions], ...] = ()
     in_flight: int = 0
     """The number of messages in flight at the last commit."""

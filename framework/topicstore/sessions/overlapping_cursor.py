@@ -610,7 +610,7 @@ class OverlappingCursors(SessionCursor):
         return [write for member in self._members for write in member.writes()]
 
     def committed(self) -> None:
-        """Forget the queued messages that were read: they are handed out. The `parts` commit their own places."""
+        """Forget the queued messages that were read, because they are handed out; places are committed by `parts`."""
         self._nonpersistent.committed()
 
     def rewind(self) -> None:

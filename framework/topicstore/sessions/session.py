@@ -242,7 +242,7 @@ class Session:
     ) -> None:
         self.client_id = found.client_id
         self.epoch = epoch
-        """The period of this site as the owner of the session's shard in which the session was opened."""
+        """The fencing token under which this site owned the session's shard when the session was opened."""
         self.present = present
         """Whether the session existed before: the Session Present flag of CONNACK (MQTT 5, section 3.2.2.1.1)."""
         self.on_end = on_end

@@ -90,7 +90,7 @@ class Timers:
         """By shard, the earliest time, by its session clock, at which a stored timer may be due; None: there is no
         timer, or another site owns the shard."""
         self.epochs: tuple[int | None, ...] = tuple(None for _ in shards)
-        """By shard, the period of this site as its owner, as of the last `follow_shards`."""
+        """By shard, the fencing token under which this site owned it at the last `follow_shards`; None for others."""
         self._passed: list[Timer | None] = [None for _ in shards]
         """By shard, the timer after which the next call of `run` begins; None: with the earliest."""
         self._checkpoint_due: int | None = None

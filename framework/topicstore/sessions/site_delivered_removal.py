@@ -52,13 +52,13 @@ from .shared.stored_group import StoredGroup
 __all__ = ["SiteDeliveredRemoval"]
 
 _TRIES = 3
-"""The number of times that one run reads what sessions need, if it changes during the read."""
+"""The number of times that one run reads the sessions' needs, if they change during the read."""
 _Seen = tuple[Applied | None, ...]
 
 
 @attrs.frozen
 class _Copies:
-    """The state of this site's copies when it read what sessions need."""
+    """The state of this site's copies when it read the sessions' needs."""
 
     opened: tuple[Applied, ...]
     """`ShardWriter.opened` of each shard, which changes when a copy replaces the shard's contents."""
@@ -76,7 +76,7 @@ class SiteDeliveredRemoval(DeliveredRemoval):
         self._notes = notes
         self._site = site
         self._copies: _Copies | None = None
-        """The copies from which the current run has read what sessions need."""
+        """The copies from which the current run has read the sessions' needs."""
 
     def remove(self) -> int:
         """Commit this site's notes, and remove the old messages that no session needs; return their number."""

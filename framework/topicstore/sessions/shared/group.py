@@ -241,7 +241,7 @@ class Group(GroupReader):
             for assignment in self.assignments
             if assignment.committed >= assignment.first
             and not (assignment.owner is not None and assignment.owner.delivering)
-        ]  # without those being delivered: the delivery stores the place under the assignment's first position
+        ]  # except assignments being delivered: the delivery stores the place under their first position
         writes += [
             FrameworkWrite(self.keys.returned_at(assignment.shard, assignment.first), None) for assignment, _ in cut
         ]

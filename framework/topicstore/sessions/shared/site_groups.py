@@ -119,7 +119,7 @@ class SiteGroups:
         self._branches: dict[str, Branch] = {}
         """The groups with members that are connected to this site."""
         self._epochs: tuple[int | None, ...] = ()
-        """By shard, the period of this site as its owner, as of the last assignment."""
+        """By shard, the fencing token under which this site owned it at the last assignment; None for others."""
         self._assigned: _Seen = ()
         """The last changes that the last assignment has seen."""
         self._decided: dict[str, tuple[bytes | None, ...]] = {}
@@ -334,7 +334,7 @@ class SiteGroups:
         return group.decided()
 
     def _write(self, writes: Mapping[int, Sequence[StateWrite]]) -> None:
-        """Commit writes by shard. Those of shards that have moved are left to the new owner."""
+        """Commit writes by shard. Writes to shards that have moved are left to the new owner."""
         failures = self._states.commit({shard: some for shard, some in writes.items() if some}).values()
         if any(isinstance(one, StateConflictError) for one in failures):
             self._epochs = ()  # another site has owned a shard meanwhile, and has made a later decision
