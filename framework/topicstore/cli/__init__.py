@@ -36,7 +36,7 @@ def main() -> None:
     run()
 
 
-if not TYPE_CHECKING:  # else type checkers would accept any name
+if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts any name
 
     def __getattr__(name: str) -> Any:
         """Import the click group when it is first used."""

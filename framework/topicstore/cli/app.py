@@ -225,13 +225,13 @@ def _ended(ctx: click.Context) -> Iterator[None]:
             raise
         try:
             sys.stdout.flush()
-        except OSError:  # otherwise the interpreter would exit with code 120
+        except OSError:  # if the interpreter's own flush at exit failed, the exit code would be 120
             _forget_stdout()
         raise end from error
 
 
 def _show_warning(message: Warning | str, *_: object) -> None:
-    click.echo(f"warning: {' '.join(str(message).split())}", err=True)  # some messages have several lines
+    click.echo(f"warning: {' '.join(str(message).split())}", err=True)  # some warnings have several lines
 
 
 def _forget_stdout() -> None:
@@ -250,8 +250,8 @@ def _prepare_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
-            if isinstance(stream.buffer, io.RawIOBase):  # with PYTHONUNBUFFERED
-                # The rest of a partial write would be lost (https://github.com/python/cpython/issues/85393).
+            if isinstance(stream.buffer, io.RawIOBase):  # PYTHONUNBUFFERED is set
+                # A raw stream loses the rest of a partial write (https://github.com/python/cpython/issues/85393).
                 stream = os.fdopen(stream.fileno(), "w", 1, encoding=stream.encoding, closefd=False)
                 setattr(sys, name, stream)
             stream.reconfigure(errors="backslashreplace")

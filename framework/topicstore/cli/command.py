@@ -47,7 +47,7 @@ def answers(
 
 
 def print_answer(path: Path, document: Any, answer: Answer | None) -> None:
-    """Print the rest of ``answer`` for people or, if it is None, the JSON document with the path."""
+    """Print the texts and tables that ``answer`` yields; if it is None, print the JSON document with the path."""
     if answer is None:
         print_json({"path": str(path), **(attrs.asdict(document) if attrs.has(type(document)) else document)})
         return
@@ -59,7 +59,7 @@ def print_answer(path: Path, document: Any, answer: Answer | None) -> None:
 
 
 class GroupWithDefault(click.Group):
-    """A group in which ``NAME PATH`` means ``NAME DEFAULT PATH``, unless PATH is missing and like a subcommand."""
+    """A group in which ``NAME PATH`` means ``NAME DEFAULT PATH``, unless PATH is missing and resembles a subcommand."""
 
     def __init__(self, *arguments: Any, default: str, **settings: Any) -> None:
         super().__init__(*arguments, **settings)

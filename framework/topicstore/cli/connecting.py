@@ -2,9 +2,9 @@
 
 The directory is tried first. Backends that allow reading beside a writer, such as RocksDB, are read directly: a long
 replay then doesn't burden the server, and file permissions apply. If the database's lock prevents opening it, the
-command asks the server that holds the lock; and if the database is a site's copy, which only a site may write, or which
-lacks shards that the site reads at others, the server that is the site. The server writes its address into the
-directory (`topicstore.server.http.discovery`).
+command asks the server that holds the lock. It also asks the server if the directory is the copy of a site of a
+cluster: only the site may write the copy, and shards that are not kept there are read at other sites. The server writes
+its address into the directory (`topicstore.server.http.discovery`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Examples in the help of commands, by command; a group's subcommands have theirs under both names."""
+"""Examples for the help of each command, by the command's name; a subcommand is named after its group: ``bans add``."""
 
 from __future__ import annotations
 

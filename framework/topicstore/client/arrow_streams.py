@@ -44,7 +44,8 @@ class _Body(io.RawIOBase):
 def batches_of(connection: Connection, path: str, **parameters: Any) -> Iterator[pa.RecordBatch]:
     """Yield the record batches that the server returns for a path. The first ``next`` makes the request.
 
-    If an error stops the server in the middle of the stream, the batches before it are yielded, and then it is raised.
+    If an error stops the server in the middle of the stream, the batches sent before are yielded; then the error is
+    raised.
     """
     import pyarrow as pa
 

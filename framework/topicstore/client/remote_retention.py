@@ -36,7 +36,7 @@ class RemoteRetention:
         return self._connection.change("PUT", "/retention", RetentionSettings, json=changed)
 
     def outlook(self, *, limits: Mapping[str, Any] | None = None, count: bool = False) -> list[Departure]:
-        """Return the future removals: each with its time and its reason, with ``count`` those of filters counted."""
+        """Return the future removals, with times and reasons; with ``count``, also how many messages filters remove."""
         if limits or count:
             return self._connection.change("POST", "/retention/outlook", list[Departure], json=dict(limits or {}))
         return self._connection.get("/retention", _Outlook).outlook

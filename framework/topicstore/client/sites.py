@@ -44,7 +44,7 @@ class PlacedShard:
     transitions: list[str]
     """The sites that will receive the shard, each prefixed by ``+``, and those that will release it, by ``-``."""
     failed: list[str] = attrs.field(factory=list)
-    """Those of the replicas that take no writes since one failed, although their sites are up."""
+    """The replicas that take no writes since a write failed, although their sites are up."""
 
 
 @attrs.frozen
@@ -52,7 +52,7 @@ class Placement:
     """The sites of a cluster, and the shards with their replicas."""
 
     this: str
-    """The id of the site that was asked."""
+    """The id of the site that reports the placement."""
     sites: list[PlacedSite]
     shards: list[PlacedShard]
 

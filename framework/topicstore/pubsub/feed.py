@@ -260,16 +260,16 @@ class Feed:
             batches, bound = self._reads.scan(self.topic_filter, shard, after + 1, None, ROWS)
             try:
                 return _OpenScan(batches, bound, next(batches, None))
-            except GenerationDroppedError:  # dropped meanwhile; the next plan leaves the generation out
+            except GenerationDroppedError:  # the next plan leaves the dropped generation out
                 continue
 
     def _step(self, view: _ShardView, scan: _OpenScan, after: int) -> tuple[ReadBatch, bool]:
         """Take a scan's current batch, and read the next one; return the read batch, and whether it is the last."""
-        batch = cast("MessageBatch", scan.ahead)  # the caller has checked it
+        batch = cast("MessageBatch", scan.ahead)  # the caller has checked that there is a batch
         position = int(batch.positions[-1])
         try:
             scan.ahead = next(scan.batches, None)
-        except TopicstoreError:  # a new scan continues after this read batch, or raises the error
+        except TopicstoreError:  # the next scan continues after this read batch, or raises the error again
             return ReadBatch(after, position, batch), False
         if scan.ahead is None:
             return ReadBatch(after, scan.bound, batch), True

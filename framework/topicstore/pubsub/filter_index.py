@@ -1,7 +1,7 @@
 """An index that finds the topic filters that match a topic (MQTT 5, section 4.7), and a cache of its results.
 
 Filters without wildcards are looked up by their text. The others are in a tree (trie) of filter levels, which is walked
-once for each topic. Publishers mostly use topics again, so `RouteMemo` caches the filters that match recent topics
+once for each topic. Publishers mostly reuse topics, so `RouteMemo` caches the filters that match recent topics
 (their routes), and most messages need no search.
 
 The cache has two halves, a younger and an older one. A topic that is found in the older half moves to the younger. When
@@ -289,7 +289,7 @@ def _prune(way: list[_Node[V]], path: tuple[str, ...]) -> None:
 
 
 def _match(root: _Node[V], topic: str) -> Iterator[V]:
-    system = topic[0] == "$"  # not matched by wildcards in the first level [MQTT-4.7.2-1]
+    system = topic[0] == "$"  # a wildcard in the first level doesn't match such topics [MQTT-4.7.2-1]
     nodes, hidden = [root], system
     for level in topic.split("/"):
         following = []

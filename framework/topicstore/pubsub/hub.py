@@ -84,7 +84,7 @@ class Hub:
             with self._joining:
                 if not feed.announced:
                     for number, shard in enumerate(self._shards):
-                        with shard.writer.lock:  # a store under way may have searched for feeds before this was added
+                        with shard.writer.lock:  # a running store may have looked up feeds earlier
                             feed.listen(number, shard.reader.last_position)
                     feed.announced = True
         except BaseException:
@@ -108,7 +108,7 @@ class Hub:
         while self._abandoned:
             try:
                 feed, listener = self._abandoned.popleft()
-            except IndexError:  # another thread took it
+            except IndexError:  # another thread took the last entry
                 return
             self.leave(feed, listener)
 
@@ -197,7 +197,7 @@ class Hub:
         if not wanted:
             return []
         slab = self._shards[shard].writer.slab
-        scanned = self._scans_only or slab is None or slab.epoch > 1  # visible later, or changed by a plugin
+        scanned = self._scans_only or slab is None or slab.epoch > 1  # a scan is needed: see `RecentCommits`
         commit = None if scanned else Commit(batch, len(distinct))
         self._announced[shard] = commit
         first, last = batch.span

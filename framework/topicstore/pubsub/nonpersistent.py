@@ -25,7 +25,7 @@ class NonPersistentMessages(Generic[T]):
     __slots__ = ("_bytes", "_drawn", "_items", "_size")
 
     def __init__(self, size: Callable[[T], int]) -> None:
-        self._items: collections.deque[T] | None = None  # an empty one takes 760 bytes, even in an idle session
+        self._items: collections.deque[T] | None = None  # an empty deque takes 760 bytes, even in an idle session
         self._drawn: list[T] | None = None
         self._size = size
         self._bytes = 0

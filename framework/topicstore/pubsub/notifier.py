@@ -69,7 +69,7 @@ class ThreadWaiter(_Waiter):
 
     def wait(self) -> bool:
         """Wait for a notification, unless one came since the last call; return False if the time is over."""
-        return self._woken.wait(self._left())  # a notification between this and the caller's check ends the next wait
+        return self._woken.wait(self._left())  # a notification before the caller's check ends the next wait
 
     def wake(self) -> None:
         """End the current wait, or the next one."""
@@ -96,19 +96,19 @@ class TaskWaiter(_Waiter):
             except TimeoutError:
                 return False
         self._woken.clear()
-        self._waking = False  # before the caller's check, so that a later notification wakes the task again
+        self._waking = False  # reset before the caller's check, so that a later notification wakes the task again
         return True
 
     def wake(self) -> None:
         """End the current wait, or the next one."""
         if not self._waking:
             self._waking = True
-            with contextlib.suppress(RuntimeError):  # its loop was closed
+            with contextlib.suppress(RuntimeError):  # the task's event loop was closed
                 self._loop.call_soon_threadsafe(self._woken.set)
 
 
 class CallWaiter(_Waiter):
-    """A function that every `Notifier.notify` calls in its own thread. It must return quickly and not raise."""
+    """A function that `Notifier.notify` calls in the notifying thread. It must return quickly and not raise."""
 
     __slots__ = ("_call",)
 

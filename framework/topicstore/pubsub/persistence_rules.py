@@ -1,4 +1,4 @@
-"""Persistence rules: store published messages that neither the publisher nor a durable subscription asks to store.
+"""Persistence rules, which store messages that neither their publisher nor a durable subscription asks to store.
 
 Stored form (state keyspace of shard 0; keys begin with the byte 1, which is left out here)::
 
@@ -93,8 +93,8 @@ class _Loaded:
 class PersistenceRules:
     """The persistence rules of one database. Rules are durable; all methods are thread-safe.
 
-    In a cluster, the owner of shard 0 changes them; on other sites changes raise `ShardElsewhereError`. All sites go by
-    the rules that they have applied.
+    In a cluster, only the site that owns shard 0 can change rules; on other sites changes raise `ShardElsewhereError`.
+    Each site applies the rules that its copy of shard 0 has.
     """
 
     def __init__(self, state: ShardState) -> None:
@@ -104,7 +104,7 @@ class PersistenceRules:
         self._loaded = self._load()
 
     def _load(self) -> _Loaded:
-        # Before reading, so that a later change is read again.
+        # The version is read before the rules, so that a change in between makes them be read again.
         applied = None if self._state.last_applied is None else self._state.last_applied(_PREFIX)
         rules = list(self)
         routes: FilterIndex[PersistenceRule] = FilterIndex()

@@ -118,8 +118,8 @@ class Publisher:
     def requested(self, batch: MessageBatch) -> Chosen:
         """Return, for each message, whether a rule or its publisher requires that it is stored.
 
-        On a site of a cluster, all messages are stored, because followers and sessions on other sites may match. Those
-        below ``$SYS`` are not: they are about one site, and are passed on there.
+        On a site of a cluster, all messages are stored, because followers and sessions on other sites may match.
+        Messages below ``$SYS`` are not stored: they describe one site, and only its own followers receive them.
         """
         if self._shared:
             return _of_topics(batch, lambda topic: not topic.startswith(_SYS))
@@ -136,7 +136,7 @@ class Publisher:
         """Publish messages that have been checked, and commit state by shard with them; see `Database.publish`.
 
         requested: the result of `requested`, if the caller has it.
-        failures:  receives the errors of shards, on a site of a cluster; the result has the messages of the others.
+        failures:  receives the errors of shards, on a site of a cluster; the result has the other shards' messages.
 
         The caller has loaded `filters`, unless all messages are requested. No message is delivered before the commit.
         """
@@ -198,8 +198,9 @@ def store_retaining(
 ) -> StoreResult:
     """Store messages, and set the retained messages of those with ``retain``, in one write for each shard.
 
-    stored:   by message, whether to store it; False only for messages that an earlier call has stored.
-    retained: by message, whether to consider it for its topic's retained message; False likewise.
+    stored:   for each message, whether to store it; False only for messages that an earlier call has stored.
+    retained: for each message, whether it may become its topic's retained message; False only for messages that an
+              earlier call has considered.
     """
     counting = batch.take(np.flatnonzero(retained))
     keyed, writes = retained_rows(counting, storage)

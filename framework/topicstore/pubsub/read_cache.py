@@ -153,7 +153,7 @@ class ReadCache:
         return storage.run_shards([plan], rows), plan.bound
 
     def remember(self, whole: ReadBatch, where: list[ReadBatch]) -> None:
-        """Record that list ``where`` caches a read batch; above the limits, remove the oldest from their lists."""
+        """Record that the list ``where`` holds a read batch; above the limits, remove the oldest from their lists."""
         rows, size = len(whole.batch), whole.batch.payload_bytes()
         with self._lock:
             self._memory.append((weakref.ref(whole), where, rows, size))
@@ -191,7 +191,7 @@ class ReadCache:
         return any(slab.epoch > 1 for _, slab in self._shards[shard].generations.with_slabs())
 
     def await_visible(self, wake: Callable[[int], object], shard: int, seen: int, position: int) -> None:
-        """Call ``wake`` of a reader that has read up to ``seen`` once all messages up to a position are visible."""
+        """Call ``wake`` once all messages up to ``position`` are visible, unless the reader has ``seen`` them."""
         last = self._shards[shard].reader.last_position
         committed = min(position, last)  # an announced batch may never be committed
         if seen < committed:
@@ -224,7 +224,7 @@ class ReadCache:
             for gap in gaps
             if after < gap.last
             and gap.first <= position
-            and not (begin <= after and gap.last <= end)  # no message in the gap matched
+            and not (begin <= after and gap.last <= end)  # no message of the dropped generation matched
             for number in gap.generations
         )
 

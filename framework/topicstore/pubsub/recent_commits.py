@@ -85,7 +85,7 @@ class Commit:
         self._messages: list[Message] | None = None
 
     def rows_of(self, topics: list[str]) -> list[int] | None:
-        """Return the rows of some topics of the batch in ascending order; None if that is every row."""
+        """Return the rows of some topics of the batch in ascending order; None if these are all its topics."""
         if len(topics) == self._topics:
             return None
         rows = self._rows or self._find_rows()
@@ -230,7 +230,7 @@ class Matches:
         commit.listed += _ENTRY + _TOPIC * len(topics)
 
     def keep(self, asked: tuple[int, int], read_slice: ReadSlice) -> None:
-        """Cache the result of a read, if it came from these commits and not from a scan."""
+        """Cache the result of a read, if the messages are from these commits and not from a scan."""
         with self._lock:
             if read_slice.whole is self._joined:
                 self.answer = asked, read_slice
@@ -262,13 +262,13 @@ class Matches:
         if not parts:
             return ReadBatch(after, after, MessageBatch.empty()), True
         position = parts[-1].commit.last
-        if len(parts[0]) > limit:  # then `_readable` returned no other part
+        if len(parts[0]) > limit:  # `_readable` returns no part after it
             parts = [parts[0].after(after, limit)]
             before, all_read = after, False
             position = min(position, int(parts[0].positions()[-1])) if len(parts[0]) else position
         whole = _CommittedBatch(before, position, parts)
         with self._lock:
-            if before >= self.since:  # otherwise a commit of the read batch was evicted meanwhile
+            if before >= self.since:  # no commit of the read batch was evicted meanwhile
                 self._joined = whole
         return whole, all_read
 

@@ -1,9 +1,9 @@
 """Retained messages: the last message of each topic that was published to be retained (MQTT 5, section 3.3.1.3).
 
 A retained message is a keyed message (`topicstore.storage.keyed_messages`) under the key ``"r" topic``, in its topic's
-shard. In a database that a cluster shares it is in its publisher's shard, which one site writes together with the
-message. Then several shards may have messages of one topic: that with the highest position counts, even if it has
-expired, and one without a payload marks that the topic has none.
+shard. In a database that a cluster shares, the retained message is in its publisher's shard, which one site writes
+together with the message. Then several shards may have messages of one topic. The message with the highest position
+counts, even if it has expired; if it has no payload, the topic has no retained message.
 
 Only `Database.publish` sets and clears retained messages. They are sent to later subscriptions, whether or not the
 message was also stored in the streams. `topicstore.pubsub.retained_lookup` finds them.
@@ -141,7 +141,7 @@ def remove_expired_until(storage: Storage, now: int, stop: Callable[[], bool]) -
                 earliest = min(earliest, int(expiry.ends[expiry.ends > now].min(initial=FOREVER)))
                 topics = _expired(batch, now)
                 if topics and not expired:
-                    storage.catch_up()  # the messages that they hide may lie in shards of other sites
+                    storage.catch_up()  # expired messages may hide unexpired ones in shards of other sites
                 expired += len(topics)
                 count += sum(_remove_expired(storage, shard, topic, now) for topic in topics)
     return Removed(count, earliest, hiding=count < expired)
@@ -170,7 +170,7 @@ def _remove_expired(storage: Storage, shard: int, topic: str, now: int) -> bool:
     if is_shared(storage) and _hides(storage, shard, key, now):
         return False
     state = storage.state(shard)
-    found = state.get(state_key(key))  # before the next check, so that only the value that was checked is removed
+    found = state.get(state_key(key))  # read before the check: if the message changes then, the write fails
     if not any(_expired(batch, now) for batch in batches_between(storage, shard, key, key + b"\0")):
         return False
     try:
@@ -204,7 +204,7 @@ class Candidate:
 
 
 def candidates(batch: MessageBatch, shard: int, now: int) -> list[Candidate]:
-    """Return the messages of a batch of one shard."""
+    """Return a shard's batch of retained messages as candidates, with their expiry at the time ``now``."""
     messages, expiry = batch.to_messages(), Expiry.of(batch.properties, batch.positions)
     left = [None] * len(messages) if expiry is None else expiry.left(slice(None), now)
     return [

@@ -51,12 +51,12 @@ class EarliestEnd:
     def look(self, storage: Storage) -> None:
         """If the time is unknown, check whether there are retained messages. Reads at most one key of each shard."""
         if self.time is None:
-            self.forget(FOREVER)  # before the check, so that messages that are committed meanwhile lower it
+            self.forget(FOREVER)  # set before the check, so that messages committed meanwhile lower the time
             if _may_have_some(storage):
                 self.forget(None)
 
     def expect(self, batch: MessageBatch, rows: Iterable[int], now: int) -> None:
-        """Lower the time for retained messages that were committed until ``now``, given as rows of a batch."""
+        """Lower the time for the retained messages in these rows of a batch, which were committed before ``now``."""
         if isinstance(batch.properties, Constant) and batch.properties.value is None:
             return
         properties = list(to_iterable(batch.properties))
@@ -90,7 +90,7 @@ class RetainedExpiry:
         self._again = 0
         """The earliest monotonic time of the next run. Set by the task."""
         self._looked_at: tuple[int | None, ...] = ()
-        """By shard, the period of this site as its owner, as of the last run; empty if the next run is needed anyway.
+        """By shard, the fencing token under which this site owned it at the last run; empty if a run is due anyway.
         Set by the task."""
         self.task = BackgroundTask("removal of expired retained messages", lambda _: self._work())
         self._earliest.task = self.task
@@ -107,7 +107,7 @@ class RetainedExpiry:
         self._earliest.look(storage)
         if self._earliest.time == FOREVER:
             self._job.time = NEVER  # the task sets the time when it is woken for an expiring message
-            if self._earliest.time != FOREVER:  # the task was woken just before
+            if self._earliest.time != FOREVER:  # another thread has lowered the time since the check
                 self._job.time = self._again
             return
         time = self._earliest.time
@@ -133,7 +133,7 @@ class RetainedExpiry:
 
     def _look(self, storage: Storage) -> None:
         began = self._monotonic()
-        self._earliest.forget(FOREVER)  # before reading, so that messages that are committed meanwhile lower it
+        self._earliest.forget(FOREVER)  # set before reading, so that messages committed meanwhile lower the time
         periods = _periods(storage)
         try:
             found = remove_expired_until(storage, _now(storage), self.task.stopping.is_set)
@@ -167,5 +167,5 @@ def _periods(storage: Storage) -> tuple[int | None, ...]:
 def _may_have_some(storage: Storage) -> bool:
     try:
         return any_kept(storage)
-    except TopicstoreError:  # the task will get and report the same error
+    except TopicstoreError:  # the task will meet the error, too, and report it
         return True

@@ -69,14 +69,14 @@ class TopicLeaps:
         """Whether all topics within the ranges match."""
 
     def after(self, topic: str) -> str | None:
-        """Return a text after ``topic``, but not after the next matching topic, at which a scan can continue.
+        """Return the text at which a scan after ``topic`` continues; no matching topic is skipped.
 
-        ``topic`` lies within the ranges. None: no topic after ``topic`` can match.
+        ``topic`` lies within the ranges. Returns None if no topic after ``topic`` can match.
         """
         mine, theirs = self._levels, topic.split("/")
         for depth, level in enumerate(mine):
             if depth == len(theirs):
-                return topic + "\0"  # too few levels; a topic with more levels may follow directly
+                return topic + "\0"  # the lowest text after it: the next topic may have more levels
             if level not in ("+", theirs[depth]):
                 return self._of_other_level(depth, theirs, topic)
         if self._open_ended or (len(theirs) == len(mine) and mine[-1] == "+"):
@@ -254,7 +254,7 @@ class _ShardPage:
         self._examined = 0
 
     def read(self, start: str, wanted: int, bound: int) -> RetainedPage:
-        """Read from text ``start`` until ``wanted`` messages are found, or ``bound`` messages are read."""
+        """Read from the text ``start`` on until ``wanted`` messages match, or ``bound`` messages were read."""
         for first, end in self._leaps.ranges:
             if end is not None and end <= start:
                 continue
@@ -278,7 +278,7 @@ class _ShardPage:
             if read.following is None:
                 return None
             after = topic_at(read.following)
-            at = None if leap is None else max(leap, after)  # a plugin may have removed the last messages of the batch
+            at = None if leap is None else max(leap, after)  # `after` is later if a plugin removed messages
             rows = min(2 * rows, _MOST) if 2 * looked_at >= len(read.batch) else max(rows // 2, _FEWEST)
         return None
 
@@ -341,7 +341,7 @@ class RetainedMessages:
         return any_retained(self._storage())
 
     def may_match(self, topic_filter: TopicFilter) -> bool:
-        """Return whether retained messages may match. Reads only a few, and returns True if they don't decide it."""
+        """Return whether retained messages may match. Reads only a few messages, and returns True if undecided."""
         storage = self._storage()
         page = retained_page(storage, topic_filter, storage.clock(), "", 1, examine=_PEEK)
         return bool(page.messages) or page.following is not None

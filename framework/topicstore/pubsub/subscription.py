@@ -194,13 +194,13 @@ class Subscription:
         """Sequence, shard and position of each batch that waits to be acknowledged."""
         self._dropped = 0
         """The number of generations that were dropped before they were read."""
-        self._gone = frozenset() if isinstance(start, Mapping) else hub.reads.gone()  # after a place, report all
+        self._gone = frozenset() if isinstance(start, Mapping) else hub.reads.gone()  # a place may precede any of them
         """The generations whose dropping was reported or is irrelevant."""
         place = None if start is None else _place(start, storage, hub)
         hub.listen(self._feed, self._inbox)
         self._end = weakref.finalize(self, hub.abandon, self._feed, self._inbox)
         self._end.atexit = False
-        self._place = list(hub.watermarks()) if place is None else place  # after `listen`, so no message is missed
+        self._place = list(hub.watermarks()) if place is None else place  # read after `listen`: no message is missed
         """By shard, the position up to which all was delivered. Changed only while `_reading` is held, too."""
         self._done = list(self._place)
         """By shard, the position up to which all was acknowledged."""
@@ -242,7 +242,7 @@ class Subscription:
         window is full.
         """
         found = self._take(limit)
-        if found is not None:  # first without registering as a listener, which costs as much as a short read
+        if found is not None:  # found without a waiter, which costs as much as a short read
             return found
         with ThreadWaiter(self._inbox.notifier, seconds(timeout)) as waiter:
             while True:
@@ -273,7 +273,7 @@ class Subscription:
             await asyncio.wait([taking])  # the next fetch must not begin before this one has ended, to keep the order
             raise
         with self._lock:
-            return None if held is None else self._held.pop(id(held), None)  # None: another fetch was quicker
+            return None if held is None else self._held.pop(id(held), None)  # None: another fetch took the batch
 
     def _take_held(self, limit: int | None) -> SubscriptionBatch | None:
         """Take a batch that counts as fetched only when its task returns it, because the task may be cancelled."""
@@ -292,7 +292,7 @@ class Subscription:
     def _worth_a_look(self) -> bool:
         inbox = self._inbox
         with self._lock:
-            unread = inbox.nonpersistent or inbox.ready  # can't be fetched while the window is full
+            unread = inbox.nonpersistent or inbox.ready  # fetched only while the window has room
             return bool(self._held) or inbox.ended is not None or bool(unread and self._room_locked())
 
     def _room_locked(self) -> int:
@@ -343,7 +343,7 @@ class Subscription:
                 if not (inbox.ready and room):
                     return None
                 shard = next(iter(inbox.ready))
-                del inbox.ready[shard]  # before reading, so that a message committed meanwhile adds the shard again
+                del inbox.ready[shard]  # removed before reading, so that messages committed meanwhile add it again
                 place = self._place[shard]
             try:
                 read_slice = self._feed.read(shard, place, min(most, room))
@@ -444,7 +444,7 @@ class Subscription:
                 while self._iterated:
                     try:
                         message = self._iterated.popleft()
-                    except IndexError:  # another thread took it
+                    except IndexError:  # another thread took the last message
                         break
                     yield message
                 self.acknowledge(self._iterated_to)
@@ -458,7 +458,7 @@ class Subscription:
                 while self._iterated:
                     try:
                         message = self._iterated.popleft()
-                    except IndexError:  # another thread took it
+                    except IndexError:  # another thread took the last message
                         break
                     yield message
                 self.acknowledge(self._iterated_to)
@@ -500,7 +500,7 @@ class Subscription:
 
 
 def report_dropped(batch: SubscriptionBatch, topic_filter: str, on_dropped: OnDropped) -> None:
-    """Warn, raise or call, according to ``on_dropped``, if generations were dropped before they were read."""
+    """If a batch names generations dropped unread, warn, raise an error or call a function, as ``on_dropped`` says."""
     if not batch.dropped:
         return
     if callable(on_dropped):

@@ -1,6 +1,6 @@
 """`VisibilityWatcher`: waits until committed messages are visible, after the end of an epoch or of an fsync under way.
 
-A background thread, started when the first reader waits, does this, so that readers neither block nor poll.
+A background thread, started when the first reader waits, does the waiting, so that readers neither block nor poll.
 """
 
 from __future__ import annotations

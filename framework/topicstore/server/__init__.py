@@ -40,7 +40,7 @@ _MODULES = {
 }
 
 
-if not TYPE_CHECKING:  # else type checkers would accept any name
+if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts any name
 
     def __getattr__(name: str) -> Any:
         """Import the object of a public name when the name is first used."""

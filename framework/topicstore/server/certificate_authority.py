@@ -54,7 +54,7 @@ def checked_name(text: str) -> str:
 
 
 def host_names() -> tuple[str, ...]:
-    """Return the names and addresses by which clients on this machine and in its network may call it.
+    """Return the names and addresses by which clients on this machine and in its network may reach the machine.
 
     These are ``localhost``, the machine's name, also as mDNS has it, and the IPv4 address of the default route. No name
     server is asked.
@@ -62,7 +62,7 @@ def host_names() -> tuple[str, ...]:
     name = socket.gethostname().rstrip(".")
     names = []
     for one in ("localhost", name, *(() if "." in name else (f"{name}.local",)), *_own_address(), "127.0.0.1", "::1"):
-        with contextlib.suppress(ValueError):  # a machine may have a name that no certificate can have
+        with contextlib.suppress(ValueError):  # a machine's name may be invalid in certificates
             names.append(checked_name(one))
     return tuple(dict.fromkeys(names))
 
@@ -70,7 +70,7 @@ def host_names() -> tuple[str, ...]:
 def _own_address() -> Iterator[str]:
     """Yield the address from which packets for other networks are sent; nothing if there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one, contextlib.suppress(OSError):
-        one.connect(_ELSEWHERE)  # of UDP: sends no packet
+        one.connect(_ELSEWHERE)  # connecting a UDP socket sends no packet
         yield one.getsockname()[0]
 
 
@@ -121,7 +121,8 @@ class Authority:
     def sign(self, names: Sequence[str], key: Key) -> x509.Certificate:
         """Return a certificate for a server's key and names, which are as `checked_name` returns them.
 
-        It is valid for 825 days, but not longer than the authority. Raises `SettingsError` if that has expired.
+        The certificate is valid for 825 days, but not longer than the authority's. Raises `SettingsError` if the
+        authority's certificate has expired.
         """
         ends = self.certificate.not_valid_after_utc
         if ends <= datetime.now(UTC):
@@ -198,7 +199,7 @@ def pem_of(certificate: x509.Certificate) -> bytes:
 
 
 def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Return the names and addresses for which a certificate is valid, in its order."""
+    """Return the names and addresses for which a certificate is valid, in the certificate's order."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -66,7 +66,7 @@ def _options(cluster: ClusterSettings) -> dict[str, Any]:
 def _address(settings: ServerSettings, cluster: ClusterSettings, reserved: Reserved) -> str:
     """Return the address at which other sites reach this one: that of the settings, or of the first listener."""
     if cluster.address is not None:
-        return str(cluster.address)  # its own type has no stored form
+        return str(cluster.address)  # `Cluster` takes a plain string
     for name, listener in settings.listeners.items():
         if listener.protocol == "mqtt" and (listener.tls is not None) == cluster.tls and not listener.proxies:
             return _reachable(reserved.places(name))

@@ -115,7 +115,7 @@ def _opened(name: str, settings: StorageSettings, path: Path, how: Mapping[str, 
         except ManifestMismatchError:
             if not how or manifest is not None:
                 raise
-            # There is a cluster already, and its first layout may be another one: a later generation has that.
+            # The cluster exists already, perhaps with another first layout; a later generation has this layout.
             arguments |= {"layout": None, "options": settings.options}
             db = ts.open(path, **arguments)
         closer.add(db.close)

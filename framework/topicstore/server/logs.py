@@ -71,7 +71,7 @@ class ConnectionRecord(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
 
     def who(self) -> dict[str, object]:
-        """Return the fields that say who the client is, and how it connects."""
+        """Return the fields that identify the client and the kind of its connection."""
         return {
             "client_id": self.client_id,
             "user": self.user,
@@ -312,7 +312,7 @@ class _Stream(_Output):
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream in memory has no descriptor
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # streams in memory have no descriptor
             self._number = stream.fileno()
 
     def _write_some(self, data: bytes) -> int:
@@ -372,7 +372,7 @@ class _Writer(logging.Handler):
             if self._waiting.empty():
                 self._tell_lost()
         self._tell_lost()
-        with contextlib.suppress(OSError):  # there is no log left that could report it
+        with contextlib.suppress(OSError):  # no log is left to report the error
             self._output.close()
 
     def _tell_lost(self) -> None:

@@ -159,7 +159,7 @@ def _create(path: Path, content: bytes, closer: Closer, *, secret: bool) -> None
 def renew(certificate: Path, key: Path, names: Sequence[str]) -> x509.Certificate:
     """Replace a server's certificate by a new one, for the same key and names, and for further ``names``.
 
-    It is signed by the private authority, whose files stand beside the certificate. The file is replaced atomically,
+    The private authority, whose files are beside the certificate, signs the new one. The file is replaced atomically,
     and keeps its owner and permissions. Raises `SettingsError`, also if the certificate is of another authority.
     """
     authority = Authority.read(certificate.with_name(_AUTHORITY.name), certificate.with_name(_AUTHORITY_KEY.name))

@@ -147,7 +147,7 @@ def with_access_of(before: ServerSettings, after: ServerSettings) -> ServerSetti
 
 
 def new_access(before: ServerSettings, after: ServerSettings) -> Access | None:
-    """Return the access rules of new settings; None if they are unchanged. Raises what `Access` raises."""
+    """Return the access rules of new settings; None if they are unchanged. Raises the errors of `Access`."""
     if (before.authentication, before.authorization) == (after.authentication, after.authorization):
         return None
     return Access(after.authentication, after.authorization)

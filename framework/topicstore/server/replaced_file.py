@@ -56,7 +56,7 @@ class ReplacedFile:
 
         The new file is fsynced before the rename. The target of a symbolic link is replaced, and the link stays.
         ``missing_ok``: create a missing file. Raises the file's error, also if its owner, group and permissions can't
-        be kept, and what ``change`` raises; then nothing is changed.
+        be kept, and the exceptions of ``change``; then nothing is changed.
         """
         self._replace(lambda: "".join(f"{line}\n" for line in change(self._all(missing_ok=missing_ok))))
 
@@ -191,7 +191,7 @@ class Watched(Generic[T]):
         """The error that was logged last."""
 
     def unchanged(self) -> T | None:
-        """Return the last content if the file is unchanged since, without reading it; else None."""
+        """Return the last content if the file's signature has not changed since; else None. Doesn't read the file."""
         try:
             return self.last if self._file.signature() == self._signature else None
         except InvalidArgumentError:

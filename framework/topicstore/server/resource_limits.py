@@ -204,7 +204,7 @@ class Descriptors:
         http = max(limit - min(_OTHERS + _SHARD * shards, limit // 2), 1)
         wanted = 0 if settings.http is None else settings.http.connections
         mqtt = max(http - min(wanted, _HTTP, limit // 8), 1)
-        # Most of the descriptors in use stay open. Files that engines have open count twice: here and in their reserve.
+        # Most descriptors in use stay open. Files that engines have open count twice: as in use, and in their reserve.
         clients = max(mqtt - _in_use() + open_clients, 1)
         return cls(limit, http, mqtt, min(clients, settings.limits.connections), min(wanted, max(limit // 4, 1)))
 

@@ -44,13 +44,13 @@ def banner(
     urls: Sequence[str],
     mqtt: Sequence[str],
 ) -> str:
-    """Return the lines that a server prints when it starts: its addresses, its promises, and who may connect.
+    """Return the lines that a server prints when it starts: its addresses, its durability, and who may connect.
 
     durability: the database's durability, ``commit`` or ``sync``.
     cluster:    the name of the server among the sites of its cluster, and the URL of their log store, if there is one.
-    stored_by:  names of its backend and layout.
+    stored_by:  the names of the database's backend and layout.
     kept:       `DatabaseInfo.kept`: the rules by which messages are stored, and how long they stay.
-    stores:     whether it has persistence rules.
+    stores:     whether the database has persistence rules.
     urls:       URLs of all listeners.
     mqtt:       addresses of the listeners for which ``mosquitto_pub`` needs no certificates.
     """
@@ -119,9 +119,10 @@ def ready_line(listeners: Iterable[tuple[str, Sequence[str]]]) -> str:
 
 
 def notify_reloading() -> bool:
-    """Notify the service manager that a reload has begun; ``READY=1`` reports its end. Return whether it was sent.
+    """Notify the service manager that a reload has begun; return whether the notification was sent.
 
-    A service of ``Type=notify-reload`` must send the monotonic time too, in microseconds (systemd.service(5)).
+    ``READY=1`` reports the end of the reload. A service of ``Type=notify-reload`` must send the monotonic time too, in
+    microseconds (systemd.service(5)).
     """
     return notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1_000}")
 
@@ -167,7 +168,7 @@ async def serve(
     SIGHUP reads certificates again, and with ``read`` all settings, while the server serves. ``ready`` is called in the
     event loop once clients are accepted. The database is not closed. ``read``, ``file``, ``storages`` and ``reserved``
     are the arguments of `Server`. ``signals`` is an entered `Signals`, which may have received signals before the call;
-    by default a new one is entered. Raises what `Server.__aenter__` and `Server.wait` raise.
+    by default a new one is entered. Raises the errors of `Server.__aenter__` and `Server.wait`.
     """
     over, hung_up = asyncio.Event(), asyncio.Event()
     with contextlib.ExitStack() as entered:
@@ -185,7 +186,7 @@ async def serve(
 
 
 async def _until(over: asyncio.Event, hung_up: asyncio.Event, server: Server) -> None:
-    """Serve until ``over`` is set; raise what `Server.wait` raises."""
+    """Serve until ``over`` is set. Raises the errors of `Server.wait`."""
     failing = asyncio.ensure_future(server.wait())
     ending = asyncio.ensure_future(over.wait())
     reloading = asyncio.ensure_future(_reload(hung_up, server))
@@ -242,7 +243,7 @@ async def _reload(hung_up: asyncio.Event, server: Server) -> None:
             _log.error("settings and certificates stay as they were: %s", bad)
         except Exception as fault:  # noqa: BLE001 - it is logged, and the next SIGHUP may go well
             _log.error("settings and certificates could not be read again", exc_info=fault)
-        notify("READY=1")  # also after a reload that failed: the server continues with its earlier settings
+        notify("READY=1")  # after a failed reload, too: the server continues with its earlier settings
 
 
 def trial(host: str, port: int, *, login: tuple[str, str] | None = None, authority: Path | None = None) -> list[str]:

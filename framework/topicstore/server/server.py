@@ -117,7 +117,7 @@ class Server:
         """The event loop in which the server was entered."""
 
     async def __aenter__(self) -> Self:
-        """Open the listeners. Raises `ListenError`, and what `Access` raises."""
+        """Open the listeners. Raises `ListenError`, and the errors of `Access`."""
         settings, listeners = self._settings, list[Listener]()
         self._loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as undo:
@@ -135,7 +135,7 @@ class Server:
             descriptors = Descriptors.of(settings, self._storages.values())
             await asyncio.to_thread(self._bans.reread)
             if self._db.cluster is not None:
-                from .cluster import SiteTls  # only for a site of a cluster
+                from .cluster import SiteTls  # imported only on a site of a cluster
 
                 self._tls = await asyncio.to_thread(SiteTls, settings.cluster)
             broker = Broker(self._db, settings, access, self._bans, descriptors.clients, self._tls)
@@ -256,7 +256,7 @@ class Server:
         when this method returns, and to their existing subscriptions when they connect again. A changed layout begins a
         new generation.
 
-        Raises what entering the server raises, `SettingsError` for a setting that is fixed in an existing database, and
+        Raises the errors of `__aenter__`, `SettingsError` for a setting that is fixed in an existing database, and
         `InvalidArgumentError` if the server has ended. Then nothing has changed.
         """
         async with self._changing:
@@ -357,13 +357,13 @@ class Server:
         return await self.reload(await asyncio.to_thread(self._read))
 
     async def _change_rules(self, rules: Sequence[Rule]) -> Reloaded:
-        """Replace the access rules in the settings file, and `reread`. If that raises, the file is as before.
+        """Replace the access rules in the settings file, and `reread`. If `reread` raises, the file is unchanged.
 
         Raises `InvalidArgumentError` if the server has no file, and `SettingsError` if the file can't be changed.
         """
         if self._file is None:
             raise InvalidArgumentError("this server has no settings file in which access rules could be changed")
-        from .config.edit import replace_rules, restore  # few servers change rules while they run
+        from .config.edit import replace_rules, restore  # imported late: few servers change rules
 
         async with self._changing_rules:
             before = await asyncio.to_thread(replace_rules, self._file, rules)
@@ -379,8 +379,8 @@ class Server:
     def change_rules_soon(self, rules: Sequence[Rule]) -> Future[Reloaded]:
         """Begin to replace the access rules in the settings file, and to read it again. Called in any thread.
 
-        The future raises what `reread` raises, and `InvalidArgumentError` if there is no file, or it can't be changed;
-        then the file is as before.
+        The future raises the errors of `reread`, and `InvalidArgumentError` if there is no file, or if it can't be
+        changed; then the file is unchanged.
         """
         if self._loop is None:
             raise InvalidArgumentError("the server was not entered")
@@ -401,7 +401,7 @@ class Server:
         """
         if self._broker is not None:
             ended = self._broker.ended
-            await asyncio.wait((ended,))  # the future is not cancelled if the waiting task is
+            await asyncio.wait((ended,))  # `wait` doesn't cancel `ended` with this task
             if not ended.cancelled():
                 ended.result()
 

@@ -35,8 +35,8 @@ def hold_signals() -> None:
 class Signals:
     """A context in which only a second SIGTERM or SIGINT ends the process at once.
 
-    A signal that arrives before `handled` is delivered by it; a signal after it has no effect. In threads other than
-    the main thread, no signals are handled, and the attributes don't change.
+    A signal that arrives before `handled` is entered is delivered then; a signal after `handled` was left is only
+    recorded. In threads other than the main thread, no signals are handled, and the attributes don't change.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Signals:
     def __exit__(self, *_: object) -> None:
         before, self._before = self._before, {}
         if before:
-            # Python reports an error for a signal that has arrived when its handler is replaced, so none may arrive.
+            # A signal that arrives while its handler is replaced makes Python report an error, so signals are blocked.
             signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
         for number, handler in before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
@@ -90,7 +90,7 @@ class Signals:
         """
 
         def reload_unless_ended() -> None:
-            if not self.ended:  # Python handles a pending SIGHUP before a pending SIGTERM
+            if not self.ended:  # of pending signals, Python handles SIGHUP before SIGTERM
                 reload()
 
         self._end = partial(loop.call_soon_threadsafe, end)

@@ -1,9 +1,9 @@
 """The sites that keep replicas of a database's shards.
 
-Of a database that a cluster shares, the cluster's document names the sites. A database without a cluster has only this
+If a cluster shares the database, the cluster's document names the sites. A database without a cluster has only this
 site, with all shards. The first server that serves HTTP generates the site's random id of 16 upper-case hexadecimal
 digits, and stores it in the file ``site`` of the database's directory. A checkpoint of a database omits the file,
-because it is another site.
+because a server on the copy is another site.
 """
 
 from __future__ import annotations

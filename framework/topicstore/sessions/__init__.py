@@ -7,11 +7,11 @@ they are sent again. The package implements no network protocol: a broker opens 
 Standard), section 4: session state is section 4.1, the QoS exchanges 4.3, resending 4.4, message ordering 4.6.
 
 Effects of a crash: packet ids are committed before their messages are handed out, PUBRECs before their PUBRELs, and
-incoming messages of QoS 2 together with their packet ids. The messages that one commit gave packet ids are an in-flight
-batch. PUBACKs and PUBCOMPs are committed with the next write after a whole in-flight batch was acknowledged, at the
-latest by `Sessions.checkpoint`, which `Sessions.tick` calls every 15 seconds. When a session is opened, taken over or
-closed, they are committed at once. So after a crash only messages of QoS 1 without a committed PUBACK are delivered
-again, with DUP, under the same packet ids and in the same order.
+incoming messages of QoS 2 together with their packet ids. Messages whose packet ids are committed together form an
+in-flight batch. PUBACKs and PUBCOMPs are committed with the next write after a whole in-flight batch was acknowledged,
+at the latest by `Sessions.checkpoint`, which `Sessions.tick` calls every 15 seconds. When a session is opened, taken
+over or closed, they are committed immediately. So after a crash only messages of QoS 1 without a committed PUBACK are
+delivered again, with DUP, under the same packet ids and in the same order.
 
 In a cluster, a session is open only on the site that owns its shard, and its commits go through the shard's log. So a
 site that has lost the shard can't hand out a packet with a packet id. The new owner continues from the committed state.

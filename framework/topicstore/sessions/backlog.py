@@ -1,8 +1,8 @@
 """`Backlogs`: bounds the number and the bytes of the messages that wait for a session, by skipping the oldest.
 
 A session has no queue of its own: its subscriptions have places in the stored messages. So the bound moves the places
-forward, which drops the messages in between for this session alone. Messages are neither removed from the store, nor
-is anything refused to their publishers, whom one absent client must not stop.
+forward, which drops the messages in between for this session alone. Messages are not removed from the store, and
+publishers are not refused: one absent client must not stop them.
 
 The unread messages are read without a lock, at most `_LOOKED` messages of a filter and shard in one call. Only messages
 that were read are skipped, and only if at least as many newer ones as the bound allows are known. So a call never skips
@@ -159,7 +159,7 @@ class Backlogs:
         writes = [put(keys.place(number), (VERSION, place)) for number, place in changed.items()]
         try:
             states.write_for(client_id, [found.guard, *writes])
-        except StateConflictError:  # its client has just connected: the next call bounds the connected session
+        except StateConflictError:  # the session's client has just connected: the next call bounds its session
             return Skipped()
         self._registry.skipped += skipped
         return skipped
@@ -183,7 +183,7 @@ def _read(counter: LagCounter, text: str, one: ReadPositions, shard: int, limit:
                 positions.append(batch.positions[wanted])
                 sizes.append(_sizes(batch)[wanted])
                 count += len(positions[-1])
-        except GenerationDroppedError:  # dropped or archived meanwhile
+        except GenerationDroppedError:  # the generation was dropped or archived meanwhile
             continue
         return _Unread(text, shard, np.concatenate(positions), np.concatenate(sizes), whole=count < limit)
 

@@ -3,9 +3,9 @@
 A database of one process has one session clock; a database that sites share has one for each shard. A clock starts at
 the wall clock's time. While a process has the database open, it advances by the monotonic clock. From one process to
 the next it advances by the wall clock's progress, or not at all if the wall clock went back. Stored times are times of
-these clocks, and stay valid when the wall clock is set. The next opening only needs one pair of times by both clocks
-after that, a *note*: a `_Moment` in the state (`topicstore.sessions.records`) of the shard, or of shard 0 for all
-shards. Without that record the two clocks are equal.
+these clocks, and stay valid when the wall clock is set. An opening continues the clock from its last *note*, a pair of
+times by the session clock and by the wall clock. A note is a `_Moment` in the state (`topicstore.sessions.records`) of
+the shard, or of shard 0 for all shards. Without a note the two clocks are equal.
 
 A note is written when a tick finds that the wall clock was set, and also at intervals. So a wall clock that is
 wrong at the next opening can't set this clock back far. A jump that no tick noticed before a crash, or that occurs
@@ -93,13 +93,13 @@ class SessionClock:
 
     def wall(self, time: int) -> int:
         """Convert a time of this clock to the wall clock, in microseconds since the epoch."""
-        self()  # reads the note of another site
+        self()  # reads a note that another site has stored
         return time + self._behind_wall
 
     def _read(self) -> None:
-        """Go by the stored note, unless this object has made it."""
+        """Continue from the stored note, unless this object has made it."""
         last_applied = self._state.last_applied
-        applied = None if last_applied is None else last_applied(CLOCK)  # before reading, so that later ones are read
+        applied = None if last_applied is None else last_applied(CLOCK)  # read first, so that no later note is missed
         stored, present = self._state.get(CLOCK), self._steady()
         note = None if stored is None else decode(CLOCK, stored, _Moment)
         if note is not None and note == self._made:
@@ -148,10 +148,10 @@ class SessionClocks:
         *,
         first: bool = False,
     ) -> Mapping[int, TopicstoreError]:
-        """Commit the notes that are due of these shards, which this process owns; return the errors by shard.
+        """Commit the due notes of these shards, which this process owns; return the errors by shard.
 
-        On a site, only shards with a note get another one, or with ``first`` only those without. ``commit`` commits
-        writes of several shards.
+        On a site, a note is due only for shards that have one or, with ``first``, for shards that have none. ``commit``
+        commits writes of several shards.
         """
         notes = dict(self._due(shards, first=first))
         if not notes:

@@ -37,8 +37,8 @@ class Commits:
     session for another reason.
 
     If a cluster shares the database, a session also ends when a write finds that its shard has moved, or when the log
-    store doesn't answer. The change may then be stored later, so the object may differ from the stored session; the
-    next opening reads that one.
+    store doesn't answer. The change may then be stored later, so the object may differ from the stored session, which
+    the next opening reads.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Commits:
         self._over = over
 
     def write(self, session: Session, writes: Sequence[StateWrite]) -> None:
-        """Commit writes of a session, including its guard or a new session record, or raise."""
+        """Commit writes of a session, including its guard or a new session record. Raises the error of the commit."""
         for failure in self.together({session: writes}).values():
             raise failure
 
@@ -68,7 +68,7 @@ class Commits:
         """
         by_shard: dict[int, list[Session]] = {}
         for session in changes:
-            if session.epoch and not (session.in_flight.stored and changes[session]):  # 0 without a cluster
+            if session.epoch and not (session.in_flight.stored and changes[session]):  # no epoch without a cluster
                 self._end_if_moved(session)
             if session.in_flight.stored and changes[session]:
                 by_shard.setdefault(self._states.shard_of(session.client_id), []).append(session)
@@ -77,7 +77,7 @@ class Commits:
             failures = self._states.commit(
                 {shard: [write for one in some for write in changes[one]] for shard, some in by_shard.items()}
             )
-            by_shard = {  # after a conflict, those that aren't the cause are committed without the others
+            by_shard = {  # after a conflict, the writes of all sessions but its cause are committed again
                 shard: left
                 for shard, failure in failures.items()
                 if (left := self._left(by_shard[shard], failure, errors))
@@ -94,7 +94,7 @@ class Commits:
         return {session: self.overtaken(session) for session, same in zip(checked, current, strict=True) if not same}
 
     def commit(self, deliveries: list[PendingDelivery]) -> list[TopicstoreError]:
-        """Commit the deliveries of sessions; return the errors."""
+        """Commit the deliveries of sessions; return the errors, except those of sessions that have ended by them."""
         errors = self.together({delivery.session: delivery.writes for delivery in deliveries})
         for delivery in deliveries:
             failure = errors.get(delivery.session)
@@ -107,7 +107,7 @@ class Commits:
         return list(dict.fromkeys(errors.values()))
 
     def commit_one(self, delivery: PendingDelivery) -> None:
-        """Commit the delivery of one session, or raise."""
+        """Commit the delivery of one session. Raises the error of the commit."""
         for failure in self.commit([delivery]):
             raise failure
 
@@ -116,7 +116,7 @@ class Commits:
         asked = list(sessions)
         try:
             for session in asked:
-                session.clean()  # before its delivery, so that a later acknowledgement marks the session again
+                session.clean()  # cleared first, so that a later acknowledgement marks the session again
             deliveries = [delivery for session in asked if (delivery := session.prepare_last()) is not None]
             failures = self.commit(deliveries)
         except BaseException:
@@ -125,13 +125,13 @@ class Commits:
             raise
         for session in asked:
             if session.ended is None and session.failure is None:
-                session.ask()  # a PUBREC of another thread may have been committed before its thread requests a turn
+                session.ask()  # the commit may include a PUBREC whose thread has not yet requested a turn
             elif session.ended is None:
                 session.touched()
         return failures
 
     def lose(self, sessions: Iterable[Session], failure: TopicstoreError) -> None:
-        """End sessions if their write has failed because their shard has moved, or without an answer of the store."""
+        """End sessions whose write has failed because their shard has moved, or because the log store didn't answer."""
         for kind, why in _ENDS:
             if isinstance(failure, kind):
                 for session in sessions:

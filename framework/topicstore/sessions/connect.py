@@ -98,10 +98,10 @@ class Opening:
         self._calls = calls
 
     def open(self, connects: Sequence[tuple[int, Connect]], on_end: OnEnd, *, resume: bool) -> _Outcome:
-        """Open sessions, given with the numbers of their rows, that passed `checked`; return the result by row.
+        """Open a session for each pair of row number and parameters, which `checked` has returned; return the results.
 
-        If a client id occurs in several rows, the session of the later row takes over that of the earlier. ``resume``:
-        whether the stored subscriptions are loaded at once.
+        Results are by row number. If a client id occurs in several rows, the session of the later row takes over that
+        of the earlier. ``resume``: whether the stored subscriptions are loaded before the call returns.
         """
         outcome: _Outcome = {}
         left = list(connects)
@@ -169,14 +169,14 @@ class Opening:
             else:
                 (in_memory if how.in_memory else by_shard[self._states.shard_of(how.client_id)]).append(row)
         written = self._write_all(by_shard, outcome) + in_memory
-        self._registry.dispatcher.listen_locked()  # messages published before are not delivered to these sessions
+        self._registry.dispatcher.listen_locked()  # earlier messages are not for these sessions
         try:
             for row in written:
                 try:
                     outcome[row.number] = self._begin(row, on_end, whole=resume)
                 except TopicstoreError as error:
                     outcome[row.number] = error
-        finally:  # a session that is stored as open, but isn't, would never expire
+        finally:  # a session that is wrongly stored as open would never expire
             uncertain = [how for number, how in connects if isinstance(outcome.get(number), StorageUnavailableError)]
             self._registry.left_open.update(how.client_id for how in uncertain)
             self._timers.recover_later(row.how.client_id for row in written if row.how.client_id not in connected)
@@ -226,7 +226,7 @@ class Opening:
             before = self._resumed(there, clean_start=how.clean_start)
         if before is None and not how.in_memory:
             self._states.counts.check(how.user)
-            self._states.counts.add(how.user, 1)  # at once, for the checks of the next rows
+            self._states.counts.add(how.user, 1)  # counted before the checks of the next rows
         now = self._registry.clock_of(how.client_id)()
         record = SessionRecord(
             VERSION,
@@ -270,7 +270,7 @@ class Opening:
                     return []
                 outcome.update({row.number: conflict for row, current in zip(left, same, strict=True) if not current})
                 left = [row for row, current in zip(left, same, strict=True) if current]
-            except InvalidMessageError as bad:  # of a will
+            except InvalidMessageError as bad:  # a will is invalid
                 if bad.index is None:
                     outcome.update(dict.fromkeys((row.number for row in left), bad))
                     return []
@@ -321,7 +321,7 @@ class Opening:
                 if whole:
                     resume(session)
             except BaseException:
-                session.end(Ended.LOST)  # closes the subscriptions that were loaded
+                session.end(Ended.LOST)  # closes the cursors loaded so far
                 raise
         self._registry.connected[session.client_id] = session
         if session.keep_alive:
@@ -373,7 +373,7 @@ def checked(
             if not isinstance(how, Connect):
                 raise InvalidArgumentError(f"row {number}: a {type(how).__name__} is not a Connect")
             _check(how)
-        except InvalidMessageError as bad:  # its will
+        except InvalidMessageError as bad:  # the will is invalid
             refused[number] = type(bad)(bad.reason, number)
         except TopicstoreError as error:
             refused[number] = error

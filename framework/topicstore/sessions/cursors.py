@@ -205,7 +205,7 @@ class FilterCursor(SessionCursor):
 
     @property
     def client_id(self) -> str:
-        """The client id of its session."""
+        """The client id of the cursor's session."""
         return self._keys.client_id
 
     @property
@@ -242,7 +242,7 @@ class FilterCursor(SessionCursor):
         self._wake_all()
 
     def undo(self, periods: tuple[OptionsPeriod, ...]) -> None:
-        """Go back to these options periods and the stored place."""
+        """Restore these options periods, and return to the stored place."""
         self.periods = periods
         self.rewind()
 
@@ -257,7 +257,7 @@ class FilterCursor(SessionCursor):
     # --- overlapping subscriptions ---
 
     def join(self, union: Union) -> list[NonPersistent]:
-        """Leave reading to the union; return the queued messages that are not stored."""
+        """Let the union read this subscription's messages; return the queued messages that are not stored."""
         self._union, self._ready = union, union.wake
         nonpersistent, self._nonpersistent = list(self._nonpersistent or ()), None
         return nonpersistent
@@ -268,11 +268,11 @@ class FilterCursor(SessionCursor):
         return self._moved
 
     def behind(self, shard: int) -> bool:
-        """Return whether a shard is known to have possible messages to read."""
+        """Return whether a shard may have messages to read, according to the events so far."""
         return shard in self._behind
 
     def will_read(self, shard: int, positions: Sequence[int]) -> dict[int, Message]:
-        """Return, of the messages at some positions of a shard, those that the subscription has still to deliver."""
+        """Return, by position, those messages at ``positions`` of a shard that the subscription has yet to deliver."""
         after = self._places[shard]
         found = self._listener.feed.fetch(shard, [position for position in positions if position > after])
         return {position: message for position, message in found.items() if not self._is_own(message)}
@@ -283,7 +283,7 @@ class FilterCursor(SessionCursor):
         return not (self._behind or self._nonpersistent)
 
     def quiet(self, shard: int) -> bool:
-        """Return whether no matching message after its place was announced, so that no visible one exists either."""
+        """Return whether no matching message after the place was announced, so that none is visible either."""
         return shard not in self._behind and self._listener.feed.quiet_after(shard, self._places[shard])
 
     # --- as `WaitingCursor` ---
@@ -303,7 +303,7 @@ class FilterCursor(SessionCursor):
             self._nonpersistent = NonPersistentMessages(_payload_size)
         shard_of, options = self._listeners.shard_of, self.options
         every, own = options.qos == 0, self._keys.client_id if options.no_local else None
-        for message in messages:  # the condition of `gets`, inlined
+        for message in messages:  # `gets` decides the same; the call is inlined for speed
             if (every or message.qos == 0) and message.client_id != own:
                 self._nonpersistent.append((shard_of(message.client_id), marks, now, message, options))
         self.count_missed(sum(1 for _ in self._nonpersistent.drop()))
@@ -359,7 +359,7 @@ class FilterCursor(SessionCursor):
         self._ready(self)
 
     def read(self, limit: int, now: int) -> SelectedMessages | None:
-        """Return at most ``limit`` of the next messages; None if there are none now, or while it is held."""
+        """Return at most ``limit`` of the next messages; None if there are none now, or from `hold` to `release`."""
         if self.held:
             return None
         if self._nonpersistent:
@@ -379,7 +379,7 @@ class FilterCursor(SessionCursor):
         else:
             passed = self._listener.passed
             read_slice = self._listeners.mutex.released(lambda: self.run(shard, limit))
-            if passed != self._listener.passed:  # waiting followers were woken meanwhile, and this one was not waiting
+            if passed != self._listener.passed:  # waiting cursors were woken meanwhile, but this cursor didn't wait
                 read_slice = attrs.evolve(read_slice, caught_up=False)
         end, stop = read_slice.position, read_slice.rows.stop
         if bound is not None or period.until is not None:
@@ -402,13 +402,13 @@ class FilterCursor(SessionCursor):
         except TopicstoreError:
             self._behind.pop(shard, None)
             self._failing = self._failing or {}
-            self._failing[shard] = None  # other shards are not affected
+            self._failing[shard] = None  # other shards are still read
             raise
 
     def advance(self, shard: int, read_slice: ReadSlice, period: OptionsPeriod, end: int) -> None:
         """Move the place past the messages that `run` returned, at most to ``end``, within the options period."""
         end = max(end, self._places[shard])
-        if read_slice.dropped:  # perhaps reported before: a slice may be read again from the same place
+        if read_slice.dropped:  # a slice that is read again names generations that were reported already
             self.dropped += tuple(number for number in read_slice.dropped if number not in self.dropped)
         self._places[shard] = min(read_slice.position, end)
         self._moved = True
@@ -420,7 +420,7 @@ class FilterCursor(SessionCursor):
                 self._behind = EMPTY_DICT
         else:
             self._behind = self._behind or {}
-            self._behind[shard] = None  # after the other shards
+            self._behind[shard] = None  # the shard's turn comes last
 
     def _read_nonpersistent(
         self, nonpersistent: NonPersistentMessages[NonPersistent], limit: int, now: int

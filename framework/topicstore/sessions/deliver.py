@@ -93,7 +93,7 @@ class Deliveries:
                 session.rewind()
                 raise
             if packets or session.unsent() == unsent:
-                return packets  # otherwise all messages to be sent again were deleted, and newer messages may wait
+                return packets  # in the other case, all messages to send again were deleted: look for newer ones
 
     def _next_piece_locked(
         self,
@@ -134,7 +134,7 @@ class Deliveries:
                 most = limits.of(session, left)
                 try:
                     delivery = session.prepare(most, limits.max_bytes)
-                except InvalidArgumentError as failure:  # from `allow`; other sessions are not affected
+                except InvalidArgumentError as failure:  # the session's `allow` has failed; others are still served
                     delivery = None
                     session.rewind()
                     session.stall(failure)
@@ -163,13 +163,13 @@ class Deliveries:
                 unsent = session.unsent()
                 try:
                     packets = session.take(limits.of(session, limits.total), limits.max_bytes)
-                except TopicstoreError as failure:  # from reading messages to send again
+                except TopicstoreError as failure:  # messages to send again can't be read
                     packets = []
                     session.stall(failure)
                 if packets:
                     taken.append((session, packets))
                     limits.total -= count_of(packets)
-                elif session.unsent() < unsent:  # all messages to be sent again were deleted, and newer ones may wait
+                elif session.unsent() < unsent:  # messages to send again were deleted: look for newer ones
                     again.append(session)
         return again
 

@@ -4,7 +4,7 @@ The removal visits the spans of `topicstore.storage.interest`, oldest first. It 
 session has not delivered yet, or has in flight. So a disconnected session keeps the later messages of a shard until its
 client returns, or the session expires. Subscriptions of programs, replays and queues keep no messages. Messages younger
 than `RetentionSettings.delivered` stay, so that a block of messages is rewritten rarely, and so that a place that a
-crash resets is never before a removed message. The removal leaves topics that begin with ``$`` to the other limits.
+crash resets is never before a removed message. Topics that begin with ``$`` are left to the limits of retention.
 
 A subscription that begins in the past receives the messages that exist when it is made: it ends a running removal.
 
@@ -71,7 +71,7 @@ class Needs:
         """By shard, the position above which other messages may be needed."""
 
     def follow(self, text: str, places: list[int]) -> None:
-        """Add a subscription that has delivered everything up to these places."""
+        """Add a subscription that has delivered everything up to these positions, by shard."""
         known = self._places.get(text)
         if known is None:
             self._index.add(TopicFilter(text), text)
@@ -83,12 +83,12 @@ class Needs:
         self._groups[text] = places
 
     def send(self, shard: int, first: int) -> None:
-        """Add messages in flight, of which the first has this position."""
+        """Record messages in flight in a shard, of which the first has the position ``first``."""
         known = self.in_flight[shard]
         self.in_flight[shard] = first if known is None else min(first, known)
 
     def send_all(self, shard: int, positions: Positions) -> None:
-        """Add messages in flight at these positions, which may be none."""
+        """Record the messages in flight at these positions of a shard, if there are any."""
         if len(positions):
             self.send(shard, int(np.min(positions)))
 
@@ -156,7 +156,8 @@ class DeliveredRemoval:
             return 0, True
         made = replays.made
         cutoff = first_position(min(storage.clock(), storage.steady()) - micros(age)) - 1
-        # Later messages may have other readers. No subscription is half made now, and new ones begin after these.
+        # Under all locks, no subscription is half made; later ones begin after these watermarks. So only messages up to
+        # the watermarks are removed.
         marks = self._registry.locks.hold_all(lambda: [shard.writer.watermark for shard in storage.shards])
         needs = self._needs(storage)
         if needs is None:
@@ -204,7 +205,7 @@ class DeliveredRemoval:
                             return
                     first = int(batch.positions[-1]) + 1
                     yield first - 1
-            except GenerationDroppedError:  # its messages are gone; the others are read again
+            except GenerationDroppedError:  # continue with the messages of other generations
                 continue
             yield last
             return
@@ -245,7 +246,7 @@ class DeliveredRemoval:
                     needs.send_all(*messages_of(key, decode(key, value, Returned)))
             for text in groups:
                 self._entered(partial(self._follow_returned, needs, text))
-            self._add_in_flight(needs)  # again, with what another member has got meanwhile
+            self._add_in_flight(needs)  # again, because messages may have gone to another member meanwhile
         return needs
 
     def _add_places(self, needs: Needs) -> None:

@@ -223,7 +223,7 @@ def selected_of(
 
 
 def rows_in(read_slice: ReadSlice, stop: int, options: SubscribeOptions, client_id: str, now: int) -> Rows:
-    """Return the rows of a slice, up to row ``stop`` of its read batch, that a client's subscription gets."""
+    """Return the rows of a slice, before row ``stop`` of its read batch, that a client's subscription delivers."""
     start = int(read_slice.rows.start)
     if start >= stop:
         return np.empty(0, np.intp)
@@ -339,14 +339,14 @@ class Permit:
         """The time since which the session waits for answers, or None. Cleared by any thread, without the lock."""
 
     def answers(self, messages: Sequence[Message]) -> list[bool] | None:
-        """Return for each message whether it may be sent; None, and hold the session back, if an answer is missing.
+        """Return for each message whether it may be sent; if an answer is missing, hold the session back: return None.
 
         Raises `InvalidArgumentError` if `allow` raises, or returns a wrong number of answers.
         """
         answers = self._ask(messages)
         if None in answers:
             self.asks = True
-            self.undecided_since = self._clock()  # before the second call, as `ask_again` may have been called
+            self.undecided_since = self._clock()  # set first: `ask_again` may come during the next call
             answers = self._ask(messages)
             if None in answers:
                 return None
@@ -488,7 +488,7 @@ def single(packets: Sequence[Packet]) -> list[Publish | PubRel]:
 
 
 def cut(packets: list[Packet], limit: int, max_bytes: int | None) -> tuple[list[Packet], list[Publish | PubRel]]:
-    """Split packets into at most ``limit`` first ones, and the rest as single packets.
+    """Split packets into the first ones, at most ``limit``, and the remaining ones as single packets.
 
     max_bytes: the most bytes of payload of the first packets, of which there is at least one; None: no limit.
     """

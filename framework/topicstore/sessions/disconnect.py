@@ -77,7 +77,7 @@ class Leaving:
         return errors
 
     def end_silent(self, now: int, until: float) -> None:
-        """End the connections of silent clients (`topicstore.sessions.keep_alive`), until time ``until``."""
+        """End connections whose keep alive is exceeded, until ``until``, a time of `time.monotonic`."""
         keep_alive = self._registry.keep_alive
         while time.monotonic() < until and (session := keep_alive.silent(now)) is not None:
             try:
@@ -128,7 +128,7 @@ class Leaving:
         delivery = session.prepare_last()
         writes = self._registry.states.change(session.client_id, session.stored_session, after)
         if delivery is not None:
-            writes += delivery.writes[1:]  # without the guard, as `change` compares the same record
+            writes += delivery.writes[1:]  # the first write is the guard, which `change` includes
         if not send_will and session.stored_session.record.will_delay != NEVER:
             writes.append(FrameworkWrite(will_key(session.keys), None))
         return writes

@@ -180,7 +180,7 @@ class FilterListener:
     def pass_on_locked(self) -> None:
         """Wake the waiting followers of shards with new messages, and hand over the messages that are not stored."""
         while self._noted:
-            shard, _ = self._noted.popitem()  # before the followers wake, so that a later event is recorded again
+            shard, _ = self._noted.popitem()  # removed before followers wake, so that a later event is recorded again
             self.passed += 1
             waiting, self._waiting[shard] = self._waiting[shard], {}
             for cursor in waiting:
@@ -238,8 +238,8 @@ class FilterListeners:
     def follow(self, topic_filter: TopicFilter) -> FilterListener:
         """Return the listener of a filter, registered with the hub, and increment its number of users.
 
-        A new filter waits for the locks of all shards, and so perhaps for the engine. Under the mutex this may be
-        called only for a filter that has a user already.
+        Registering a new filter waits for the locks of all shards, and so perhaps for the engine. Under the mutex this
+        may be called only for a filter that has a user already.
         """
         with self._registering:
             listener = self._listeners.get(topic_filter.text)
@@ -288,7 +288,7 @@ class FilterListeners:
     def routed(self, messages: list[Message]) -> _Routed:
         """Return the entry of published messages that are not stored. Consecutive calls with one list share an entry.
 
-        So the watermarks are read once, and not once for each filter. May be called in any thread, without the lock.
+        So the watermarks are read once, and not once for each filter. May be called in any thread, without the mutex.
         """
         routed = self._routed
         if routed is None or routed.messages is not messages:
@@ -297,12 +297,12 @@ class FilterListeners:
         return routed
 
     def note(self, listener: FilterListener) -> None:
-        """Record that a listener has new events. May be called in any thread, without the lock."""
+        """Record that a listener has new events. May be called in any thread, without the mutex."""
         self._noted.append(listener)
         self.notifier.notify()
 
     def close(self) -> None:
-        """Mark the database as closed, and wake all waiters. May be called in any thread, without the lock."""
+        """Mark the database as closed, and wake all waiters. May be called in any thread, without the mutex."""
         self.closed = True
         self.notifier.notify()
 
@@ -349,7 +349,7 @@ class Dispatcher(FilterListeners, Generic[R]):
         remember(self)
 
     def hear(self, one: R) -> None:
-        """Queue a session for a call of its `noticed`, before other events are handled. Thread-safe, without the lock.
+        """Queue a session for a call of its `noticed`, before other events are handled. Thread-safe, without the mutex.
 
         Doesn't wake the waiters: only the session knows whether its event can make it ready.
         """
@@ -378,7 +378,7 @@ class Dispatcher(FilterListeners, Generic[R]):
             if self._hidden.get(one):
                 self.ready[one] = None
                 self.notifier.notify()
-            self._hidden.pop(one, None)  # last, because an interrupted release is repeated
+            self._hidden.pop(one, None)  # the last step, so that an interrupted call can be repeated
 
     def ready_locked(self, one: R) -> None:
         """Put a session into the ready queue."""
@@ -427,7 +427,7 @@ class Dispatcher(FilterListeners, Generic[R]):
     def wait(self, timeout: float | None) -> bool:
         """Block until a session is ready, then return True; return False after ``timeout`` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
-        if timeout == 0:  # no notification is waited for
+        if timeout == 0:  # no waiter is needed
             return bool(self.ready and not self.closed) or (self._must_listen() and self._listen(end))
         with ThreadWaiter(self.notifier, timeout) as waiter:
             while not self.ready or self.closed:

@@ -51,7 +51,7 @@ from .records import (
 __all__ = ["MAX_PACKET_ID", "InFlight", "InFlightBatch", "Released", "StagedChanges"]
 
 MAX_PACKET_ID = 65_535
-_NO_IDS: frozenset[int] = frozenset()  # each call makes another object of 216 bytes
+_NO_IDS: frozenset[int] = frozenset()  # shared: each `frozenset()` would take 216 bytes
 _FEW = 8
 """Number of acknowledgements up to which handling them one by one is faster than together."""
 
@@ -270,7 +270,7 @@ class InFlight:
         self.keys = keys
         self.stored = stored
         """Whether changes are stored; a session that is kept in memory has nothing to write."""
-        self.lock = threading.RLock()  # a signal handler may acknowledge, too
+        self.lock = threading.RLock()  # reentrant: a signal handler may acknowledge, too
         """Guards the attributes below, and the in-flight batches. Its holder takes no other lock."""
         self.next_id = 1
         self.next_number = 1
@@ -285,7 +285,7 @@ class InFlight:
         """The in-flight batches and released ids with no id left, whose records can be removed."""
         self._again: list[int] = EMPTY_LIST
         """The ids whose PUBREL is to be sent again."""
-        self.resend: list[InFlightBatch] = EMPTY_LIST  # a deque takes 760 bytes, even in an idle session
+        self.resend: list[InFlightBatch] = EMPTY_LIST  # no deque, which takes 760 bytes in each idle session
         """The in-flight batches of earlier connections with ids that were not sent again yet, oldest first."""
         self._vanished: frozenset[int] = _NO_IDS
         """The ids of QoS 2 whose messages couldn't be sent again on this connection."""
@@ -343,7 +343,7 @@ class InFlight:
 
     def puback_many(self, packet_ids: Sequence[int]) -> int:
         """Record PUBACKs; return the number of packet ids that waited for one."""
-        if len(packet_ids) == 1:  # the usual call of a broker
+        if len(packet_ids) == 1:  # the usual case
             return int(self.puback(packet_ids[0]))
         with self.lock:
             if len(packet_ids) < _FEW:
@@ -460,7 +460,7 @@ class InFlight:
             return ids
 
     def last_positions(self) -> list[tuple[int, int]]:
-        """Return the last position of each in-flight batch that is to be sent again, after its shard."""
+        """Return, for each in-flight batch that is to be sent again, its shard and its last position."""
         return [(batch.shard, int(batch.positions[-1])) for batch in self.resend if len(batch.positions)]
 
     def everything(self) -> list[StateWrite]:
@@ -522,7 +522,7 @@ class InFlight:
 
     def _to_rewrite(self, *, whole: bool) -> list[InFlightBatch | Released]:
         if not whole:
-            shrunk = dict.fromkeys(self._received.values())  # their received ids move to the record of released ids
+            shrunk = dict.fromkeys(self._received.values())  # batches with PUBRECs, whose ids move to the released ids
             return [batch for batch in shrunk if batch.left]
         return [kept for kept in self._stored.values() if 0 < kept.left < kept.written]
 

@@ -16,7 +16,7 @@ again.
 Stored form (state keyspace of each shard; keys begin with the byte 1, which is left out here; values as in
 `topicstore.sessions.records`)::
 
-    "sw"   what connected sessions wait for: `InterestNote`
+    "sw"   the messages that connected sessions need: `InterestNote`
     "sb"   written after a subscription of the shard's sessions has begun in the past: [1]
 """
 
@@ -79,14 +79,14 @@ class InterestNotes:
         """Held while notes are made and committed, so that no note replaces a later one. Acquired before all others."""
 
     def stored(self, shard: int) -> InterestNote | None:
-        """Return the note of a shard that this site has applied last; None if there is none."""
+        """Return the latest note of a shard that this site has applied; None if it has applied none."""
         stored = self._states.states[shard].get(_NOTE)
         return None if stored is None else decode(_NOTE, stored, InterestNote)
 
     def commit(self, shards: Collection[int], *, begun_in_past: bool = False) -> Mapping[int, TopicstoreError]:
-        """Commit the notes of some shards, unless they are the same as before; return the errors by shard.
+        """Commit the notes of some shards, unless the notes are unchanged; return the errors by shard.
 
-        begun_in_past: whether subscriptions of these shards have begun in the past.
+        begun_in_past: whether the notes cover a new subscription, of these shards' sessions, that begins in the past.
         """
         with self._writing:
             writes: dict[int, list[StateWrite]] = {}

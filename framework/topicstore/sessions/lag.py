@@ -113,7 +113,7 @@ def read_positions(
             if is_shared(record.topic_filter):
                 shared.append(record.topic_filter)
             else:
-                place = places.get(number, [_READ] * len(states.states))  # at QoS 0 it has no place and no lag
+                place = places.get(number, [_READ] * len(states.states))  # QoS 0 has no stored place and no lag
                 found[record.topic_filter] = _of_place(
                     TopicFilter(record.topic_filter), place, record.periods[-1].options, client_id
                 )
@@ -137,7 +137,7 @@ def _of_place(
 
 def _of_group(group: Group | StoredGroup | None, text: str, shards: int) -> ReadPositions:
     """Return the positions of a shared subscription as a whole, not of one member."""
-    if group is None:  # a crash occurred before its first member was enlisted
+    if group is None:  # a crash came before the group's first member was enlisted
         return ReadPositions(read_filter(text), [_READ] * shards)
     places = group.unread_places()
 
@@ -294,7 +294,7 @@ def _count_together(counter: LagCounter, positions: _Positions) -> bool:
             try:
                 if not _count_shard(counter, shard, TopicFilter(root), behind):
                     return False
-            except GenerationDroppedError:  # each filter is counted separately instead
+            except GenerationDroppedError:  # the caller then counts each filter separately
                 return False
     return True
 

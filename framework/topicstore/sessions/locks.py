@@ -61,7 +61,7 @@ class SessionMutex(FairLock):  # type: ignore[misc]  # RLock isn't final at run 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # type: ignore[override]
         """Acquire the mutex, and return True; return False after ``timeout`` seconds, if that isn't negative.
 
-        A wait with a time limit doesn't stand in line.
+        A wait with a time limit has no place in the queue of waiting threads.
         """
         if not blocking or timeout >= 0:
             return ProcessLock.acquire(self, blocking, timeout)
@@ -159,7 +159,7 @@ def _warning(what: str, call: Callable[[], object]) -> None:
         text = f"{what} raised {type(failure).__name__}: {failure}"
         try:
             warnings.warn(text, RuntimeWarning, stacklevel=1)
-        except RuntimeWarning:  # where warnings are errors, it is reported like an error that ends a thread
+        except RuntimeWarning:  # if warnings are errors, report the failure as an error that ends a thread
             threading.excepthook(
                 threading.ExceptHookArgs((type(failure), failure, failure.__traceback__, threading.current_thread()))
             )
@@ -173,10 +173,10 @@ class ReadyQueue(Protocol[R_contra]):
     """The queue of the sessions that have packets to deliver."""
 
     def hide_locked(self, sessions: Collection[R_contra]) -> None:
-        """Leave out sessions that are locked."""
+        """Leave locked sessions out of the queue."""
 
     def show_locked(self, sessions: Collection[R_contra]) -> None:
-        """Include sessions again whose locks were released; if a call is interrupted, perhaps without `hide_locked`."""
+        """Queue sessions again whose locks were released, even if an interruption prevented `hide_locked`."""
 
 
 class SessionLocks(Generic[R]):
@@ -323,5 +323,5 @@ class SessionLocks(Generic[R]):
         if self._owner_of_all == me:
             self._owner_of_all = None
         self._callers.discard(me)
-        if owned(self._mutex):  # false in a forked child
+        if owned(self._mutex):  # a forked child doesn't own it
             self._changed.notify_all()

@@ -122,7 +122,7 @@ def _write_in_parts(state: ShardState, writes: Iterable[StateWrite]) -> None:
     for write in writes:
         part.append(write)
         size += len(write.key) + len(write.value or b"")
-        if size > _BYTES and write.value is None:  # a move is not divided
+        if size > _BYTES and write.value is None:  # a commit ends after a whole move: a put and a delete
             state.write(part)
             part, size = [], 0
     if part:

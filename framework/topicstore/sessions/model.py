@@ -101,12 +101,12 @@ def places_of(start: Start, marks: list[int], hub: Hub, instant: Callable[[Time]
 def reached(places: Sequence[int], ends: Sequence[int]) -> list[int]:
     """Return stored places, by shard, limited to the ends of the shards; warn if a place lies after a shard's end.
 
-    Then the shard has lost messages. No error is raised, because no caller could choose another place. The warning
-    names no session, so that Python shows it once.
+    Such a shard has lost messages. No error is raised, because the caller has no better place. The warning names no
+    session, so that Python shows it once.
     """
     ahead = [shard for shard, (place, end) in enumerate(zip(places, ends, strict=True)) if place > end]
     if ahead:
-        with suppress(UserWarning):  # where warnings are errors, sessions are opened nevertheless
+        with suppress(UserWarning):  # sessions are opened even if warnings are errors
             warn_caller(
                 f"sessions stood after the end of shards {', '.join(map(str, ahead))}: the database has lost messages "
                 "that they had been sent, as in a power failure. They go on at the end, and may miss what was stored "
@@ -131,7 +131,7 @@ def _parsed(text: str) -> Start:
 
 @attrs.frozen
 class SharedFilter:
-    """The parts of a shared subscription's filter ``$share/<name>/<filter>``; it identifies a group as a whole.
+    """The parts of a shared subscription's filter ``$share/<name>/<filter>``; the whole text identifies the group.
 
     See MQTT 5, section 4.8.2.
     """
@@ -188,7 +188,7 @@ class SubscribeOptions(msgspec.Struct, frozen=True, gc=False, array_like=True):
         check_within("a subscription identifier", self.identifier, 0, MAX_IDENTIFIER)
         for name in ("no_local", "retain_as_published"):
             value = getattr(self, name)
-            if type(value) is not bool:  # a stored value of another type could not be decoded
+            if type(value) is not bool:  # records with a value of another type could not be decoded
                 raise InvalidArgumentError(f"{name} is True or False, not {value!r}")
         return self
 
@@ -326,17 +326,17 @@ class SessionInfo:
 
     client_id: str
     connected: bool
-    """Whether its client is connected. After a crash it stays true until the next `Sessions.tick`."""
+    """Whether the session's client is connected. After a crash this stays true until the next `Sessions.tick`."""
     created: int
-    """When it was created. Times are microseconds since the Unix epoch, by the current setting of the wall clock."""
+    """When the session was created. Times are microseconds since the Unix epoch, by the wall clock as it is set now."""
     expiry_interval: float | None
     """Seconds from the end of the connection to the end of the session; None: it never ends."""
     expires: int | None
-    """When it ends; None while it is connected, or if it never ends."""
+    """When the session ends; None while its client is connected, or if it never ends."""
     will_due: int | None
-    """When its will is published; None if no will is pending."""
+    """When the session's will is published; None if no will is pending."""
     will_delay: float | None = None
-    """Seconds from the loss of the connection to the publishing of its will; None if it has no will."""
+    """Seconds from the loss of the connection to the publishing of the will; None if the session has no will."""
     subscriptions: tuple[tuple[str, SubscribeOptions], ...] = ()
     in_flight: int = 0
     """The number of messages in flight at the last commit."""

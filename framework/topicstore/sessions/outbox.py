@@ -25,7 +25,7 @@ __all__ = ["Outbox", "delivery_again", "read_again"]
 class Outbox:
     """The queue of committed packets of one session. Used under the sessions' mutex.
 
-    Packets that an earlier call left are single packets, not batches.
+    Packets that a call of `take` has left in the queue are single packets, not batches.
     """
 
     __slots__ = ("_clock", "_in_flight", "_permit", "packets", "read_at", "revised", "waited")
@@ -94,7 +94,7 @@ class Outbox:
             return None
         gone = {id(packet): packet for packet, answer in zip(sent, answers, strict=True) if not answer}
         for packet in gone.values():
-            if packet.dup:  # the client may have received the packet id
+            if packet.dup:  # the client may know the packet id already
                 self._in_flight.vanished(packet.packet_id)
             elif packet.packet_id:
                 self._in_flight.cancel(packet.packet_id)
@@ -113,7 +113,7 @@ def read_again(
     """
     if batch.copies:
         return {row: batch.copies[row] for row in rows}
-    if batch.topics:  # stored without copies
+    if batch.topics:  # retained messages in a record of an old release, without copies
         return dict(zip(rows, retained.of([batch.topics[row] for row in rows]), strict=True))
     found: dict[int, Message | None] = {}
     for topic_filter, some in _by_filter(batch, rows).items():

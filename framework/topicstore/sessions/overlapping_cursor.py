@@ -154,12 +154,12 @@ class FilterOverlaps(Generic[V]):
         if root is None:
             return
         path, open_ended = _path(topic_filter)
-        system = path[:1] != [] and path[0][:1] == "$"  # not matched by wildcards in the first level [MQTT-4.7.2-1]
+        system = path[:1] != [] and path[0][:1] == "$"  # a wildcard doesn't match this level [MQTT-4.7.2-1]
         left: list[tuple[_Node[V], int]] = [(root, 0)]
         while left:
             node, depth = left.pop()
             hidden = system and not depth
-            if depth > len(path):  # anything below may be matched by its "#"
+            if depth > len(path):  # "#" may match any level below
                 yield from node.values()
                 left += [(child, depth + 1) for child in node.children.values()]
                 continue
@@ -183,7 +183,7 @@ class FilterOverlaps(Generic[V]):
         root = self._look()
         found: list[V] = []
         nodes = [] if root is None else [root]
-        hidden = topic[0] == "$"  # not matched by wildcards in the first level [MQTT-4.7.2-1]
+        hidden = topic[0] == "$"  # a wildcard in the first level doesn't match such topics [MQTT-4.7.2-1]
         for level in topic.split("/"):
             following: list[_Node[V]] = []
             for node in nodes:
@@ -464,7 +464,7 @@ class OverlappingCursors(SessionCursor):
         try:
             runs, end = self._runs(shard, limit, bound)
         except TopicstoreError:
-            self._failing[shard] = None  # other shards are not affected
+            self._failing[shard] = None  # other shards are still read
             raise
         stops = {member: rows_until(read_slice, end) for member, (_, read_slice) in runs.items()}
         some = [member for member, (_, read_slice) in runs.items() if stops[member] > read_slice.rows.start]
@@ -475,7 +475,7 @@ class OverlappingCursors(SessionCursor):
         for member, (period, read_slice) in runs.items():
             member.advance(shard, read_slice, period, end)
         if any(member.behind(shard) for member in self._members):
-            self._behind[shard] = None  # after the other shards
+            self._behind[shard] = None  # the shard's turn comes last
         client_id = next(iter(self._members)).client_id
         if len(some) > 1:
             parts = [Part(_matching(member, runs[member][0]), runs[member][1], stops[member]) for member in some]
@@ -494,7 +494,7 @@ class OverlappingCursors(SessionCursor):
         runs: dict[FilterCursor, tuple[OptionsPeriod, ReadSlice]] = {}
         for member in sorted(self._members, key=lambda member: member.places[shard]):
             if end < mark and member.places[shard] >= end:
-                break  # the following members are sorted by place, so their places are not before the end either
+                break  # members are sorted by place, so the following ones have reached the end, too
             if member.quiet(shard):
                 continue
             period, read_slice = member.period(shard), member.run(shard, limit)
@@ -529,7 +529,7 @@ class OverlappingCursors(SessionCursor):
                 member.count_missed(1)
                 break
         most = MOST_BYTES + sum(len(message.payload) for message in messages)
-        while len(self._copies) > MOST or self._copied > most:  # their listener was left, or dropped them
+        while len(self._copies) > MOST or self._copied > most:  # some copies never arrive
             self._forget_copies(next(iter(self._copies.values()))[0])
 
     def _forget_copies(self, message: Message) -> None:
@@ -541,7 +541,7 @@ class OverlappingCursors(SessionCursor):
         found = {cursor: None, **dict.fromkeys(self._filters.matching(message.topic))}
         matching = sorted([member for member in found if member.takes(message)], key=_number)
         if len(matching) > 1:
-            if id(message) not in self._copies:  # else the same object was published twice
+            if id(message) not in self._copies:  # an object that is published again is counted once
                 self._copied += len(message.payload)
             self._copies[id(message)] = message, {member for member in matching if member is not cursor}
         taken = {
@@ -602,7 +602,7 @@ class OverlappingCursors(SessionCursor):
     # --- storing: each subscription stores its own place ---
 
     def parts(self) -> list[SessionCursor]:
-        """Return itself, and the subscriptions whose places have moved."""
+        """Return this cursor, and the subscriptions whose places have moved."""
         return [self, *(member for member in self._members if member.moved)]
 
     def writes(self) -> list[StateWrite]:
@@ -610,7 +610,7 @@ class OverlappingCursors(SessionCursor):
         return [write for member in self._members for write in member.writes()]
 
     def committed(self) -> None:
-        """Note that queued messages read since are handed out. The subscriptions in `parts` apply their own places."""
+        """Forget the queued messages that were read, because they are handed out; places are committed by `parts`."""
         self._nonpersistent.committed()
 
     def rewind(self) -> None:

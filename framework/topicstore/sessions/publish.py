@@ -42,7 +42,10 @@ class Incoming:
 
     @classmethod
     def of_objects(cls, messages: Sequence[Message], refused: Refused, *, partial: bool) -> Incoming:
-        """Return messages given as objects. A row that is no `Message` is refused or, without ``partial``, raised."""
+        """Return messages given as objects. Without ``partial``, a row that is no `Message` raises its error.
+
+        With ``partial``, such rows are refused.
+        """
         if not set(map(type, messages)) <= {Message}:
             messages = list(messages)
             for row, message in enumerate(messages):
@@ -107,7 +110,7 @@ def publish(
     exchanges = exchanges_of(sessions, ids, messages.qos)
     if exchanges:
         return registry.locks.hold((), locked, exchanges)
-    check_sessions(registry, sessions, refused, partial=partial)  # needs no lock
+    check_sessions(registry, sessions, refused, partial=partial)  # without exchanges, no lock is needed
     return publishing()
 
 
@@ -205,7 +208,7 @@ def _refuse_message(
     for row in list(_some(range(len(messages)), refused)):
         exchange = (sessions[row], ids[row]) if ids[row] and messages.qos[row] == 2 else None
         if exchange is not None and (ids[row] in sessions[row].incoming or exchange in begun):
-            continue  # a duplicate, which is left out even if it is invalid
+            continue  # a repetition is left out, even if the message is invalid
         fault = messages.fault(row)
         if fault is not None:
             refused[row] = fault
@@ -237,7 +240,7 @@ def _matched(registry: SessionRegistry, messages: Incoming, refused: Refused) ->
     """Return for each message whether a subscription matches, or may match; each topic is looked up once."""
     wants, following = registry.filters.match, registry.dispatcher.hub.matching
     topics = messages.topics
-    if registry.shared:  # subscribers may be on other sites
+    if registry.shared:  # subscribers on other sites are not known here
         return [True] * len(topics)
     if refused:
         topics = ["" if row in refused else topic for row, topic in enumerate(topics)]

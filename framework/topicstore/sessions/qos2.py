@@ -69,7 +69,7 @@ NewIds = dict[Session, dict[int, None]]
 def exchanges_of(
     sessions: Sequence[Session], ids: Sequence[int], qos: Sequence[int] | None = None
 ) -> list[tuple[Session, int]]:
-    """Return the exchanges to lock: of the rows with a packet id that are of QoS 2 (without ``qos``, all of them)."""
+    """Return the exchanges to lock: those of rows that have a packet id and, if ``qos`` is given, are of QoS 2."""
     rows = zip(sessions, ids, repeat(2) if qos is None else qos, strict=False)
     return [(session, number) for session, number, level in rows if level == 2 and number and type(number) is int]
 
@@ -120,7 +120,7 @@ def adopt_committed(registry: SessionRegistry, new: NewIds) -> None:
         if not session.stored:
             continue
         keys = list(map(session.keys.incoming, ids))
-        with contextlib.suppress(TopicstoreError):  # a shard that can't be read takes no messages either
+        with contextlib.suppress(TopicstoreError):  # an unreadable shard accepts no messages either
             stored = registry.states.states[registry.states.shard_of(session.client_id)].get_many(keys)
             session.incoming.update((packet_id, None) for packet_id, value in zip(ids, stored, strict=True) if value)
 
@@ -128,7 +128,7 @@ def adopt_committed(registry: SessionRegistry, new: NewIds) -> None:
 def pubrel(
     registry: SessionRegistry, sessions: Sequence[Session], ids: Sequence[int], refused: Refused, *, partial: bool
 ) -> Acknowledged:
-    """Free the packet ids of received PUBRELs, with one commit for each shard; ``refused`` rows were refused before."""
+    """Free the packet ids of received PUBRELs, with one commit for each shard; ``refused``: the rows refused before."""
     freed: NewIds = {}
     known: list[bool] = []
     for row, (session, packet_id) in enumerate(zip(sessions, ids, strict=True)):

@@ -14,9 +14,9 @@ that begins with the version, which is 1 unless stated otherwise::
     "sd" client               the client id that a digest stands for: [1, client id]
     "sl" client               the session was opened and not closed: [1]. A crash leaves this key.
     "ss" client 00 number:4   a subscription: `SubscriptionRecord`
-    "sc" client 00 number:4   its place: [1, [position by shard]]: all messages up to it were delivered
+    "sc" client 00 number:4   a subscription's place: [1, [position by shard]]: all messages up to it were delivered
     "sn" client 00 number:4   retained messages are being sent: [1, topic]: those up to this topic were delivered
-    "sg" client 00 number:4   its places, of a shared subscription (`topicstore.sessions.shared.records`)
+    "sg" client 00 number:4   a shared subscription's places (`topicstore.sessions.shared.records`)
     "sf" client 00 number:8   an in-flight batch, in the order sent: messages that wait for a PUBACK or PUBREC:
                               `InFlightRecord`, of retained messages `StoredInFlight`, or in version 2
                               `MergedInFlightRecord`
@@ -359,7 +359,7 @@ def timer_key(time: int, kind: bytes = b"") -> bytes:
 
 
 def timer_of(key: bytes) -> Timer:
-    """Decode a timer's key to its time, kind and owner."""
+    """Decode a timer's key to its time, its kind, and the client id in the form of keys (`owner_of`)."""
     return Timer(int.from_bytes(key[2:10], "big"), key[10:11], key[11:].decode())
 
 

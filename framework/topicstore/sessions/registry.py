@@ -1,7 +1,7 @@
 """`SessionRegistry`: the sessions of one open database, connected and stored, and the parts that they share.
 
 There is at most one `Session` object for a client id. When the client connects again, here or in another process that
-opened the database after this one crashed, the older object ends, and its owner is notified (MQTT 5, section 3.1.4).
+opened the database after this one crashed, the older object ends, and ``on_end`` is called (MQTT 5, section 3.1.4).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LEFT = (Ended.MOVED, Ended.UNCERTAIN)
 
 
 class ReplayStarts:
-    """Counts the subscriptions that begin in the past, before which a removal of messages must end. Thread-safe."""
+    """Counts the subscriptions that begin in the past; each of them ends a running removal. Thread-safe."""
 
     def __init__(self) -> None:
         self.lock = FairLock()
@@ -60,7 +60,7 @@ class ReplayStarts:
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Add a subscription that is made in the context. Waits for at most one step of a removal."""
+        """Count a subscription that the block makes. Waits for at most one step of a removal."""
         check_not_owned(self.lock)
         one = object()
         try:
@@ -72,7 +72,10 @@ class ReplayStarts:
             self._making.discard(one)
 
     def none_since(self, made: int) -> bool:
-        """Return whether none was being made since ``made`` was read. The caller holds `lock`."""
+        """Return whether no subscription was made since ``made`` was read, and none is being made now.
+
+        The caller holds `lock`.
+        """
         return self.made == made and not self._making
 
 
@@ -122,14 +125,14 @@ class SessionRegistry:
         storage = self.publisher.storage()
         if storage.manifest.cluster is None:
             return Groups(self.states, self.dispatcher, self.filters)
-        from .shared.site_groups import SiteGroups  # few databases are shared
+        from .shared.site_groups import SiteGroups  # imported only on a site of a cluster
 
         return SiteGroups(storage, self.states, self.dispatcher, self.filters, self.catch_up, self._refresh)
 
     def _interest_notes(self) -> InterestNotes | None:
         if not self.shared:
             return None
-        from .interest_notes import InterestNotes  # few databases are shared
+        from .interest_notes import InterestNotes  # imported only on a site of a cluster
 
         return InterestNotes(self._shards, self.states, self.dispatcher, self.locks, self.connected)
 
@@ -152,7 +155,7 @@ class SessionRegistry:
     # --- shards ---
 
     def epochs(self) -> tuple[int | None, ...]:
-        """Return, by shard, the period in which this site owns it; None for shards of other sites."""
+        """Return, by shard, the fencing token under which this site owns it; None for shards of other sites."""
         return tuple(shard.writer.epoch for shard in self._shards)
 
     def check_owned(self, client_id: str) -> None:
@@ -160,16 +163,17 @@ class SessionRegistry:
         self._shards[self.states.shard_of(client_id)].writer.check_owned()
 
     def end_moved(self) -> None:
-        """End the sessions whose shards have moved, which are to be opened again."""
+        """End the sessions whose shards have moved; their clients open them again at the new owner."""
         epochs, shard_of = self.epochs(), self.states.shard_of
         for session in list(self.connected.values()) if self.shared else ():
             if session.epoch != epochs[shard_of(session.client_id)]:
                 self.over(session, Ended.MOVED, notify=True)
 
     def catch_up(self, positions: Iterable[tuple[int, int]]) -> None:
-        """Return when these positions, with their shards, can be read here, unless their messages were lost.
+        """Wait until these pairs of shard and position can be read here, unless their messages were lost.
 
-        A session may have got messages that this site has not applied yet. Raises `StorageUnavailableError`.
+        Another site may have delivered messages to a session that this site has not applied yet. Raises
+        `StorageUnavailableError`.
         """
         behind = {shard for shard, position in positions if position > self._shards[shard].reader.watermark}
         if behind:
@@ -273,7 +277,7 @@ class SessionRegistry:
         return None if session is None or session.stored else session
 
     def stuck_since(self, client_id: str) -> int | None:
-        """Return the time since which a session has been held back or its window full; None if it is neither."""
+        """Return the time since which a session is held back, or since which its window is full; else None."""
         session = self.connected.get(client_id)
         if session is None:
             return None
@@ -282,7 +286,7 @@ class SessionRegistry:
     # --- ending ---
 
     def over(self, session: Session, why: Ended, *, notify: bool) -> None:
-        """End a session object, and remove it. ``notify``: call ``on_end``, because the owner didn't end the session.
+        """End a session object, and remove it. ``notify``: call ``on_end``, because no call of the object ended it.
 
         This thread calls ``on_end`` after it has released the mutex.
         """

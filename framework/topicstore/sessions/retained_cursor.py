@@ -60,7 +60,7 @@ class RetainedCursor(SessionCursor):
         "topic_filter",
     )
 
-    cost = 16  # a read looks up a page
+    cost = 16  # high, because each read looks up a page
 
     def __init__(
         self, keys: Keys, feed: FilterCursor, messages: RetainedMessages, *, replays: bool, behind: str | None = None
@@ -72,7 +72,7 @@ class RetainedCursor(SessionCursor):
         """
         self.topic_filter = feed.topic_filter
         self.number = feed.number
-        self.needs_packet_id = feed.options.qos > 0 or behind is not None  # a stored cursor stays limited
+        self.needs_packet_id = feed.options.qos > 0 or behind is not None  # the window limits stored cursors of QoS 0
         self._keys = keys
         self._feed = feed
         self._messages = messages
@@ -108,7 +108,7 @@ class RetainedCursor(SessionCursor):
         return self._following is None and not self._page
 
     def everything(self) -> list[StateWrite]:
-        """Return the writes that store the start of this sending or, at QoS 0, remove the record of an earlier one."""
+        """Return the writes that store the cursor at its beginning or, at QoS 0, remove an earlier cursor's record."""
         key = self._keys.retained(self.number)
         return [put(key, (VERSION, "")) if self.needs_packet_id else FrameworkWrite(key, None)]
 
@@ -130,7 +130,7 @@ class RetainedCursor(SessionCursor):
             self._sent = taken[-1].topic
         self._moved = bool(self._moved or taken or self.ended)
         if self.ended:
-            self._feed.release()  # messages that it reads after this are committed together with these or later
+            self._feed.release()  # its messages are committed with these messages, or later
         return self._selected(taken, now)
 
     def _not_replayed(self, messages: Sequence[Message]) -> list[Message]:
@@ -149,7 +149,7 @@ class RetainedCursor(SessionCursor):
 
     def _selected(self, taken: list[Message], now: int) -> SelectedMessages:
         options = self._options
-        left = [left_of(message, self._since, now) for message in taken]  # their intervals were reduced at `_since`
+        left = [left_of(message, self._since, now) for message in taken]  # intervals are as of `_since`
         messages = [message for message, seconds in zip(taken, left, strict=True) if seconds != 0]
         qos = [min(message.qos, options.qos) for message in messages]
         expiry = [seconds for seconds in left if seconds != 0]
@@ -159,7 +159,7 @@ class RetainedCursor(SessionCursor):
 
     @property
     def urgent(self) -> bool:
-        """Whether the end must be committed even without messages, before the subscription's other messages."""
+        """Whether the end of the retained messages must be committed: the subscription's other messages wait for it."""
         return self.ended and self._moved
 
     def writes(self) -> list[StateWrite]:
@@ -183,7 +183,7 @@ class RetainedCursor(SessionCursor):
             self._feed.hold()
 
     def try_again(self) -> None:
-        """Read the page that failed again."""
+        """Let the next read retry the page that could not be read."""
         self._failing = False
 
     def close(self) -> None:

@@ -242,7 +242,7 @@ class Session:
     ) -> None:
         self.client_id = found.client_id
         self.epoch = epoch
-        """The period of this site as the owner of the session's shard in which the session was opened."""
+        """The fencing token under which this site owned the session's shard when the session was opened."""
         self.present = present
         """Whether the session existed before: the Session Present flag of CONNACK (MQTT 5, section 3.2.2.1.1)."""
         self.on_end = on_end
@@ -352,7 +352,7 @@ class Session:
         """
         options = SubscribeOptions(qos, no_local, retain_as_published, retain_handling, subscription_identifier)
         (result,) = self._calls.subscribe([(self, topic_filter, options)], start=start)
-        return cast("SubscribeResult", result)  # an error would have been raised
+        return cast("SubscribeResult", result)  # without ``partial``, errors are raised
 
     def unsubscribe(self, topic_filter: str) -> bool:
         """End a subscription; return whether there was one. The exchanges of messages in flight are completed."""
@@ -362,7 +362,7 @@ class Session:
     # --- delivering ---
 
     def deliver(self, limit: int = 1_000, *, max_bytes: int | None = None) -> list[Publish | PubRel]:
-        """Return the packets to send now: at most about ``limit`` messages, none if none wait or the window is full.
+        """Return the packets to send now: at most about ``limit`` messages; none if none waits or the window is full.
 
         A call reads a bounded number of times. So in a session with hundreds of subscriptions it may return no packets
         although messages wait; then `Sessions.wait` returns True at once.
@@ -370,7 +370,7 @@ class Session:
         max_bytes: the most bytes that the payloads have together, though at least one message is returned; None: no
                    limit. See `Sessions.deliver`.
 
-        Their packet ids, and the PUBRECs of the `PubRel`s, are committed before it returns. After a resumption the
+        The packet ids, and the PUBRECs of the `PubRel`s, are committed on return. After a resumption the
         unacknowledged packets come first (MQTT 5, sections 4.4 and 4.6): the PUBRELs in the order of their PUBRECs,
         then the messages in the order they were sent, with ``dup``. Messages that were deleted or dropped, or have
         expired, in the meantime are left out: at QoS 1 their packet ids are free; at QoS 2, where the client may still
@@ -452,7 +452,7 @@ class Session:
     # --- publishing ---
 
     def publish(self, messages: Iterable[Message], packet_ids: Sequence[int] | None = None) -> PublishResult:
-        """Publish messages of this client through `Database.publish`; return the result for the new ones.
+        """Publish messages of this client through `Database.publish`; return the result for the new messages.
 
         packet_ids: the packet id of each message. At QoS 2 it is committed in one engine write with the message, and
                     until its `pubrel` a message with the same id is a repetition, and left out (MQTT 5, section 4.3.3).
@@ -570,11 +570,11 @@ class Session:
         # A full window does not hold up messages of QoS 0.
         waiting = self._outbox.packets or (in_flight.resend and in_flight.room(self.receive_maximum))
         if not waiting:
-            left = max(limit - in_flight.received, 0)  # so that all of the delivery is handed out
+            left = max(limit - in_flight.received, 0)  # each PUBREC in the delivery makes a packet, too
             self._read(left, max_bytes, selections, cursors)
         some = selections or in_flight.received or self.permit.refused > refused
         if not (some or any(cursor.urgent for cursor in cursors)):
-            if cursors:  # places moved, with nothing to hand out
+            if cursors:  # only places have moved: the next checkpoint commits them
                 self.touched()
             return None
         if not (in_flight.stored or in_flight.received):
@@ -588,7 +588,7 @@ class Session:
                 batches.append(selected.batch(ids[start : start + count]))
                 start += count
         staged = in_flight.stage(batches, whole=False)
-        moved = dict.fromkeys(cursors)  # some cursors were read several times
+        moved = dict.fromkeys(cursors)  # each cursor once, even if it was read several times
         writes = [write for cursor in moved for write in cursor.writes()] + staged.writes if in_flight.stored else []
         return PendingDelivery(self, selections, ids, cursors, staged, [self.guard, *writes] if writes else [])
 
@@ -638,9 +638,9 @@ class Session:
                     self._go_back(cursor, selections, () if asks else cursors)
                     break
                 if asks and selected:
-                    later.append(cursor)  # not twice in a delivery, so that only undecided messages are read again
+                    later.append(cursor)  # one read a delivery: an undecided answer of `allow` repeats only this read
                 elif not cursor.exhausted:
-                    self._behind[cursor] = None  # after the others
+                    self._behind[cursor] = None  # the cursor's turn comes last
                 selected = permitted
                 cursors.append(cursor)
                 count = len(selected.messages)
@@ -661,7 +661,7 @@ class Session:
             return cursor.read(limit, now)
         except TopicstoreError as failure:
             self._unread = (*self._unread, cursor)
-            self.failed(failure)  # other cursors are not affected
+            self.failed(failure)  # other cursors are still read
             return SelectedMessages(cursor.topic_filter.text, 0, _NOTHING, (), 0, None)
 
     def _permitted(self, cursor: SessionCursor, selected: SelectedMessages) -> SelectedMessages | None:
@@ -708,7 +708,7 @@ class Session:
             if needed_packet_id and not part.needs_packet_id:
                 self._filters.remove(part.topic_filter)
             if not self.retained:
-                continue  # without `isinstance`, which calls a Python function for an abstract class
+                continue  # avoids `isinstance`, which is slow for an abstract class
             if isinstance(part, RetainedCursor) and part.done and self.retained.get(part.number) is part:
                 del self.retained[part.number]
 
@@ -802,7 +802,7 @@ class Session:
             with in_flight.lock:
                 for packet_id, row in rows:
                     message = found[row]
-                    if packet_id not in (batch.unsent or ()):  # it was acknowledged meanwhile
+                    if packet_id not in (batch.unsent or ()):  # the client has acknowledged it
                         continue
                     if message is None:
                         in_flight.vanished(packet_id)
@@ -815,7 +815,7 @@ class Session:
                 del in_flight.resend[0]
 
     def replace_allow(self, allow: Allow | None) -> None:
-        """Replace ``allow``, even for messages that are drafted but not handed out."""
+        """Replace ``allow``, even for messages that have packet ids but are not handed out."""
         self.permit.allow, self.permit.asks, self._outbox.revised = allow, False, True
         self.permission_changed()
         for cursor in self.cursors.values():
@@ -846,12 +846,12 @@ class Session:
             self.dispatcher.idle_locked(self)
         if self._blocked:
             self.stuck_since = self.stuck_since or self.dispatcher.steady()
-            if self._noted:  # perhaps by a thread that read `_blocked` before it was set, and didn't wake the waiters
+            if self._noted:  # the noting thread may have read `_blocked` too early, and woken no waiter
                 self.dispatcher.notifier.notify()
 
     def wake(self, cursor: SessionCursor) -> None:
         """Record that a cursor has messages to read, and enter the ready queue unless the session is blocked."""
-        if self.ended is not None:  # and the cursor is not closed yet
+        if self.ended is not None:  # cursors of an ended session are closed later
             return
         self._behind[cursor] = None
         if not (self._stalled or (self._blocked and cursor.needs_packet_id)):
@@ -860,13 +860,13 @@ class Session:
     def _become_ready(self) -> None:
         """Enter the ready queue, or do so later if the session is being resumed or is held back."""
         if self.resuming is not None:
-            self.dispatcher.idle_locked(self)  # the last step of `resuming` calls `ask`
+            self.dispatcher.idle_locked(self)  # when all subscriptions are loaded, `ask` is called
         elif self.held_since is None:
             self.dispatcher.ready_locked(self)
         else:
             self._held = True
             self.dispatcher.idle_locked(self)
-            if self._noted:  # perhaps by a thread that ended the hold, but read `_held` before it was set
+            if self._noted:  # the thread that ended the hold may have read `_held` too early, and woken no waiter
                 self.dispatcher.notifier.notify()
 
     def forget(self, cursor: SessionCursor) -> None:
@@ -919,14 +919,14 @@ class Session:
     def _note(self) -> None:
         """Have the dispatcher call `noticed`. Needs no lock."""
         if not self._noted:
-            self._noted = True  # before `hear`, after which the dispatcher may call `noticed` at once
+            self._noted = True  # set before `hear`: the dispatcher may call `noticed` immediately
             self.dispatcher.hear(self)
-        if self._blocked or self._held or self.in_flight.received:  # after `_noted` is set; see `ask`
+        if self._blocked or self._held or self.in_flight.received:  # read after `_noted` is set; see `ask`
             self.dispatcher.notifier.notify()
 
     def noticed(self) -> None:
         """Handle the events since the last call: acknowledgements, the end of a pause, a new answer of ``allow``."""
-        self._noted = False  # first: an event after this is recorded again
+        self._noted = False  # reset first, so that a later event is recorded again
         if self.ended is not None:
             return
         self.touched()
@@ -956,7 +956,7 @@ class Session:
         self.ended = why
         self.dispatcher.forget_locked(self)
         self.resuming = None
-        uncount = None if self.stored else self._filters.remove  # stored sessions are counted until they end
+        uncount = None if self.stored else self._filters.remove  # a stored session stays counted
         cursors = [*self.cursors.values(), *self.retained.values()]
         self.dispatcher.close_locked(closing(cursors, uncount), len(cursors))
         self.cursors.clear()

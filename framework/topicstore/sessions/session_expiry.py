@@ -90,7 +90,7 @@ class Timers:
         """By shard, the earliest time, by its session clock, at which a stored timer may be due; None: there is no
         timer, or another site owns the shard."""
         self.epochs: tuple[int | None, ...] = tuple(None for _ in shards)
-        """By shard, the period of this site as its owner, as of the last `follow_shards`."""
+        """By shard, the fencing token under which this site owned it at the last `follow_shards`; None for others."""
         self._passed: list[Timer | None] = [None for _ in shards]
         """By shard, the timer after which the next call of `run` begins; None: with the earliest."""
         self._checkpoint_due: int | None = None
@@ -101,7 +101,7 @@ class Timers:
         self.follow_shards()
 
     def follow_shards(self) -> None:
-        """End the sessions of shards that have left this site, and begin with those of shards that have come.
+        """End the sessions of shards that have left this site, and schedule the timers of shards that have come.
 
         The caller holds the lock of all sessions.
         """
@@ -191,14 +191,14 @@ class Timers:
     def recover_later(self, client_ids: Iterable[str]) -> None:
         """At a later tick, end the connections of sessions that are stored as open but are not connected.
 
-        All sessions that are stored as open in the shards of these client ids are checked. Shards of other sites are
-        left to these.
+        All sessions that are stored as open in the shards of these client ids are checked, except in shards that other
+        sites own.
         """
         for shard in set(map(self._states.shard_of, client_ids)).intersection(self.owned()):
             left = self._left_open[shard]
             if left is None:
                 self._left_open[shard] = _LeftOpen(self._states.left_open(shard))
-            else:  # its scan may be past these sessions
+            else:  # the running scan may have passed these sessions
                 left.failed = True
 
     def _recover_uncertain(self) -> None:
@@ -221,7 +221,7 @@ class Timers:
         left, now = self._left_open[shard], self._registry.clocks.of(shard)()
         if left is None or left.due > now:
             return
-        ended = True  # even if reading fails; then all sessions are checked again
+        ended = True  # a failed read ends the scan, too; then a new scan checks all sessions
         try:
             clients = list(islice(left.clients, _CHUNK))
             ended = len(clients) < _CHUNK
@@ -282,7 +282,7 @@ class Timers:
         self._next_timer[shard] = None
         try:
             return self._run(shard, now, until)
-        except BaseException:  # the timers can't be read
+        except BaseException:  # the timers can't be read now: try again later
             self._expect_at(shard, now + AGAIN)
             raise
 
@@ -297,7 +297,7 @@ class Timers:
                 self._expect_at(shard, timer.time)
                 break
             if fired == _CHUNK or (fired and time.monotonic() >= until):
-                self._passed[shard] = last  # otherwise many failing timers would starve later ones
+                self._passed[shard] = last  # the next call begins after it: failing timers must not starve others
                 if len(failures) < fired:
                     self._expect_at(shard, timer.time)
                 break
@@ -306,7 +306,7 @@ class Timers:
                 self._fire(shard, timer)
             except (ShardElsewhereError, ShardMovedError):  # the shard's timers are left to its new owner
                 return failures
-            except TopicstoreError as failure:  # other timers are not affected
+            except TopicstoreError as failure:  # other timers still fire
                 failures.append(failure)
         if failures or passed is not None:
             self._expect_at(shard, now + AGAIN)

@@ -88,7 +88,7 @@ class Revocable(NamedTuple):
     shard: int
     positions: Positions
     removal: StateWrite
-    """The write that removes them from the messages that the session has in flight."""
+    """The write that removes these messages from those that the session has in flight."""
 
 
 def encode_session(client_id: str, record: SessionRecord) -> StoredSession:
@@ -173,7 +173,7 @@ class SessionState:
         """The client ids whose sessions were stored by releases without digests in keys. Set once, when opening."""
 
     def epoch(self, shard: int) -> int | None:
-        """Return the period in which this process owns a shard; None while another site of the cluster does."""
+        """Return the fencing token under which this process owns a shard; None while another site owns it."""
         return self._shards[shard].writer.epoch
 
     def owned(self, shard: int) -> bool:
@@ -182,7 +182,7 @@ class SessionState:
 
     @property
     def whole(self) -> bool:
-        """Whether this process keeps all shards; a site of a cluster may keep some."""
+        """Whether this process keeps all shards; a site of a cluster may keep only some of them."""
         return not any(shard.writer.elsewhere for shard in self._shards)
 
     # --- reading ---
@@ -358,7 +358,7 @@ class SessionState:
         self.write(self.shard_of(client_id), writes)
 
     def all_current(self, found: Sequence[StoredSession]) -> list[bool]:
-        """Return, for each session, whether its stored record is still the same."""
+        """Return, for each session, whether its stored record is still the one that was read."""
         now = self._stored([one.client_id for one in found])
         return [one.stored == stored for one, stored in zip(found, now, strict=True)]
 

@@ -61,7 +61,7 @@ class Sessions:
     """The durable sessions of one open database, as returned by `Database.sessions`.
 
     A session belongs to a client id. While its client is connected there is a `Session` object; otherwise the session
-    is only stored. Deliveries are pulled: `wait` returns when there are some, and `deliver` returns those of all
+    is only stored. Deliveries are pulled: `wait` returns when any are possible, and `deliver` returns those of all
     sessions, committed together. Call `tick` again after the seconds that it returns: it does all work that depends on
     time.
 
@@ -101,7 +101,7 @@ class Sessions:
         registry, site = self._registry, self._registry.publisher.storage().site
         if site is None or registry.notes is None:
             return DeliveredRemoval(registry, retention, self._entered)
-        from .site_delivered_removal import SiteDeliveredRemoval  # few databases are shared
+        from .site_delivered_removal import SiteDeliveredRemoval  # imported only on a site of a cluster
 
         return SiteDeliveredRemoval(registry, retention, self._entered, registry.notes, site)
 
@@ -191,7 +191,7 @@ class Sessions:
         resume:  whether to load the stored subscriptions at once. With False, which needs ``partial``, the caller
                  loads them in steps by calling `resume`.
 
-        In each shard all openings are one engine write; if the process dies in between, those of some shards are
+        In each shard all openings are one engine write; if the process dies in between, only those of some shards are
         committed. If a client id occurs in several rows, the session of the later row takes over that of the earlier. A
         session that is ended first, because of ``clean_start`` or its expiry, is removed by separate commits.
         """
@@ -221,7 +221,7 @@ class Sessions:
         True: they are delivered to clients that were away, too. False: they are delivered at QoS 0 to the clients that
         are connected, in order with the stored messages of the same topic and QoS, and cost no write. Both are allowed
         (MQTT 5, section 4.1: messages of QoS 0 that wait may be part of a session's state). Shared subscriptions with a
-        connected session are served from the stored messages, and so are all if a message is stored for other reasons.
+        connected session receive the stored messages, and all do if a message is stored for another reason.
         """
         return self._registry.filters.store_qos0
 
@@ -232,7 +232,7 @@ class Sessions:
     def wants(self, topic: str, qos: int = 1) -> bool:
         """Return whether a message of this topic and QoS is stored for a durable subscription, connected or not.
 
-        On a site of a cluster, every message is.
+        On a site of a cluster, every message is stored.
         """
         self.load_filters()
         return self._registry.shared or self._registry.filters.match(topic, qos)
@@ -252,7 +252,8 @@ class Sessions:
         limit:      the most packets of all sessions together.
         max_bytes:  the most bytes of payload for one session, though a session gets at least one message; None: no
                     limit. A few more messages may be read, which wait in memory for the next call and may expire there.
-                    Those of QoS 0 are lost with the connection. They are handed out even if they are deleted meanwhile.
+                    Such messages are handed out even if they are deleted meanwhile. Those of QoS 0 are lost with the
+                    connection.
 
         The rules of `Session.deliver` hold for each session. About 10,000 packets, of up to 1,000 sessions, are
         committed together, with one engine write for each shard. The lock is released between these commits. A session
@@ -322,8 +323,8 @@ class Sessions:
         partial: return, by row, the error of a connection that could not be ended, or None. Without ``partial``, the
                  first error is raised after all other connections have ended.
 
-        In each shard all ends are one engine write; if the process dies in between, those of some shards are committed.
-        A connection that has ended already is an error, `SessionEndedError`, unless it was ended by an earlier row.
+        In each shard all ends are one engine write; if the process dies in between, only those of some shards are
+        committed. A connection that has ended already is an error, `SessionEndedError`, unless an earlier row ended it.
         """
         ending = self._registry.own(sessions)
         return self._locks.hold_all(
@@ -359,7 +360,7 @@ class Sessions:
     def _close_locked(self) -> None:
         sessions = list(self._registry.connected.values())
         end = functools.partial(self._leaving.end, sessions, Ended.CLOSED, send_will=True)
-        over = self._registry.over  # the next opening recovers sessions whose end could not be committed
+        over = self._registry.over  # an end that could not be committed is recovered by the next opening
         close_all((end, *(functools.partial(over, session, Ended.CLOSED, notify=True) for session in sessions)))
 
     # --- calls of one session ---
@@ -403,8 +404,8 @@ class Sessions:
         partial: the result of a row that is refused is its error. Without ``partial``, the first error is raised; if it
                  is an invalid filter or option, or a session that has ended, then nothing is changed.
 
-        In each shard all subscriptions are one engine write; if the process dies in between, those of some shards are
-        committed. A filter that occurs again for a session is changed after those before it, by a commit of its own.
+        In each shard all subscriptions are one engine write; if the process dies in between, only those of some shards
+        are committed. A filter that occurs again for a session is changed after those before it, by a separate commit.
         """
         given = list(rows)
         sessions = self._registry.own([session for session, _, _ in given])
@@ -485,7 +486,7 @@ class Sessions:
         rows:    a session and a packet id.
         partial: refuse the rows of sessions that have ended. Without it, the error is raised, and nothing was recorded.
 
-        The next `deliver` commits those of all sessions, with one commit for each shard, and returns the `PubRel`s.
+        The next `deliver` commits the PUBRECs, with one commit for each shard, and returns the `PubRel`s.
         """
         given = list(rows)
         sessions = self._registry.own([session for session, _ in given])
@@ -511,7 +512,7 @@ class Sessions:
         return filter(None, map(self._info_of, self._registry.clients()))
 
     def clients(self, *, connected: bool | None = None) -> list[str]:
-        """Return the client ids of all sessions, sorted; ``connected``: only those that are connected here, or not."""
+        """Return the client ids of all sessions, sorted; ``connected``: only of those that are (not) connected here."""
         self._check_open()
         return self._registry.clients(connected)
 
@@ -558,7 +559,7 @@ class Sessions:
         max_messages: int | None = None,
         max_bytes: int | None = None,
     ) -> dict[str, Skipped]:
-        """Skip the oldest messages that wait for sessions above a limit; return how many, by client id.
+        """Skip the oldest messages that wait for sessions above a limit; return their numbers, by client id.
 
         client_ids:   the sessions; those that don't exist are left out.
         max_messages: the most messages that wait for a session; None: no limit.
@@ -576,7 +577,7 @@ class Sessions:
             check_count("a limit of max_messages or max_bytes", one)
         if not limits:
             return {}
-        from .backlog import Backlogs  # few programs bound them
+        from .backlog import Backlogs  # imported late: few programs call this
 
         return Backlogs(self._registry, self._entered).bound(list(client_ids), max_messages, max_bytes)
 
@@ -616,7 +617,7 @@ class Sessions:
 
         While the database is open, a monotonic clock measures elapsed time, so setting the wall clock has no effect.
         After a restart it has none either, provided that `tick` or the closing has recorded the change. While no
-        process has the database open, the expiry of sessions and the delays of wills go by the wall clock.
+        process has the database open, the expiry of sessions and the delays of wills follow the wall clock.
         """
 
         def tick() -> float:
@@ -644,7 +645,7 @@ class Sessions:
         return self._delivered.failure
 
     def _note_clocks_locked(self) -> None:
-        with contextlib.suppress(TopicstoreError):  # the next tick tries again, and the shard itself reports why
+        with contextlib.suppress(TopicstoreError):  # the shard reports the error; the next tick tries again
             self._registry.clocks.note(self._timers.owned(), self._registry.states.commit)
 
     def _check_open(self) -> None:

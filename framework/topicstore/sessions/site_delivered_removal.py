@@ -1,14 +1,15 @@
 """`SiteDeliveredRemoval`: the removal of messages that were stored only for sessions, on one site of a cluster.
 
-A site removes them from the shards that it owns. It keeps a copy of every shard, and first applies the logs to their
-ends, so it finds everything that any session had committed by then. Other sites write notes of the places that only
-their memory holds (`topicstore.sessions.interest_notes`). While a shard of another site has no note, nothing is
+A site removes such messages from the shards that it owns. It keeps a copy of every shard, and first applies the logs to
+their ends, so it finds everything that any session had committed by then. Other sites write notes of the places that
+only their memory holds (`topicstore.sessions.interest_notes`). While a shard of another site has no note, nothing is
 removed. A subscription made during a removal receives later messages. If it begins in the past, its record ends the
 removal within a step.
 
 A message of a shared subscription moves between shards: it is unread, in flight at a member, handed back, waiting for
 another member, and in flight again. The site applies the logs again before it reads each of these stages. So a copy of
-one shard is never older than what was found in another. If a message was handed back meanwhile, the reads are repeated.
+one shard is never older than the records read before from another one. If a message was handed back meanwhile, the
+reads are repeated.
 
 A site that lacks a copy of any shard removes nothing.
 """
@@ -51,13 +52,13 @@ from .shared.stored_group import StoredGroup
 __all__ = ["SiteDeliveredRemoval"]
 
 _TRIES = 3
-"""The number of times that one run reads what sessions need, if it changes during the read."""
+"""The number of times that one run reads the sessions' needs, if they change during the read."""
 _Seen = tuple[Applied | None, ...]
 
 
 @attrs.frozen
 class _Copies:
-    """The state of this site's copies when it read what sessions need."""
+    """The state of this site's copies when it read the sessions' needs."""
 
     opened: tuple[Applied, ...]
     """`ShardWriter.opened` of each shard, which changes when a copy replaces the shard's contents."""
@@ -75,7 +76,7 @@ class SiteDeliveredRemoval(DeliveredRemoval):
         self._notes = notes
         self._site = site
         self._copies: _Copies | None = None
-        """The copies from which the current run has read what sessions need."""
+        """The copies from which the current run has read the sessions' needs."""
 
     def remove(self) -> int:
         """Commit this site's notes, and remove the old messages that no session needs; return their number."""
@@ -104,7 +105,7 @@ class SiteDeliveredRemoval(DeliveredRemoval):
             self._add_places(needs)
             texts = self._group_texts()
             unmoved = self._add_groups(needs, texts) if texts else True
-            self._add_in_flight(needs)  # also messages that the group has given to a member meanwhile
+            self._add_in_flight(needs)  # includes messages that the group has assigned to a member meanwhile
             if unmoved and self._whole(storage) and before.opened == self._applied(storage).opened:
                 return needs
         return None

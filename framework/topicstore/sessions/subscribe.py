@@ -87,9 +87,9 @@ def subscribe_rows(
     *,
     partial: bool,
 ) -> list[SubscribeResult | TopicstoreError]:
-    """Check all rows, then subscribe; see `Sessions.subscribe`. Takes the lock."""
+    """Check all rows, then subscribe; see `Sessions.subscribe`. Acquires the sessions' locks."""
     try:
-        registry.publisher.storage().check_readable()  # a session would miss the messages of the other shards
+        registry.publisher.storage().check_readable()  # all shards, so that the session misses no message
     except ShardElsewhereError as elsewhere:
         if not partial:
             raise
@@ -141,7 +141,7 @@ def _followed(topic_filter: TopicFilter) -> TopicFilter:
         return topic_filter
     try:
         return read_filter(topic_filter.text)
-    except InvalidFilterError:  # `_share` raises it again, for its row
+    except InvalidFilterError:  # `_share` raises the error, for the row
         return topic_filter
 
 
@@ -153,7 +153,7 @@ def _subscribe(
     Without ``partial`` the first error is raised; an error before the commit changes nothing. If a filter occurs again
     for the same session, the later row is applied by a separate commit.
     """
-    registry.dispatcher.listen_locked()  # earlier messages go to the existing subscriptions, by their old options
+    registry.dispatcher.listen_locked()  # earlier messages count for the old subscriptions and options
     outcome: dict[int, SubscribeResult | TopicstoreError] = {}
     left = dict(asked)
     while left:
@@ -178,7 +178,7 @@ def _subscribe_once(
 ) -> None:
     """Make or change subscriptions that all differ, with one commit for each shard."""
     changes: dict[int, _Change] = {}
-    any_retained = len(asked) == 1 or registry.mutex.released(registry.retained.any)  # one check for all rows
+    any_retained = len(asked) == 1 or registry.mutex.released(registry.retained.any)  # checked once
     asked = _stored_members(registry, asked, outcome, partial=partial)
     try:
         for row, (session, topic_filter, options) in asked.items():
@@ -253,9 +253,10 @@ def _prepare(
 def unsubscribe_rows(
     registry: SessionRegistry, sessions: Sequence[Session], filters: Sequence[str], *, partial: bool
 ) -> list[bool | TopicstoreError]:
-    """End subscriptions with one commit for each shard; return by row whether there was one. Takes the lock.
+    """End subscriptions with one commit for each shard; return by row whether there was one.
 
-    Without ``partial`` the first error is raised, after the subscriptions of all other sessions have ended.
+    Acquires the sessions' locks. Without ``partial`` the first error is raised, after the subscriptions of all other
+    sessions have ended.
     """
     refused: Refused = {}
 
@@ -369,7 +370,7 @@ def _change(
         cursor.change(options, marks)
 
     def undo() -> None:
-        if session.ended is None:  # the cursors of an ended session are closed
+        if session.ended is None:  # an ended session has closed the cursor
             cursor.undo(periods)
 
     def changed() -> None:
@@ -472,7 +473,7 @@ def resume(session: Session, limit: int | None = None) -> int:
 
 
 def resume_rows(registry: SessionRegistry, sessions: Sequence[Session], limit: int) -> list[bool | TopicstoreError]:
-    """Load about ``limit`` more stored subscriptions of sessions; see `Sessions.resume`. Takes the lock."""
+    """Load about ``limit`` more stored subscriptions of sessions; see `Sessions.resume`. Acquires their locks."""
     refused: Refused = {}
 
     def locked() -> list[bool | TopicstoreError]:
@@ -546,7 +547,7 @@ def _load(
         session.cursors[text] = cursor
         session.merge_overlapping(cursor)
         if sent is not None:
-            registry.retained.may_match(cursor.topic_filter)  # raises if retained messages can't be read
+            registry.retained.may_match(cursor.topic_filter)  # raises an error if retained messages are unreadable
             _send(session, RetainedCursor(session.keys, cursor, registry.retained, replays=True, behind=sent))
 
 

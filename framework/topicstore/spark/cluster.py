@@ -32,7 +32,7 @@ __all__ = ["ClusterReader", "copy_of"]
 
 @contextmanager
 def copy_of(cluster: Cluster, manifest: Manifest, number: int) -> Iterator[str]:
-    """Return the path of a database that has a copy of one shard, until the block ends; it is empty without a log.
+    """Return the path of a database that has a copy of one shard, until the block ends; empty if the shard has no log.
 
     Raises the errors of `topicstore.opening.copy_shard`.
     """
@@ -53,7 +53,7 @@ class ClusterReader(DataSourceReader):
     """A reader of the messages acknowledged when the query began, and of later messages until its tasks begin."""
 
     def __init__(self, settings: ReadSettings, cluster: Cluster, schema: StructType) -> None:
-        Shape(schema)  # raises for a column that doesn't exist
+        Shape(schema)  # raises an error for an unknown column
         self._settings = settings
         self._cluster = cluster
         self._schema = schema

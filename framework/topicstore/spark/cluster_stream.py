@@ -8,8 +8,9 @@ An offset has a place in each shard's log (`topicstore.replication.log_messages`
 
 All messages up to ``position`` were read, as in the stream of a directory. So each message is returned once, even if
 the shard's owner changes or its log is truncated. ``entry`` is the index of the entry to be read next, so that a
-micro-batch doesn't search the log for the position. ``epoch``, ``checksum`` and ``last`` are the epoch, the checksum
-and the last position before this entry, by which a reader detects entries of fenced owners, and a different log.
+micro-batch doesn't search the log for the position. ``epoch``, ``checksum`` and ``last`` are the owner's fencing token,
+the checksum and the last position before this entry. By these a reader detects entries of fenced owners, and a
+different log.
 ``deleted`` is the last entry before ``entry`` that is known to delete messages. An offset of a stream that reads a
 directory of the same database, such as a site's, has positions only, and is accepted.
 
@@ -119,7 +120,7 @@ class ClusterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._most is None else ReadMaxRows(self._most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Let the query end where the logs end when its first offset is asked for."""
+        """Make the query end at the ends that the logs have when Spark requests the first offset."""
         self._target = {}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:

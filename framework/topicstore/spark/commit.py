@@ -43,7 +43,7 @@ _TURN = "spark-turn"
 
 
 def check_unlocked(settings: WriteSettings) -> int:
-    """Check that no other process has the database open; return its number of shards, or that of the one to be created.
+    """Check that no other process has the database open; return the number of shards that it has or will be given.
 
     Waits for commits of other Spark writes. Raises `DatabaseLockedError`.
     """

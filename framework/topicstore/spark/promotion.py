@@ -141,7 +141,7 @@ class UnreadableRowsError(EngineError):
 def write_commit(staging: Path, batch: Batch, mode: int) -> None:
     """Write the record of a batch's commit, which names the attempts to store, and fsync it."""
     directory = staging / batch.write
-    make_write_directory(directory, mode)  # it doesn't exist if there were no rows
+    make_write_directory(directory, mode)  # no task has made it if there were no rows
     path = directory / _COMMIT
     with naming(path), path.open("wb") as file:
         file.write(msgspec.json.encode(_Commit(batch.shards, list(batch.attempts))))
@@ -281,7 +281,7 @@ class CommitJob:
             self._note_complete()
 
     def put_aside(self) -> str | None:
-        """Return a message about refused rows: their number, the reason and their directory. None if there are none."""
+        """Return a message about refused rows: their number, the reason and their directory. None without such rows."""
         files = sorted(self._refused.glob("*.parquet"))
         if not files:
             return None
@@ -390,7 +390,7 @@ class CommitJob:
             self._db.store(
                 pa.concat_batches(list(parts.values())), state={shard: [self._noted(done[shard])] for shard in parts}
             )
-        except InvalidMessageError:  # nothing of the call was stored
+        except InvalidMessageError:  # no row of the call was stored
             self.stored = before
             raise
         self._done |= done

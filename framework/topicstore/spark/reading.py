@@ -125,7 +125,7 @@ def read(
     """Yield the messages of a range that match one of ``filters``, which are disjoint, one filter after the other.
 
     ``timestamps``: only messages whose own time is within this range. ``order``: as for `Database.replay`.
-    ``columns``: the columns that are used, and no others need be read.
+    ``columns``: the columns to read; others may be missing.
     Raises `GenerationDroppedError` if messages were dropped after the range was planned.
     """
     shard = storage.shards[read_range.shard]
@@ -142,7 +142,7 @@ def read(
 
 def _check_there(shard: Shard, read_range: ReadRange) -> None:
     if read_range.generation is not None:
-        shard.generations.slab(read_range.generation)  # raises if the generation was dropped
+        shard.generations.slab(read_range.generation)  # raises an error if it was dropped
         return
     oldest = shard.generations.listed()[0]
     if oldest.number > 1 and read_range.first < oldest.first_position:
@@ -174,7 +174,7 @@ def partitions_of(
     groups: defaultdict[int, list[ReadRange]] = defaultdict(list)
     total, done = sum(read_range.messages + 1 for read_range in ranges), 0
     for read_range in ranges:
-        size = read_range.messages + 1  # an empty range has a share, too: each must be in one group only
+        size = read_range.messages + 1  # empty ranges need a size, too, by which they are put into one group
         groups[(2 * done + size) * most // (2 * total)].append(read_range)
         done += size
     chosen = list(map(tuple, groups.values())) or [()]
@@ -222,7 +222,7 @@ class _Pushing:
     """
 
     def __init__(self, reader: PushingReader) -> None:
-        self.__func__ = DataSourceReader.pushFilters  # Spark compares this attribute
+        self.__func__ = DataSourceReader.pushFilters  # Spark detects overrides by this attribute
         self._reader = reader
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:

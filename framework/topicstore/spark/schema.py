@@ -57,7 +57,7 @@ MESSAGES_WITH_IDS = StructType(
 
 
 class Shape:
-    """The columns that a query selects, in its order. Raises `InvalidArgumentError` for a column that doesn't exist."""
+    """The columns that a query selects, in the query's order. Raises `InvalidArgumentError` for an unknown column."""
 
     def __init__(self, wanted: StructType) -> None:
         there: dict[str, DataType] = {field.name: field.dataType for field in MESSAGES_WITH_IDS}

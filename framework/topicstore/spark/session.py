@@ -55,8 +55,8 @@ def session(**conf: Any) -> SparkSession:
     Raises `BackendUnavailableError` if there is no Java.
     """
     settings = _defaults() | {name.replace("_", "."): _text(value) for name, value in conf.items()}
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise workers take the system's Python
-    # Otherwise Spark resolves this machine's host name, and doesn't start if that fails.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers use the driver's Python, not the system's
+    # With an address, Spark doesn't resolve this machine's host name, which may fail and prevent the start.
     os.environ.setdefault("SPARK_LOCAL_IP", settings["spark.driver.bindAddress"])
     builder = SparkSession.builder
     for name, value in settings.items():

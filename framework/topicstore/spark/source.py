@@ -137,7 +137,7 @@ from .sink import TopicstoreStreamWriter, TopicstoreWriter
 from .stream import TopicstoreStreamReader
 from .tallies import CLIENTS, TOPICS, TallyReader
 
-be_quiet()  # for the worker process in which Spark plans a query
+be_quiet()  # configures the logs of the worker process in which Spark plans a query
 
 __all__ = ["PushingSource", "TopicstoreSource"]
 

@@ -176,11 +176,11 @@ def _digest(run: pa.RecordBatch) -> int:
 def in_order(runs: list[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
     """Merge sorted runs by timestamp, stably, and yield batches of at most ``rows`` rows.
 
-    The rows of one batch are in memory, and the timestamps of all rows.
+    Memory holds the rows of one batch, and the timestamps of all rows.
     """
     timestamps = [timestamps_of(run) for run in runs]
     ends = np.sort(np.concatenate([*timestamps, np.empty(0, dtype=np.int64)]))[rows::rows]
-    # The bounds of time windows, each with at most as many rows as a batch, or with a single timestamp.
+    # The ends of time windows, each of which has at most ``rows`` rows, or a single timestamp.
     starts = [0] * len(runs)
     for end in [*np.unique([ends, ends + 1]).tolist(), _NEVER + 1]:
         stops = [int(np.searchsorted(times, end)) for times in timestamps]

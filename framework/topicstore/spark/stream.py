@@ -45,7 +45,7 @@ def check_endless(settings: ReadSettings) -> None:
 
 
 class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A reader of new messages in micro-batches. It closes the database between them, so that writers can open it."""
+    """A reader of new messages in micro-batches. Between these the database is closed, so that writers can open it."""
 
     def __init__(self, settings: ReadSettings, schema: StructType) -> None:
         check_endless(settings)
@@ -77,7 +77,7 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         """
         with open_to_read(self._path) as storage:
             begin, latest = _places(storage, start), self._target or _latest(storage)
-            # An offset never decreases, though the target may be before the messages that were read.
+            # Offsets never decrease, even if messages were read after the target of `prepareForTriggerAvailableNow`.
             end = {number: max(last, latest.get(number, last)) for number, last in begin.items()}
             if isinstance(limit, ReadMaxRows):
                 end = self._limited(storage, begin, end, limit.max_rows)
@@ -97,7 +97,7 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
         with open_to_read(self._path) as storage:
             ranges = _ranges(_places(storage, start), _places(storage, end))
             for read_range in ranges[:1]:
-                storage.shards[read_range.shard].writer.open_engine()  # opens the shard, which sets the storage's mode
+                storage.shards[read_range.shard].writer.open_engine()  # sets `mode` for `partitions_of`
             return partitions_of(storage, ranges, self._selection, self._tasks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -116,9 +116,9 @@ class TopicstoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow
 
 
 def counts_within(ahead: Sequence[Positions], rows: int) -> list[int]:
-    """Return how many positions of each shard are among the first ``rows`` of all; ``ahead`` has at most as many each.
+    """Return, by shard, how many of its positions are among the ``rows`` lowest positions of all shards.
 
-    Equal positions are taken in order of the shards.
+    ``ahead`` has, by shard, the next positions, at most ``rows``. Equal positions are taken in order of the shards.
     """
     numbers = np.repeat(np.arange(len(ahead)), [len(positions) for positions in ahead])
     positions = np.concatenate([*ahead, np.empty(0, dtype=np.uint64)])

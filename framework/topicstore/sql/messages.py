@@ -87,7 +87,7 @@ class MessagesTable(ds.Dataset):  # type: ignore[misc]
         try:
             with nullcontext() if self._wanted is None else while_wanted(self._wanted):
                 yield from batches
-        except GeneratorExit:  # the statement needs no more
+        except GeneratorExit:  # the statement needs no more messages
             raise
         except BaseException as error:
             self.error = self.error or error

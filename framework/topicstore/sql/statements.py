@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _CONFIG: dict[str, str | bool | int | float | list[str]] = {
-    "python_enable_replacements": False,  # a table that doesn't exist must not be looked for among our variables
-    "autoinstall_known_extensions": False,  # a statement must not load an extension from the network
+    "python_enable_replacements": False,  # don't look up missing tables among Python variables
+    "autoinstall_known_extensions": False,  # statements must not download extensions
     "autoload_known_extensions": False,
 }
 _TIME = pa.timestamp("us", tz="UTC")

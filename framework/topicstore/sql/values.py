@@ -31,7 +31,7 @@ def rows(found: pa.Table) -> Iterator[list[Any]]:
 
 def _values(column: pa.Array) -> list[Any]:
     kind = str(column.type)
-    # Python has no time 24:00; nanoseconds become pandas' where it is installed, which wraps infinity
+    # Python has no time 24:00. Nanoseconds become pandas' types if pandas is installed, and pandas wraps infinity.
     if not any(name in kind for name in ("time32", "time64", "timestamp[ns")):
         with contextlib.suppress(ValueError, OverflowError):  # times that Python can't represent
             return column.to_pylist()  # type: ignore[no-any-return]

@@ -54,7 +54,7 @@ def export(path: Path, target: Path, generations: tuple[int, ...], *, drop: bool
     elif report is None:
         with opened(path, "r") as db:
             report = db.archives.export(target, generations=chosen)
-    report = attrs.evolve(report, target=str(target))  # as the user gave it, even if a server or Spark exported it
+    report = attrs.evolve(report, target=str(target))  # the user's path, even if a server or Spark exported
     yield {**attrs.asdict(report), "dropped": drop}
     yield _summary(report)
     if drop and report.generations:

@@ -67,7 +67,7 @@ def _value_text(value: Any) -> str:
 
 @generations.command()
 @answers("r+")
-@click.argument("named", metavar="", required=False)  # the layout, without ``--layout``
+@click.argument("named", metavar="", required=False)  # a layout that is named without ``--layout``
 @click.option("--layout", shell_complete=layout_names, help="[default: that of the current generation]")
 @click.option(
     "--option",

@@ -62,7 +62,7 @@ def learned_topics(db: AnyDatabase, *, generation: int | None, topic_filter: str
         "nodes": list(root.below()),
     }
     where = f"{count_of(len(generations), 'generation')} of {count_of(shards, 'shard')}"
-    path = visible(str(click.get_current_context().params["path"]))  # as the user gave it
+    path = visible(str(click.get_current_context().params["path"]))  # the path as the user wrote it
     title, rows = f"{path}, {where}: {count_of(root.streams_within, 'stream')}", list(_rows(root))
     if sys.stdout.isatty():
         yield _branches(title, rows)

@@ -112,7 +112,7 @@ def expire(db: AnyDatabase, client_id: str, *, yes: bool) -> Answer:
 
     The command asks for confirmation; without a terminal, --yes is required.
     """
-    db.sessions[client_id]  # before asking, so that no question is asked about a missing session
+    db.sessions[client_id]  # raises an error for a missing session, before the question
     if not yes:
         or_end(f"End the session of {visible(client_id)}?", "nothing was ended")
     db.sessions.expire(client_id)

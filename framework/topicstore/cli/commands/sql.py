@@ -55,7 +55,7 @@ def sql(path: Path, statement: str, *, as_json: bool, as_csv: bool) -> None:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(found.column_names)
         writer.writerows(map(_flat, row) for row in rows(found))
-        click.echo(text.getvalue().encode(), nl=False)  # in UTF-8 everywhere, like all other data
+        click.echo(text.getvalue().encode(), nl=False)  # UTF-8, whatever the locale's encoding
     else:
         columns = [f"{field.name}{'>' * _is_number(field.type)}" for field in found.schema]
         cells = ((value if isinstance(value, int) else _flat(value) for value in row) for row in rows(found))

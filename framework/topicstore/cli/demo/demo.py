@@ -96,7 +96,7 @@ def demo(ctx: click.Context, file: Path | None, directory: Path, messages: int, 
         _step("made a fleet", f"{DEVICES:,} vehicles, {messages:,} messages in {made:,.1f} s, in {file}")
         source = _read_source(file)
     else:
-        source = _read_source(file)  # before the last demo's database is removed: the file may be unreadable
+        source = _read_source(file)  # an unreadable file must not cost the last demo's database
         _clear(directory)
     path = directory / _DATABASE
     _step(

@@ -26,7 +26,7 @@ Step = Callable[..., None]
 
 
 def missing() -> str | None:
-    """Return a message about the packages that must be installed for this part; None if they are."""
+    """Return a message that names the missing packages of this part; None if all packages are installed."""
     modules = {"paho": "paho-mqtt", "ohmqtt": "ohmqtt"}
     names = [name for module, name in modules.items() if find_spec(module) is None]
     return f'needs {", ".join(names)}: pip install "topicstore[demo]"' if names else None

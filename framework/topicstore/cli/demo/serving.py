@@ -59,7 +59,7 @@ class Serving:
         process, self._process = self._process, None
         if process is None:
             return
-        with process:  # closes the pipe
+        with process:  # the context closes the pipe from the server's output
             process.send_signal(signal)
             try:
                 process.wait(PATIENCE)

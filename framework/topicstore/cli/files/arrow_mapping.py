@@ -76,7 +76,7 @@ class ArrowMapping:
                 kind = pa.int64() if field.name == "timestamp" else field.type
                 arrays[field.name] = pa.array(made[field.name], kind)
             elif field.name in self._mapping.sources and not source:
-                value = self._mapping.sources[field.name].text({}, None)  # the same value for all rows
+                value = self._mapping.sources[field.name].text({}, None)  # a constant: it depends on no column
                 arrays[field.name] = pa.array([value] * batch.num_rows, pa.string())
             elif source in batch.schema.names and source in self._mapping.taken:
                 arrays[field.name] = batch.column(source)

@@ -37,7 +37,7 @@ _ADVICE = {
 class Imported:
     """The result of importing one source.
 
-    ``resumed`` is the number of the source's rows that were finished before the import, ``rows`` the number after it.
+    ``resumed`` is the number of the source's rows that earlier imports had finished; ``rows`` includes this import's.
     ``messages`` is the number of messages that the import stored, ``lifted`` the number of late ones among them.
     """
 

@@ -72,7 +72,7 @@ class _Splitter:
         elif mark == b"[" and before == b"" and self._before is None:
             self._listed, self._before = True, b"["
         elif mark == b"]" and self._listed and before in (b"[", b""):
-            self._listed, self._before = False, b"]"  # no object may follow
+            self._listed, self._before = False, b"]"  # after the array, no object is allowed
             self._taken()
         else:
             raise ImportSourceError(self._error_text())

@@ -44,13 +44,13 @@ def format_option(
     """Add the option ``--format``. Its default depends on the ending of ``--output``, or on standard output."""
 
     def chosen(ctx: click.Context, _: click.Parameter, given: str | None) -> str:
-        output: Path | None = ctx.params.get("output")  # an eager option
+        output: Path | None = ctx.params.get("output")  # eager, so it is parsed before this option
         if given is not None:
             return given
         if output is None:
             return "table" if sys.stdout.isatty() else "jsonl"
         endings = [ending for ending in output.suffixes if ending.lower() != ".gz"]
-        if not endings or (output.exists() and not output.is_file()):  # it may be a pipe or a device
+        if not endings or (output.exists() and not output.is_file()):  # a pipe or a device has no format of its own
             return "jsonl"
         found = "arrow" if endings[-1].lower() == ".arrows" else format_of_name(output)
         if found is None:
@@ -75,7 +75,7 @@ def _open_output(output: Path | None, *, packed: bool) -> Iterator[IO[bytes]]:
     draft = output if in_place else output.with_name(f".{output.name}.part")
     try:
         if not in_place:
-            draft.unlink(missing_ok=True)  # a killed process may have left it; a symbolic link would be followed
+            draft.unlink(missing_ok=True)  # left by a killed process, or a symbolic link
         file = draft.open("wb" if in_place else "xb")
     except OSError as bad:
         raise click.BadParameter(f"{output}: {bad.strerror}", param_hint="'--output'") from bad

@@ -172,7 +172,7 @@ class Progress:
         return rows.only(lacking)
 
     def lacking(self, rows: Rows, names: Sequence[str]) -> list[bool]:
-        """Return, for each message, whether a shard doesn't have it yet.
+        """Return, for each message, whether its shard has not stored it yet.
 
         ``names`` are the messages' client ids or topics, which decide the shards.
         """

@@ -108,7 +108,7 @@ class _TextSource(Source):
         due: float | None = None
         while True:
             try:
-                with self.waiting():  # interruptible only here, where no data that was read could be lost
+                with self.waiting():  # Ctrl-C interrupts only this wait, so no data is lost
                     came = poll.poll(None if due is None else max(0.0, due - time.monotonic()) * 1e3)
             except KeyboardInterrupt:
                 yield _PAUSE
@@ -326,7 +326,7 @@ class JsonLinesSource(_JsonSource):
             if len(messages) == len(block):
                 yield Rows(messages, first, first + len(block), None, text)
                 return
-        yield from super()._decoded(data, block, first, text)  # some line is bad or blank
+        yield from super()._decoded(data, block, first, text)  # a line is bad or blank: decode line by line
 
 
 class JsonSource(_JsonSource):
@@ -374,7 +374,7 @@ class CsvSource(_TextSource):
                     if skip <= 0:
                         self._parsed.append(self._parse(record))
                     skip -= 1
-                    yield self._text.taken()  # including the blank lines before the record
+                    yield self._text.taken()  # the record's text and the blank lines before it
                 elif record is None:
                     yield _PAUSE
                 elif self._text.many_are_blank:
@@ -455,7 +455,7 @@ def _records(lines: _CsvLines) -> Iterator[list[str] | None]:
     while True:
         try:
             record = next(records, None)
-        except _PausedError:  # the reader then reads the record from its beginning
+        except _PausedError:  # the CSV reader will read the incomplete record again from its beginning
             yield None
             continue
         if record is None:

@@ -20,14 +20,14 @@ _MOST = 100
 
 def _names(kind: str, _: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the names that begin with ``incomplete``, each with its summary."""
-    from topicstore.plugins import registry  # imports the plugins
+    from topicstore.plugins import registry  # slow, because it imports the plugins
 
     specs = getattr(registry(), kind)()
     return [CompletionItem(name, help=specs[name].summary) for name in sorted(specs) if name.startswith(incomplete)]
 
 
 def topics(ctx: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Return the topics of the database PATH that begin with ``incomplete``; of many, filters up to the next level."""
+    """Return the topics in PATH that begin with ``incomplete``; if there are many, filters up to their next level."""
     from topicstore.cli.connecting import opened
 
     path = ctx.params.get("path")

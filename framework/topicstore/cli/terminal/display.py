@@ -64,7 +64,7 @@ def readable(payload: bytes, most: int = 200) -> str:
     try:
         text = visible(payload[: most * 4].decode())
     except UnicodeDecodeError as bad:
-        if bad.start < most * 4 - 3:  # otherwise it was cut within a character
+        if bad.start < most * 4 - 3:  # a later error is a character that the slice has cut
             return f"0x{payload[: most // 2].hex()}{'…' if len(payload) > most // 2 else ''}"
         text = visible(payload[: bad.start].decode())
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -72,7 +72,7 @@ def failure(error: BaseException) -> Failure | None:
         return Failure(error.format_message(), error.exit_code)
     if isinstance(error, click.Abort):
         return Failure("interrupted", INTERRUPTED)
-    if isinstance(error, ExceptionGroup):  # closing raises its errors together
+    if isinstance(error, ExceptionGroup):  # closing a database raises several errors as a group
         found = failure(error.exceptions[0])
         return found and Failure(f"{found.message} (and {len(error.exceptions) - 1} more)", found.exit_code)
     for kind, code in _BY_CLASS.items():

@@ -24,7 +24,7 @@ def interrupt_on_sigterm() -> None:
 
 
 class Interrupts:
-    """A context manager in which Ctrl-C and SIGTERM wait for the end of a `held` block; a second one doesn't wait.
+    """A context manager in which Ctrl-C and SIGTERM wait for the end of a `held` block; a second signal doesn't wait.
 
     Interrupting a write would make its shard refuse further writes, because it would be unknown whether the write took
     effect. In threads other than the main one, the class does nothing.

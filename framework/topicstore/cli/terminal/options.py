@@ -54,7 +54,7 @@ class _Time(click.ParamType[int]):
         if isinstance(value, int):
             return value
         try:
-            return max(parse_when(value, time.time_ns() // 1_000), 0)  # no message is older than 1970
+            return max(parse_when(value, time.time_ns() // 1_000), 0)  # messages have no times before 1970
         except ValueError as bad:
             self.fail(f"{bad}; write {TIME_HELP}", param, ctx)
 
@@ -132,7 +132,7 @@ def time_options(command: F) -> F:
 
     @functools.wraps(command)
     def run(*arguments: Any, start: int, until: int | None, **given: Any) -> Any:
-        if until is not None and start >= max(until, 1):  # a start of 0 is the default
+        if until is not None and start >= max(until, 1):  # `--until 0` is valid with the default start of 0
             raise click.UsageError(
                 f"--start {format_time(start)} is not before --until {format_time(until)}: no time lies between"
             )
@@ -210,7 +210,7 @@ def warn_unless_kept(backend: str | None) -> None:
 
 
 def read_options(texts: Sequence[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE texts to a dictionary; a value that is valid JSON is decoded, another is kept as text."""
+    """Parse NAME=VALUE texts to a dictionary; a value that is valid JSON is decoded, others are kept as text."""
     values = {}
     for text in texts:
         name, equals, value = text.partition("=")

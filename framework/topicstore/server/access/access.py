@@ -37,7 +37,7 @@ class AccessHooks:
         self._manager = pluggy.PluginManager(GROUP)
         self._manager.add_hookspecs(hookspecs)
         self._names = ", ".join(name for name, _ in plugins)
-        for name, plugin in reversed(plugins):  # pluggy calls plugins in the reverse order
+        for name, plugin in reversed(plugins):  # pluggy calls the plugin registered last first
             self._manager.register(plugin, name)
         implemented = {one.plugin_name for one in getattr(self._manager.hook, hook).get_hookimpls()}
         for name, _ in plugins:
@@ -50,13 +50,13 @@ class AccessHooks:
         return cls([(name, registry().wrapper(name)) for name in names], hook)
 
     def authenticate(self, clients: Sequence[Credentials]) -> list[str | bool | None]:
-        """Return for each client the first plugin's answer: a user name, or False to refuse; None without an answer."""
+        """Return for each client a plugin's first answer: a user name, or False to refuse; None without an answer."""
         request = AuthenticationRequest(clients=tuple(clients))
         answers = self._manager.hook.topicstore_authenticate(request=request)
         return [_first(row, (str,)) for row in self._rows(answers, len(clients), "topicstore_authenticate")]
 
     def authorize(self, questions: Sequence[Question]) -> list[bool | None]:
-        """Return for each question the first plugin's answer: allowed or not; None without an answer."""
+        """Return for each request the first answer of a plugin: allowed or not; None if no plugin answers."""
         request = AuthorizationRequest(questions=tuple(questions))
         answers = self._manager.hook.topicstore_authorize(request=request)
         return [_first(row, (bool,)) for row in self._rows(answers, len(questions), "topicstore_authorize")]
@@ -95,7 +95,7 @@ class Login(msgspec.Struct, frozen=True, kw_only=True):
     password: bytes | None
     peer: Peer
 
-    def __repr__(self) -> str:  # without the password
+    def __repr__(self) -> str:  # omits the password
         return f"Login({self.client_id!r}, {self.user_name!r}, {self.peer.address})"
 
 

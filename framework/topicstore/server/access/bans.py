@@ -66,7 +66,7 @@ class Ban(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         return self.until is not None and self.until.timestamp() <= now
 
     def checked(self) -> Ban:
-        """Return the ban with an address in its usual form. Raises `BanFileError`."""
+        """Return the ban with an address in canonical form. Raises `BanFileError` if the ban is invalid."""
         if not 1 <= len(self.value) <= _LONGEST_VALUE or len(self.reason) > _LONGEST_REASON:
             raise BanFileError(
                 f"a ban's value has 1 to {_LONGEST_VALUE:,} characters, and its reason at most {_LONGEST_REASON:,}"
@@ -113,7 +113,7 @@ class BanIndex:
             return []
         try:
             address = ipaddress.ip_address(host.partition("%")[0])
-        except ValueError:  # a Unix socket
+        except ValueError:  # a Unix socket has no IP address
             return []
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
             address = address.ipv4_mapped
@@ -137,7 +137,7 @@ class BanFile:
         self.file = ReplacedFile(path, "bans", BanFileError)
 
     def read(self) -> list[Ban]:
-        """Return the file's bans, also those that are over; none if there is no file. Raises `BanFileError`."""
+        """Return the file's bans, including expired ones; none if there is no file. Raises `BanFileError`."""
         try:
             return [self._ban(number, line) for number, line in self.file.lines()]
         except BanFileError as bad:
@@ -146,7 +146,7 @@ class BanFile:
             raise
 
     def put(self, ban: Ban) -> Ban:
-        """Add a ban, or replace the one of the same kind and value; return it with its value in the usual form.
+        """Add a ban, or replace the one of the same kind and value; return it with its value in canonical form.
 
         Bans that are over are removed. Raises `BanFileError`.
         """
@@ -210,8 +210,8 @@ class Bans:
 
         If the file can't be read, that is logged, and its last valid content counts.
         """
-        if not os.access(self._file.path, os.F_OK):  # `exists` takes three times as long, once for each connection
-            return _NONE  # the usual case, for which no thread is needed
+        if not os.access(self._file.path, os.F_OK):  # a third of the time of `exists`; called for each connection
+            return _NONE  # most servers have no such file, and need no thread to read it
         found = self._watched.unchanged()
         if found is not None:
             return found

@@ -77,7 +77,10 @@ class PasswordFile:
         return sorted(self.read())
 
     def matches(self, stored: str | None, password: bytes) -> bool:
-        """Return whether a password matches a hash. For an unknown user (None), return False after the same time."""
+        """Return whether a password matches a stored hash.
+
+        If ``stored`` is None, for an unknown user, the call takes as long as for others, and returns False.
+        """
         if stored is None:
             if self._nobody is None:
                 self._nobody = self._hasher.hash(os.urandom(16))
@@ -176,9 +179,9 @@ class PasswordCheck:
         self._threads = FairThreads(_THREADS, "topicstore-passwords", paused=self._failed.pause, each=_EACH, most=_MOST)
 
     async def matches(self, name: str, password: bytes, address: str = "") -> bool:
-        """Return whether a user's password is correct. Addresses of clients have turns.
+        """Return whether a user's password is correct. Checks are made in threads, which serve addresses by turns.
 
-        If the file can't be read or is invalid, that is logged, and its last valid content stays in force. Raises
+        A file that can't be read or is invalid is logged, and its last valid content stays in force. Raises
         `PasswordFileError` if the file doesn't exist, and `BusyError` if too many checks of the address, or in total,
         wait.
         """
@@ -186,7 +189,7 @@ class PasswordCheck:
         if mark in self._right and self._right_of is self._users.unchanged():  # checking the file takes microseconds
             self._right.move_to_end(mark)
             return True
-        user = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()  # a name can have 64 KiB
+        user = hashlib.blake2b(name.encode(), digest_size=16).hexdigest()  # bounded: a name can have 64 KiB
         users, right = await self._threads.run(address, user, partial(self._check, name, password))
         self._failed.note(address, user, right=right)
         if right and users is self._users.last:
@@ -257,7 +260,7 @@ class _Failures:
 
 
 class FailedLogins:
-    """The failed logins by address and user. Not thread-safe; users are given by strings of bounded size."""
+    """The failed logins by address and user. Not thread-safe. Users are identified by strings of bounded size."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         """``now`` returns a monotonic time in seconds."""

@@ -324,7 +324,7 @@ class Permissions:
     async def ask_received(self, topics: Sequence[str]) -> None:
         """Ask plugins about topics for which `received` returned None.
 
-        Plugins are asked about a subscription to exactly that topic. Raises what they raise, and `TooManyWaitingError`.
+        Plugins decide about a subscription to exactly that topic. Raises their exceptions, and `TooManyWaitingError`.
         """
         if self._plugins is not None:
             answers = await self._plugins.ask(
@@ -382,9 +382,10 @@ class ClientIdPatterns:
         self._delimiters = frozenset(after[:1] for _, after in named) - {""}
 
     def match(self, client_id: str, user: str | None, *, mistakable: bool = False) -> bool:
-        """Return whether a client id is allowed to a user, or matches a pattern without ``%u``; None is anonymous.
+        """Return whether a client id is allowed to a user, or matches a pattern without ``%u``.
 
-        ``mistakable``: also match users whose names make the client id ambiguous, as rules that deny must.
+        ``user`` is None for an anonymous client. ``mistakable``: also match users whose names make the client id
+        ambiguous, as rules that deny must.
         """
         if any(pattern.matches(client_id) for pattern in self._free):
             return True

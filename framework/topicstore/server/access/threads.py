@@ -81,7 +81,7 @@ class FairThreads:
         """
         job: _Job[T] = _Job(call, asyncio.get_running_loop().create_future())
         self._put(address, user, job)
-        if self._timer is None or self._paused(address, user) <= 0:  # else all waiting calls pause until the timer
+        if self._timer is None or self._paused(address, user) <= 0:  # otherwise the timer begins the call
             self._begin()
         try:
             return await job.done
@@ -210,7 +210,7 @@ class Batches(Generic[Q, A]):
     async def ask(self, requests: Sequence[Q]) -> list[A]:
         """Return the answers, in the order of the requests.
 
-        Raises what the function raises, for all requests of that call, and `TooManyWaitingError`.
+        An exception of the function is raised for all requests of its call. Raises `TooManyWaitingError`.
         """
         if len(self._requests) + len(requests) > self._waiting:
             raise TooManyWaitingError(f"{len(self._requests):,} requests wait already")
@@ -245,7 +245,7 @@ class Batches(Generic[Q, A]):
         finally:
             self._task = None
             for _, future in taken + self._requests:
-                future.cancel()  # no effect on answered requests
+                future.cancel()  # a future that has its answer is not changed
             self._requests = []
 
     def end(self) -> None:

@@ -117,7 +117,7 @@ def puback(version: int, kind: int, packet_id: int, reason: int = 0) -> bytes:
 
 def _ack_reason(kind: int, reason: int) -> int:
     if kind in (6, 7):
-        return ReasonCode.PACKET_IDENTIFIER_NOT_FOUND  # their only failure code
+        return ReasonCode.PACKET_IDENTIFIER_NOT_FOUND  # the only failure code of PUBREL and PUBCOMP
     return permitted(reason, ACK_REASONS[kind])
 
 

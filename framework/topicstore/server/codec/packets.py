@@ -93,7 +93,7 @@ class ConnectPacket(msgspec.Struct, gc=False, frozen=True):
     authentication_data: bytes | None = None
 
     def __repr__(self) -> str:
-        return f"ConnectPacket(version={self.version}, client_id={self.client_id!r}, …)"  # without secrets
+        return f"ConnectPacket(version={self.version}, client_id={self.client_id!r}, …)"  # omits the secrets
 
 
 class SubscribePacket(msgspec.Struct, gc=False, frozen=True):

@@ -130,7 +130,7 @@ _ERRORS: tuple[tuple[type[TopicstoreError], ReasonCode], ...] = (
     (ts.MessageTooLargeError, ReasonCode.PACKET_TOO_LARGE),
     (ts.QuotaExceededError, ReasonCode.QUOTA_EXCEEDED),
     (ts.StorageFullError, ReasonCode.QUOTA_EXCEEDED),
-    (ts.ShardReadOnlyError, ReasonCode.QUOTA_EXCEEDED),  # as after a full disk
+    (ts.ShardReadOnlyError, ReasonCode.QUOTA_EXCEEDED),  # a full disk is its usual cause
     (ts.DatabaseClosedError, ReasonCode.SERVER_SHUTTING_DOWN),
     (ts.TooManyOpenFilesError, ReasonCode.SERVER_BUSY),
     (ts.ShardElsewhereError, ReasonCode.USE_ANOTHER_SERVER),
@@ -183,7 +183,7 @@ def text_of(error: TopicstoreError) -> str:
 
 
 def reason_of_message(error: TopicstoreError, topic: str) -> ReasonCode:
-    """Return the reason code for an error of one message; if the message is invalid, the topic is checked again."""
+    """Return the reason code for an error of one message; an invalid ``topic`` has a reason code of its own."""
     if isinstance(error, ts.InvalidMessageError) and not isinstance(error, ts.MessageTooLargeError):
         try:
             check_topic(topic)

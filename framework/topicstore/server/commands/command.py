@@ -50,7 +50,7 @@ def print_json(document: Any) -> None:
 
 
 def keep_option(alone: str) -> Callable[[Decorated], Decorated]:
-    """Return the option ``--keep``. ``alone`` is a sentence about a time without a filter."""
+    """Return the option ``--keep``. ``alone`` is the help's sentence about a period without a filter."""
     return click.option(
         "--keep",
         multiple=True,
@@ -61,7 +61,7 @@ def keep_option(alone: str) -> Callable[[Decorated], Decorated]:
 
 
 def with_rules(sessions: DurableSessionsSettings, store: Sequence[str], keep: Sequence[str]) -> DurableSessionsSettings:
-    """Return settings with the persistence rules and times of ``--store`` and ``--keep`` added."""
+    """Return settings with the persistence rules of ``--store`` and the retention periods of ``--keep`` added."""
     if not (store or keep):
         return sessions
     import msgspec

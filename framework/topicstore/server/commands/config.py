@@ -277,7 +277,7 @@ def certificate(file: Path | None, hosts: tuple[str, ...], *, renew: bool, as_js
         from topicstore.server.new_server import renew as renewed
 
         files = certificate_files(settings)
-        files.pop("cluster", None)  # a client's certificate
+        files.pop("cluster", None)  # the cluster's certificate is one for clients, which `renew` doesn't sign
         for path, key in dict.fromkeys(files.values()):
             renewed(path, key, names)
     found = _certificates(settings)

@@ -202,10 +202,10 @@ def _run(
 
     with ExitStack() as entered:
         entered.enter_context(logging_to(settings.log))
-        raise_limit()  # before engines open files
+        raise_limit()  # of open files, before engines open any
         reserved = entered.enter_context(Reserved(settings))
         if any(read_manifest(directory) is None for _, _, directory in places(settings, path)):
-            check_files(settings)  # before a database is created for a server that can't start
+            check_files(settings)  # an invalid file must not leave a new, empty database
         if signals.ended:
             return
         cluster = None
@@ -237,7 +237,7 @@ def _run(
                 )
             try:
                 click.echo(text)
-            except BrokenPipeError:  # the server still serves clients
+            except BrokenPipeError:  # the lost line is only information
                 _log.warning("what is said to whoever started the server can't be written: nobody reads it")
             readiness.notify("READY=1")
 

@@ -100,5 +100,5 @@ def _tokens(path: Path | None, config: Path | None) -> Tokens:
         directory = directory or settings.messages.data_dir
     directory = directory or _DIRECTORY
     if named is None:
-        existing_manifest(directory)  # a file in an empty directory would prevent creating a database there
+        existing_manifest(directory)  # a token file in an empty directory would prevent creating a database
     return Tokens(token_file(named, directory))

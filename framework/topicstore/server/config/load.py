@@ -202,7 +202,7 @@ def named_place(
 
 
 def expected(reason: str, place: str) -> str:
-    """Return an addition to msgspec's message: the allowed values, or the notation in TOML."""
+    """Return the text to append to msgspec's error message: the allowed values, or the notation in TOML."""
     if reason.startswith("invalid enum value"):
         kinds: list[inspect.Type] = [inspect.type_info(ServerSettings)]
         for part in re.findall(r"[^.\[\]]+", place):
@@ -230,7 +230,7 @@ def _within(kind: inspect.Type, part: str) -> Iterator[inspect.Type]:
 
 
 def line_of(text: str, place: str) -> int | None:
-    """Return the number of the line that sets a key in a TOML text, or else of its table's header; None: neither."""
+    """Return the number of the line that sets a key in a TOML text, or else of its table's header; else None."""
     wanted = re.findall(r"[^.\[\]]+", place)
     best, found = 0, None
     table: list[str] = []

@@ -59,7 +59,7 @@ BatchSize = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 class PersistenceSettings(Section, frozen=True):
     """One of ``[[durable_sessions.persistence]]``: messages that are stored even if no session subscribes to them.
 
-    The rules are added to `Database.persistence`, and their times to `Database.retention`. Both stay in the database
+    The rules are added to `Database.persistence`, and their periods to `Database.retention`. Both stay in the database
     when they are removed from the file.
     """
 
@@ -99,7 +99,7 @@ def _check_wait(name: str, wait: float | None) -> None:
 class ZoneSessionsSettings(Section, frozen=True):
     """Section ``[zones.NAME.durable_sessions]``: settings for the clients of a zone's listeners.
 
-    A setting that is left out is as in ``[durable_sessions]``.
+    Settings that are left out have the values of ``[durable_sessions]``.
     """
 
     enable: bool | None = None
@@ -193,7 +193,7 @@ class LocalWriteBuffer(Section, frozen=True):
 class StorageSettings(Section, frozen=True):
     """Section ``[durable_storage.messages]``: the database.
 
-    A setting that is left out is as in the existing database; in a new one it has its default.
+    Settings that are left out have the values of the existing database; in a new database they have their defaults.
     """
 
     data_dir: Path | None = None
@@ -428,7 +428,7 @@ class AuthenticationSettings(Section, frozen=True):
 class FlappingSettings(Section, frozen=True):
     """Section ``[flapping_detect]``: bans of clients that connect too often, such as two devices with one client id.
 
-    Connections whose CONNECT was accepted count, by client id. Bans are kept in memory: they end with the server.
+    Accepted CONNECTs are counted by client id. Bans are kept in memory: they end with the server.
     """
 
     enable: bool = False
@@ -683,7 +683,7 @@ class ServerSettings(Section, frozen=True):
         return self.durable_storage.get(MESSAGES, StorageSettings())
 
     def sessions_of(self, zone: str | None) -> DurableSessionsSettings:
-        """Return the settings for sessions of a zone; of no zone the general settings."""
+        """Return the settings for sessions of a zone; without a zone, the general settings."""
         own = None if zone is None else self.zones.get(zone)  # a connection's zone may have been removed
         return self.durable_sessions if own is None else self.durable_sessions.within(own)
 

@@ -150,7 +150,7 @@ class RequestChecks:
                 there = {name.lower() for name, _ in headers}
                 headers.extend(item for item in _HEADERS.items() if item[0] not in there)
                 message["headers"] = headers
-            elif head:  # HEAD has no body, so the rest of it is dropped
+            elif head:  # a response to HEAD has no body
                 message, done = _NO_BODY, True
             await send(message)
 
@@ -165,7 +165,7 @@ class RequestChecks:
 
         reads = scope["method"] in _READING
         if head:
-            scope = {**scope, "method": "GET"}  # HEAD is routed as GET
+            scope = {**scope, "method": "GET"}  # routes know GET only
         asking.set(Asking(host=connection.host, reads=reads, gone=lambda: connection.gone))
         application = self._refusal(scope) or self._application
         await application(scope, receive_bounded, send_with_headers)

@@ -1,7 +1,7 @@
 """Discovery of the server that has a database open, by a file in the database's directory.
 
 A running server keeps the file ``server.json`` in that directory: its process id and, if it serves HTTP, its URL and an
-admin token that is valid for this run. Only the file's owner can read it, who can also read the messages on disk. The
+admin token that is valid for this run. Only the file's owner, who can read the messages on disk too, can read it. The
 server holds a lock (flock) on the file, which the system releases when the process ends: an unlocked file was left by a
 killed server, and is ignored. A file that names another directory is ignored, too: a copy made of hard links shares the
 file of the original database.
@@ -130,7 +130,7 @@ class Announcement:
             if _is(path, file):
                 path.unlink(missing_ok=True)
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a forked process may have inherited it
+            fcntl.flock(file, fcntl.LOCK_UN)  # a forked child's copy of the descriptor would keep the lock
             os.close(file)
 
     def _written(self, server: FoundServer) -> int:
@@ -144,7 +144,7 @@ class Announcement:
                 closer.add(lambda: os.close(file))
                 closer.add(lambda: draft.unlink(missing_ok=True))
                 lock_file(file, fcntl.LOCK_EX, draft)
-                with os.fdopen(file, "wb", closefd=False) as out:  # writes everything, or fails
+                with os.fdopen(file, "wb", closefd=False) as out:  # a buffered file, which writes everything or raises
                     out.write(msgspec.json.format(msgspec.json.encode(server), indent=2) + b"\n")
                 draft.replace(path)
                 return file

@@ -208,7 +208,7 @@ def _complete(application: Litestar) -> None:
     for path in (document.paths or {}).values():
         for operation in _operations(path):
             responses = operation.responses = operation.responses or {}
-            responses.pop("400", None)  # Litestar's own format of parameter errors
+            responses.pop("400", None)  # Litestar's format for bad parameters, which is not used
             responses["default"] = _FAILURE
             operation.summary = _first_sentence(operation.description or "")
     for route in application.routes:

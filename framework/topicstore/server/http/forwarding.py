@@ -1,10 +1,10 @@
-"""Requests of a cluster's clients for the sites that own their shards.
+"""Forwarding of clients' requests to the sites of a cluster that own the shards of the requests.
 
 A change of another site's shard raises `ShardElsewhereError`, and nothing was done: then the request is forwarded to
 the owner as a whole, with the cluster's token, the scope that this site has granted the client, and the client's body;
 the response passes back. Requests that concern several sites are split by owner: the messages of a publish, an import,
 and a deletion. A forwarded request has the header `FORWARDED`, and is not forwarded again: a document that two sites
-have read at different times could otherwise send a request round in circles.
+have read at different times could otherwise make a request circulate.
 """
 
 from __future__ import annotations
@@ -165,9 +165,9 @@ class SiteClients(Generic[C]):
 class Forwarder:
     """Requests from one site to others. Used in the event loop of HTTP only.
 
-    A request waits for its own site alone: for one of `_CALLS` turns, and then at most `Cluster.store_timeout` and a
-    little for each answer of the site, which itself waits that long for the log store. When the server stops, the task
-    that forwards is cancelled, and its connection closed.
+    At most `_CALLS` requests are in progress at each other site; further ones wait, without delaying those for other
+    sites. A request then waits for the answer for `Cluster.store_timeout`, as long as the site itself waits for the log
+    store, and `_MARGIN` seconds. When the server stops, forwarding tasks are cancelled, and their connections closed.
     """
 
     def __init__(self, site: Site, token: str, tls: SiteTls) -> None:
@@ -190,8 +190,9 @@ class Forwarder:
     def check(self, request: Request[Any, Any, Any], owners: Collection[ShardOwner], *, here: bool) -> None:
         """Raise `HTTPException` unless parts of a request may be forwarded to their owners.
 
-        A request that was forwarded already gets 421. If nothing is forwarded, a request for one owner alone gets 307
-        with its address, and one for several, or with a part that is ``here``, 421.
+        A request that was forwarded already gets 421. If the settings say that nothing is forwarded, a request for a
+        single owner gets 307 with the owner's address. A request for several owners, or with a part for this site
+        (``here``), then gets 421.
         """
         if (sender := request.headers.get(FORWARDED)) is not None:
             text = f"site {sender} has forwarded the request for a shard that another site writes by now"
@@ -211,9 +212,9 @@ class Forwarder:
     def answer(self, request: Request[Any, Any, Any], error: ShardElsewhereError) -> Response[bytes] | None:
         """Return the response to a request that failed with ``error`` before it changed anything.
 
-        The request is forwarded, and the result is the response of the shard's owner; or the result is a redirection to
-        the owner, if the settings say so. A request that was already forwarded gets 421. Returns None while the shard
-        has no owner, and for a GET request.
+        The request is forwarded, and the response is that of the shard's owner. If the settings say so, the response
+        is a redirection to the owner instead. A request that was already forwarded gets 421. Returns None while the
+        shard has no owner, and for a GET request.
         """
         if (sender := request.headers.get(FORWARDED)) is not None:
             text = f"{error}; site {sender} has forwarded the request here, and it is not forwarded again"
@@ -274,7 +275,7 @@ class Forwarder:
 
     @asynccontextmanager
     async def send(self, owner: ShardOwner, call: Call) -> AsyncIterator[Reply]:
-        """Send a request to a site, and yield its response. Raises `HTTPException` if there is none."""
+        """Send a request to a site, and yield its response. Raises `HTTPException` if the site doesn't respond."""
         gone = self._turns.keys() - self._site.document.sites.keys()
         for name in gone:
             del self._turns[name]

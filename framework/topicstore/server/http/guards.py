@@ -61,7 +61,7 @@ def is_owner(connection: Connection) -> bool:
 
 
 def is_site(connection: Connection) -> bool:
-    """Return whether another site of the cluster has forwarded a request, which it has checked."""
+    """Return whether another site of the cluster has forwarded a request, which that site has checked."""
     context: Context = connection.app.state.context
     return context.tokens.is_of_cluster(_token(connection) or "")
 
@@ -120,7 +120,7 @@ def _is_local(connection: Connection) -> bool:
         return False
     if is_forwarded(headers) or headers.get("sec-fetch-site", "none") not in _OWN_PAGES:
         return False
-    if connection.scope["http_version"] == "1.0":  # nginx's default, without a header that shows the proxy
+    if connection.scope["http_version"] == "1.0":  # nginx's default version, sent without a header that shows the proxy
         return False
     host = headers.get("host", "")
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]

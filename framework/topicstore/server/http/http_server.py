@@ -117,14 +117,14 @@ class HttpServer:
         descriptors: Descriptors,
         tls: SiteTls | None = None,
     ) -> None:
-        """Set up the interface; generates the site's id if there is none. Raises what `Sites.this` raises.
+        """Set up the interface; generates the site's id if there is none. Raises the errors of `Sites.this`.
 
         ``tls``: TLS of connections to other sites; None without a cluster.
         """
         self._settings, self._descriptors = settings, descriptors
         forwarder, token, self._keepers = None, None, None
         if db.cluster is not None and tls is not None:
-            from topicstore.server.cluster import http_token  # only for a site of a cluster
+            from topicstore.server.cluster import http_token  # imported only on a site of a cluster
 
             from .forwarding import Forwarder
             from .keepers import Keepers
@@ -257,7 +257,7 @@ class HttpServer:
         """
         if not self.context.stopping.is_set():
             self.context.stopping.set()
-            close_all((self.context.jobs.stop, *self.context.on_stop))  # callbacks may remove themselves
+            close_all((self.context.jobs.stop, *self.context.on_stop))  # a copy: callbacks may remove themselves
 
     def stop(self, patience: float = _FAREWELL) -> None:
         """Give running requests ``patience`` seconds to end, and release all resources.

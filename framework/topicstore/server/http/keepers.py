@@ -1,11 +1,11 @@
 """`Keepers`: reads the shards that this site of a cluster doesn't keep, at the sites that keep them.
 
 A request (`topicstore.shard.elsewhere`) is sent to ``POST /shards/{shard}/ask`` of the shard's owner, with the
-cluster's token. If the owner doesn't answer, another site that keeps the shard is asked. Once a poll interval, a thread
-asks for the ends of these shards, and wakes the subscriptions and sessions of this site that wait for new messages. So
-that these don't wait for the poll, the owners report new messages: while anybody follows a filter here, one response of
-``GET /shards/moves`` is open from each site that owns shards, also those that this site keeps a copy of. Its failures
-delay messages until the next poll.
+cluster's token. If the owner doesn't answer, another site that keeps the shard gets the request. In each poll interval,
+a thread reads the last positions of these shards, and wakes the subscriptions and sessions of this site that wait for
+new messages. Owners also report new messages, so that waiting readers needn't wait for the poll: while a filter is
+followed on this site, one response of ``GET /shards/moves`` is open from each site that owns shards, including shards
+of which this site keeps a copy. If such a response fails, messages are delayed until the next poll.
 
 A site that has not answered a request counts as unresponsive. It gets no further requests but the thread's probes, one
 after each pause, until it answers a probe. So other readers, such as the sessions of all MQTT clients, wait for an
@@ -61,7 +61,7 @@ _SIGN_OF_LIFE = msgspec.msgpack.encode(AskEnd(False))
 
 
 class Reach:
-    """Whether one site answers. Thread-safe. All times are those of `time.monotonic`."""
+    """The state of requests to one site: answered or unresponsive. Thread-safe. Times are those of `time.monotonic`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -136,7 +136,7 @@ class Keepers:
             self._following.join()
 
     def look(self) -> None:
-        """Probe unresponsive sites whose pause is over, and read the ends of the shards that this site doesn't keep.
+        """Probe unresponsive sites whose pause is over; read the last positions of shards that this site doesn't keep.
 
         Raises `ShardElsewhereError`, several as an `ExceptionGroup`.
         """
@@ -145,7 +145,7 @@ class Keepers:
             if shard is None:
                 continue
             keeper = next((one for one in self._site.keepers(shard) if one.site == name and one.http_address), None)
-            if keeper is None:  # the site no longer keeps the shard: the next ordinary request finds out if it answers
+            if keeper is None:  # the site has dropped the shard, so the next request for another shard is the probe
                 reach.answer()
             else:
                 with suppress(_RefusedError):

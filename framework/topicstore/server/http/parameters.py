@@ -1,8 +1,8 @@
 """Query parameters: those that several routes share, pagination, and checks.
 
-The checks prevent that a misspelled ``until`` deletes messages that were to be kept. Unknown parameters are refused. So
-are parameters that are given twice, of which one would be ignored, and filters with an unescaped ``+``, which a URL
-decodes as a space: ``a/+`` would become another filter, which matches nothing.
+The checks prevent, for example, that a misspelled ``until`` is ignored and too many messages are deleted. They refuse
+unknown parameters, parameters that are given twice, and filters with an unescaped ``+``. In a URL a ``+`` stands for a
+space, so ``a/+`` would become another filter, which matches nothing.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class ThreadedPieces:
     """
 
     def __init__(self, threads: RequestThreads, pieces: Iterator[_Piece], measured: Measured) -> None:
-        """Generate the first piece at once, in the caller's thread. Raises what the iterator raises.
+        """Generate the first piece at once, in the caller's thread. Raises the iterator's exceptions.
 
         ``measured``: the batches from which the pieces are generated.
         """
@@ -83,7 +83,7 @@ class ThreadedPieces:
         if self._making is not None:
             made = asyncio.wrap_future(self._making)
             await asyncio.wait((made,))
-            _ = made.cancelled() or made.exception()  # retrieves the exception: the client has disconnected
+            _ = made.cancelled() or made.exception()  # retrieved, so that asyncio doesn't log it; the client is gone
         await asyncio.wrap_future(self._threads.at_once(self._pieces.close))
 
 
@@ -110,7 +110,7 @@ def _joined(pieces: Iterator[_Piece]) -> Generator[_Piece]:
         for piece in pieces:
             held.append(piece)
             size += len(piece)
-            del piece  # releases the memory of sent pieces
+            del piece  # otherwise this name would keep a sent piece in memory
             if size >= _SENT:
                 yield _taken(held)
                 size, first = 0, False
@@ -160,7 +160,7 @@ class _Sending(ASGIStreamingResponse):
             self._connection.hold_response(pieces.held + len(piece))
             event: HTTPResponseBodyEvent = {
                 "type": "http.response.body",
-                "body": cast("bytes", piece),  # uvicorn accepts any buffer
+                "body": cast("bytes", piece),  # any buffer, which uvicorn accepts
                 "more_body": True,
             }
             await send(event)

@@ -100,7 +100,7 @@ class RequestThreads(ThreadPoolExecutor):
         """
         self._most, self._heavy = threads, max(threads * 3 // 4, 1)
         self._heavy_of_host, self._of_host = max(threads // 2, 1), max(threads - 1, 1)
-        super().__init__(threads + 1, "topicstore-http")  # one more for `at_once`
+        super().__init__(threads + 1, "topicstore-http")  # one more thread for `at_once`
         self._apart = {way: ThreadPoolExecutor(most, f"topicstore-http-{way}") for way, most in _APART.items()}
         self._turns = threading.Lock()
         """Guards the following attributes."""
@@ -190,7 +190,7 @@ class RequestThreads(ThreadPoolExecutor):
             work = queue.popleft()
             del self._waiting[key]
             if queue:
-                self._waiting[key] = queue  # moves the queue to the end
+                self._waiting[key] = queue  # at the end of the dict: the address's next turn is last
             return work
         return None
 

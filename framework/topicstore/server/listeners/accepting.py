@@ -1,6 +1,6 @@
 """Accepts connections, and immediately closes those that exceed the limit of file descriptors.
 
-An event loop's own server would accept until the last descriptor is used. Here a connection whose descriptor number is
+An asyncio server would accept connections until no descriptor is left. Here a connection whose descriptor number is
 too high (`topicstore.server.resource_limits`) is closed before any object is created for it. Failed TLS handshakes,
 which asyncio doesn't log, are logged.
 """
@@ -109,7 +109,7 @@ class Acceptor:
                 self._refuse()
                 continue
             accepted.setblocking(False)
-            with contextlib.suppress(OSError):  # the client has disconnected
+            with contextlib.suppress(OSError):  # fails if the client has disconnected
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             task = self._loop.create_task(self._begin(accepted, peer))
             self._beginning.add(task)
@@ -122,7 +122,7 @@ class Acceptor:
         if self._key is not None and self._context is not None:
             make = self._edge(self._key, peer)
         elif self._proxies or self._key is not None:
-            from .proxy_header import ProxyHeaderError  # few listeners are behind a proxy
+            from .proxy_header import ProxyHeaderError  # imported late: few listeners need it
 
             try:
                 source = await self._read_header(accepted, str(peer[0]))
@@ -137,7 +137,7 @@ class Acceptor:
             await self._loop.connect_accepted_socket(
                 lambda: make(source), accepted, ssl=self._context, ssl_handshake_timeout=handshake
             )
-        except (OSError, EOFError) as bad:  # such as a failed handshake: `ssl.SSLError` is an OSError
+        except (OSError, EOFError) as bad:  # a failed handshake, for example: `ssl.SSLError` is an OSError
             accepted.close()
             if self._context is not None:
                 self._note(
@@ -151,7 +151,7 @@ class Acceptor:
 
     def _edge(self, key: bytes, peer: Any) -> Callable[[object], asyncio.Protocol]:
         """Return a factory of protocols for connections whose first bytes, within TLS, may be a site's header."""
-        from .proxy_header import SiteEdge  # only for a site of a cluster
+        from .proxy_header import SiteEdge  # imported only on a site of a cluster
 
         refused = partial(self._note, self._without_header, peer)
         return lambda _: SiteEdge(self._make, key, self._patience, refused)

@@ -82,7 +82,7 @@ class Listener:
         return self.via if source is None else msgspec.structs.replace(self.via, source=source)
 
     def same(self, settings: ListenerSettings, limits: Limits) -> bool:
-        """Return whether settings are unchanged and name no certificate files, which may have changed."""
+        """Return whether the listener can stay: equal settings without certificate files, which may have changed."""
         return (settings, limits) == (self._settings, self._limits) and settings.tls is None
 
     @property
@@ -97,7 +97,7 @@ class Listener:
 
     @property
     def addresses(self) -> list[str]:
-        """The bound addresses as text, with the ports that were bound."""
+        """The bound addresses as ``HOST:PORT``; a port 0 of the settings is replaced by the bound port."""
         return [str(place) for place in self.places]
 
     @property
@@ -116,11 +116,11 @@ class Listener:
                 now.append(
                     Acceptor(self.via.name, one, self._factory, self._below, handshake, context, proxies, self._key)
                 )
-        except BaseException as bad:  # closes all sockets if one fails
+        except BaseException as bad:  # no socket stays open if one fails
             _close(now)
             for one in sockets:
                 one.close()
-            if isinstance(bad, OSError):  # such as an address in use
+            if isinstance(bad, OSError):  # an address in use, for example
                 raise unusable(self._settings.listen, bad) from bad
             raise
         return now
@@ -140,7 +140,7 @@ class Listener:
             raise ListenError(f"listener {self.via.name}: it was stopped meanwhile")
         try:
             return socket.socket(fileno=os.dup(numbers[0]))
-        except OSError as bad:  # such as too many open files
+        except OSError as bad:  # too many open files, for example
             raise ListenError(f"listener {self.via.name}: its sockets can't be taken over: {bad}") from bad
 
     def close(self, place: Place) -> None:
@@ -171,7 +171,7 @@ class Listener:
             return
         before = self._servers
         now = self._serve([self.duplicate(place) for place in self.places], context)
-        if self._servers is not before:  # stopped meanwhile
+        if self._servers is not before:  # the listener was stopped meanwhile
             _close(now)
             return
         self._servers = now
@@ -266,7 +266,7 @@ class Replacement:
         check_apart((f"the listener {name}", place) for name, places in wanted.items() for place in places)
         self._free = [(one, place) for one in self._running if one not in self.listeners for place in one.places]
         later: list[tuple[Listener, Place]] = []
-        for name in sorted(new, key=lambda name: name not in running):  # names that stay keep their ports
+        for name in sorted(new, key=lambda name: name not in running):  # listeners that stay choose ports first
             self._sockets[name] = []
             later += [(new[name][0], place) for place in wanted[name] if not self._take_over(new[name][0], place)]
         await self._bind(later)

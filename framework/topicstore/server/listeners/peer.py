@@ -32,7 +32,7 @@ class Relayed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Via(msgspec.Struct, frozen=True, kw_only=True):
-    """The properties that all connections of a listener share; and the address that a proxy names for one of them."""
+    """The properties that a connection has from its listener, and the client's address that a proxy names for it."""
 
     name: str
     """The listener's name in logs."""

@@ -9,11 +9,11 @@ The grammar is that of HAProxy (https://www.haproxy.org/download/3.0/doc/proxy-p
 
 Nothing after the header is read, so that the TLS handshake or the first packet stays in the socket.
 
-A site begins a client's connection that it passes on to another site with a header of version 2, with the client's
-address and port in both places, and one extension (TLV) of the type `_EXTENSION`: an HMAC of SHA-256 with the cluster's
-key over all that precedes and follows it in the header, then 16 random bytes, then a `Via` as MessagePack. A client of
-MQTT or of TLS never begins with the header's first byte, so that one listener serves clients and sites. At a listener
-with TLS the header is within TLS, at others it precedes everything else.
+A site begins a client's connection that it passes on to another site with a header of version 2. The client's address
+and port are both its source and its destination. Its only extension (TLV), of the type `_EXTENSION`, is an HMAC of
+SHA-256 with the cluster's key over all that precedes and follows it in the header, then 16 random bytes, then a `Via`
+as MessagePack. A client of MQTT or of TLS never begins with the header's first byte, so that one listener serves
+clients and sites. At a listener with TLS the header is within TLS, at others it precedes everything else.
 
 Sites trust the HMAC, because only the cluster's sites know the key. The random bytes differ in each header, so that
 equal addresses have different HMACs.

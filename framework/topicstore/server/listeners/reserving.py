@@ -35,7 +35,7 @@ class Place:
     """A socket address: one of the addresses to which a host and a port resolve."""
 
     family: int
-    at: tuple[Any, ...] = attrs.field(eq=lambda at: (at[0], at[1], *at[3:]))  # without IPv6's flow information
+    at: tuple[Any, ...] = attrs.field(eq=lambda at: (at[0], at[1], *at[3:]))  # IPv6's flow label doesn't count
 
     @classmethod
     def of(cls, bound: socket.socket) -> Self:
@@ -109,7 +109,7 @@ def bind(address: Address, places: Iterable[Place], what: str = "") -> list[sock
 
 
 def check_apart(wanted: Iterable[tuple[str, Place]]) -> None:
-    """Raise `ListenError` if two addresses conflict; each is given with the name of its owner."""
+    """Raise `ListenError` if two addresses conflict; each is paired with its listener's description for the error."""
     for (name, place), (other, there) in combinations(wanted, 2):
         if place.meets(there):
             raise ListenError(f"can't listen on {there} for {other}: {place} is for {name} already")

@@ -74,7 +74,7 @@ def _is_missing(path: Path) -> bool:
         path.stat()
     except FileNotFoundError:
         return True
-    except OSError:  # reading the file has reported this error
+    except OSError:  # reported when the file was read
         return False
     return False
 
@@ -137,7 +137,7 @@ def read_ends(settings: ServerSettings) -> dict[str, datetime]:
     files = certificate_files(settings)
     if not files:
         return {}
-    from topicstore.server.certificate_authority import read_certificate  # imports a large library
+    from topicstore.server.certificate_authority import read_certificate  # imported late: it imports a large library
 
     ends: dict[str, datetime] = {}
     for section, (path, _) in files.items():

@@ -40,7 +40,7 @@ _LARGEST_HANDSHAKE = 64 << 10
 """Most bytes that a client may send before its handshake is complete."""
 
 _log = logging.getLogger("topicstore.server.websocket")
-_log.setLevel(logging.WARNING)  # the server has its own log line for each connection
+_log.setLevel(logging.WARNING)  # the server itself logs a line for each connection
 
 
 class WebSocketEdge(asyncio.Protocol):
@@ -99,7 +99,7 @@ class WebSocketEdge(asyncio.Protocol):
             if self.unfinished > _SMALLEST_HELD:
                 self._drop()
         elif not events:
-            self._inner.data_received(b"")  # reports progress within an incomplete frame
+            self._inner.data_received(b"")  # no data, only the sign that an incomplete frame has grown
 
     def serve_by(self, inner: asyncio.Protocol) -> None:
         """Let another protocol be the server's connection."""
@@ -173,7 +173,7 @@ class WebSocketEdge(asyncio.Protocol):
     def _take(self, frame: Frame) -> None:
         """Pass on a frame's data. MQTT uses binary frames only [MQTT-6.0.0-1]."""
         if frame.opcode is Opcode.PING and self._full:
-            self.hold(pings=True)  # pongs would pile up in memory
+            self.hold(pings=True)  # a client that doesn't read would make pongs pile up in memory
         if self._inner is None or not self._open:
             return
         if frame.opcode is Opcode.TEXT:
@@ -219,7 +219,7 @@ class WebSocketEdge(asyncio.Protocol):
         for data in self._frames.data_to_send():
             if data:
                 self._socket.write(data)
-            else:  # an empty item is the end of the data
+            else:  # the library marks the end of the data by an empty item
                 self._socket.close()
 
     def _stop_timer(self) -> None:

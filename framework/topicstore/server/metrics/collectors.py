@@ -47,7 +47,7 @@ from topicstore.shard.writer import BOUNDS, Latencies
 
 from .paced import Paced, SessionLag
 
-if TYPE_CHECKING:  # only a site of a cluster needs the module
+if TYPE_CHECKING:  # at run time only a site of a cluster imports the module
     from topicstore.replication.site import ReplicaLag, Site
 
 __all__ = [
@@ -529,16 +529,16 @@ class ClusterCollector(Collector):
     def __init__(self, site: Site) -> None:
         self._site = site
         self._lags = Paced(self._find_lags)
-        """The entries that replicas are behind, for which the log store is asked."""
+        """The entries by which replicas lag, read from the log store."""
         self._known: list[ReplicaLag] = []
 
     def _find_lags(self) -> list[ReplicaLag]:
-        with suppress(RecoverableError):  # the log reports it, and the last values stay
+        with suppress(RecoverableError):  # the site logs the error; the last values stay
             self._known = self._site.lag()
         return self._known
 
     def renew(self) -> None:
-        """Ask for the replicas' lag again if that is due."""
+        """Read the replicas' lag again if that is due."""
         self._lags.renew()
 
     def collect(self) -> Iterator[Metric]:

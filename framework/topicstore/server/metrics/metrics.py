@@ -26,7 +26,7 @@ from .recent import Recent
 __all__ = ["Metrics"]
 
 _OPENMETRICS = "application/openmetrics-text"
-_PLAIN = prometheus_client.CONTENT_TYPE_PLAIN_0_0_4.removesuffix("; charset=utf-8")  # the response adds the charset
+_PLAIN = prometheus_client.CONTENT_TYPE_PLAIN_0_0_4.removesuffix("; charset=utf-8")  # Litestar adds the charset
 
 
 class _Renewed(Protocol):

@@ -44,14 +44,14 @@ class Paced(Generic[T]):
         self._took = self._found_out = self._due = 0.0
 
     def value(self) -> T:
-        """Return the value, computed again if it is due and cheap. Raises what the function raises."""
+        """Return the value, computed again if it is due and cheap. Raises the errors of the computation."""
         with self._lock:
             if self._value is None:
                 return self._renewed_locked()
             return self._renewed_locked() if self._took < CHEAP and self._is_due() else self._value[0]
 
     def renew(self) -> None:
-        """Compute the value again if it is due. Raises what the function raises."""
+        """Compute the value again if it is due. Raises the errors of the computation."""
         with self._lock:
             if self._is_due():
                 self._renewed_locked()
@@ -186,7 +186,7 @@ class SessionLag:
             if len(clients) > 1:
                 for one in clients:
                     self._count_locked([one])
-            elif not isinstance(failed, SessionNotFoundError):  # else the session has ended
+            elif not isinstance(failed, SessionNotFoundError):  # an ended session doesn't count
                 _log.warning("how far the session of %r is behind can't be found out: %s", clients[0], failed)
                 self._counted = attrs.evolve(
                     self._counted, sessions=self._counted.sessions + 1, unknown=self._counted.unknown + 1

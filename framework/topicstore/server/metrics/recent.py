@@ -170,7 +170,7 @@ class Recent:
     def figures(self) -> Figures:
         """Return the current totals, and the series of samples. Raises `DatabaseClosedError`.
 
-        A person looks at them, so that the lag is computed more often for the next ten seconds.
+        Because a person looks at them, the lag is computed more often for the next ten seconds.
         """
         self._lag.watch()
         totals = self.totals()

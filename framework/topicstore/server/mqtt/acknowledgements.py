@@ -67,7 +67,7 @@ class ReceivedAcks:
             channel.came(abs(kind), reason)
 
     def pass_on(self, client: Client, session: Session, requests: RequestBatch) -> bool:
-        """Pass the acknowledgements to the session and the next batch; return whether the batch has an answer for them.
+        """Pass the acknowledgements to the session and the next batch; return whether the batch will answer any.
 
         Raises an error of `OVER`.
         """
@@ -84,7 +84,7 @@ class ReceivedAcks:
 
 
 def complete(session: Session, packets: Sequence[Publish]) -> None:
-    """Acknowledge messages that are not sent to the client, in its place. Raises an error of `OVER`."""
+    """Acknowledge messages that are not sent to the client, on the client's behalf. Raises an error of `OVER`."""
     for packet in packets:
         if packet.qos == 1:
             session.puback(packet.packet_id)
@@ -139,10 +139,10 @@ def _each(version: int, part: PublishedPart, pending: Pending) -> PublishAnswer:
             reasons.setdefault((message.qos, packet_id), ReasonCode.NO_MATCHING_SUBSCRIBERS)
     refused = sum(reason >= 0x80 for reason in reasons.values())
     passing = next((error for error in part.refused.values() if is_passing(error)), None)
-    if passing is not None:  # also a shard of other clients that has moved: this client's session doesn't end by itself
+    if passing is not None:  # a shard of other clients may have moved, which doesn't end this client's session
         return PublishAnswer(b"", refused=refused, end=str(passing), reason=reason_of(passing))
     if any(isinstance(error, SessionEndedError) for error in part.refused.values()):
-        return PublishAnswer(b"", refused=refused)  # the connection ends, and the client resends what is unacknowledged
+        return PublishAnswer(b"", refused=refused)  # the connection ends; the client resends after the next one
     if version == 4 and any(reason >= 0x80 and reason not in _DROPPED for reason in reasons.values()):
         return PublishAnswer(b"", refused=refused, end=text)
     acks = [(one, reasons.get((1, one), 0)) for one in pending.ids1]
@@ -156,7 +156,7 @@ def _each(version: int, part: PublishedPart, pending: Pending) -> PublishAnswer:
 
 
 def answer_pubrels(version: int, ids: Sequence[int], known: Sequence[bool]) -> tuple[bytes, Sequence[Counted]]:
-    """Return the PUBCOMPs of PUBRELs, as bytes and counted; ``known``: whether each packet id was in use."""
+    """Return the PUBCOMPs of PUBRELs, and their counts; ``known``: whether each packet id was in use."""
     if all(known) or version == 4:
         return _plain(PUBCOMP, ids), ((PUBCOMP, 0, len(ids)),)
     unknown, good = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND, ReasonCode.SUCCESS
@@ -167,7 +167,7 @@ def answer_pubrels(version: int, ids: Sequence[int], known: Sequence[bool]) -> t
 def _counted(kind: int, rows: Sequence[tuple[int, int]]) -> list[Counted]:
     """Count acknowledgements by reason code."""
     counted, left = [], [reason for _, reason in rows]
-    while left:  # one pass for each code: with one or two codes, comparing is faster than hashing
+    while left:  # a pass for each reason code: there are few, and comparing is faster than hashing
         first = left[0]
         number = left.count(first)
         counted.append((kind, int(first), number))

@@ -73,7 +73,7 @@ class Broker:
         )
         self.serving.schedule = self._schedule
         if db.cluster is not None and tls is not None:
-            from .upstream import Relays  # only for a site of a cluster
+            from .upstream import Relays  # imported only on a site of a cluster
 
             self.serving.relays = Relays(db, db.cluster, tls)
         self._store = StoreThread(db, self._on_end)
@@ -110,12 +110,12 @@ class Broker:
         self.ended: asyncio.Future[None] = loop.create_future()
         """Gets the exception that ends the broker, such as `DatabaseClosedError`; cancelled when the broker is
         stopped."""
-        self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # marks it as retrieved
+        self.ended.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # retrieves the exception
         self._schedule()
 
     @property
     def key(self) -> bytes | None:
-        """The key of connections that other sites of the cluster pass on; None without a cluster."""
+        """The key with which other sites sign the headers of connections that they pass on; None without a cluster."""
         return None if self.serving.relays is None else self.serving.relays.key
 
     def connection(self, via: Via) -> MqttConnection:
@@ -394,7 +394,7 @@ class Broker:
             await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
-        """Close all connections at once. Requests are not served unless their batch is being served."""
+        """Close all connections at once. The current batch is served to its end; later requests are dropped."""
         self._stopped = True
         if self._batch_end is not None:
             self._signal_batch_end(self._batch_end)

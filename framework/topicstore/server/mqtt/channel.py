@@ -87,15 +87,15 @@ class Channel:
         self._serving.traffic.received.good[PUBLISH] += published
 
     def came(self, kind: int, reason: int = 0, packets: int = 1) -> None:
-        """Count received packets of a type other than PUBLISH."""
+        """Count received packets of a type other than PUBLISH, by reason code."""
         self._serving.traffic.received.add(kind, reason, packets)
 
     def write(self, data: bytes, kind: int, reason: int = 0) -> None:
-        """Send a packet, unless the connection is over. ``reason``: its worst reason code, 0 if it has none."""
+        """Send a packet, unless the connection is over. ``reason``: the packet's highest reason code; 0 for none."""
         self.answer(data, ((kind, reason, 1),))
 
     def answer(self, data: bytes, packets: Sequence[Counted]) -> None:
-        """Send encoded packets, unless the connection is over."""
+        """Send encoded packets, unless the connection is over. ``packets``: their numbers by type and reason code."""
         if self._put(data):
             for kind, reason, number in packets:
                 self.record.packets_out += number

@@ -42,7 +42,7 @@ _LONGEST_TEXT = 65_535
 
 @attrs.frozen
 class Terms:
-    """The terms of one connection that a client's CONNECT and the server's settings result in."""
+    """The terms of one connection: the requests of the client's CONNECT, limited by the server's settings."""
 
     packet: ConnectPacket
     client_id: str
@@ -65,7 +65,7 @@ class Terms:
         """Return the terms for a CONNECT under the settings of a zone; `refusal` checks whether it is accepted."""
         protocol, limits, sessions = settings.protocol, settings.limits, settings.sessions_of(zone)
         longest: float | None = protocol.max_session_expiry
-        if not sessions.enable:  # a stored session is not resumed, and the new one not stored
+        if not sessions.enable:  # no stored session is resumed, and none is stored
             packet, longest = msgspec.structs.replace(packet, clean_start=True), 0.0
         return cls(
             packet,
@@ -137,7 +137,7 @@ class Terms:
         return attrs.evolve(self, packet=packet)
 
     def reason_string(self, text: str, others: int = 0) -> str | None:
-        """Return a reason string for a packet that has ``others`` more bytes; None if the client must not get one.
+        """Return a reason string for a packet with ``others`` bytes besides; None if the client must not get one.
 
         A client may refuse reason strings [MQTT-3.1.2-29], and the packet must not exceed its maximum packet size.
         """
@@ -147,7 +147,7 @@ class Terms:
         return reason if packet.request_problem_information and fits else None
 
     def changed_expiry(self, seconds: int) -> float | None:
-        """Return the session expiry that a DISCONNECT sets, in seconds; None: for ever. Raises `PacketError`."""
+        """Return the session expiry that a DISCONNECT sets, in seconds; None: never. Raises `PacketError`."""
         if seconds and self.packet.session_expiry == 0:
             text = "a session that ends with its connection can't be kept (MQTT 5, section 3.14.2.2.2)"
             raise PacketError(ReasonCode.PROTOCOL_ERROR, text)
@@ -179,7 +179,7 @@ class Terms:
         if packet.request_response_information and protocol.response_information:
             names = {"%c": self.client_id, "%u": user or ""}
             text = _filled(protocol.response_information, names)
-            if len(text.encode()) <= _LONGEST_TEXT:  # with a client id of 64 KiB in it, it can't be sent
+            if len(text.encode()) <= _LONGEST_TEXT:  # a client id of 64 KiB makes it too long
                 found["response_information"] = text
         return found
 
@@ -264,7 +264,7 @@ async def admit(serving: Serving, terms: Terms, peer: Peer) -> Admission | Refus
             return _UNDECIDED
         decided = await permissions.decide("subscribe", _plain(filters))
         if None in decided:
-            return _UNDECIDED  # removing a filter from the session would also drop its queued messages
+            return _UNDECIDED  # to unsubscribe an undecided filter would drop its waiting messages
         forbidden = [text for text, good in zip(filters, decided, strict=True) if not good]
     return Admission(access, identity, permissions, forbidden)
 
@@ -287,7 +287,7 @@ async def _identified(serving: Serving, access: Access, terms: Terms, peer: Peer
     )
     if isinstance(identity, Refusal):
         return Refused(_WHY[identity.why], identity.text)
-    if identity.user is not None and identity.user not in names:  # a plugin has said who the client is
+    if identity.user is not None and identity.user not in names:  # a plugin has returned another user name
         ban = await serving.bans.find(terms.client_id, [identity.user], peer.host)
     return identity if ban is None else _banned(ban)
 

@@ -180,10 +180,10 @@ class MqttConnection(asyncio.Protocol):
             self._unserved += size
             self._serving.arrived += size
             self._take(frames)
-        else:  # a client that sends part of a packet is alive
+        else:  # a part of a packet counts for the keep alive, too
             self._heard()
         self._unfinished.count()
-        if self._barrier is not None:  # pause reading an incomplete packet until the barrier is reached
+        if self._barrier is not None:  # the rest of an incomplete packet waits for the barrier, too
             self.flow()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -208,7 +208,7 @@ class MqttConnection(asyncio.Protocol):
 
     def _hold_session(self) -> None:
         if self._session is not None and not self._left:
-            with contextlib.suppress(*OVER):  # `session_ended` will be called
+            with contextlib.suppress(*OVER):  # the session has ended: `session_ended` follows
                 if self._full:
                     self._session.pause()
                 else:
@@ -242,7 +242,7 @@ class MqttConnection(asyncio.Protocol):
             try:
                 self._session.alive()
             except OVER:
-                return  # `session_ended` will be called
+                return  # the session has ended: `session_ended` follows
 
     # --- packets ---
 
@@ -324,7 +324,7 @@ class MqttConnection(asyncio.Protocol):
                     self._busy = True
                     self._serving.schedule()
             except OVER:
-                return  # `session_ended` will be called
+                return  # the session has ended: `session_ended` follows
         if published and self._inbound is not None:
             self._busy = True
             self._serving.gather(self, self._inbound, published)
@@ -389,7 +389,7 @@ class MqttConnection(asyncio.Protocol):
         serving, record = self._serving, self._channel.record
         self._reader.version = record.version = packet.version
         self._terms = terms = Terms.of(packet, serving.settings, self._via.zone)
-        record.client_id = terms.client_id[: serving.limits.client_id_length]  # a longer one is refused
+        record.client_id = terms.client_id[: serving.limits.client_id_length]  # longer client ids are refused
         record.user = packet.user_name and packet.user_name[: serving.limits.user_name_length]
         self._state, self._barrier = State.OPENING, packet
         self._channel.never()
@@ -415,7 +415,7 @@ class MqttConnection(asyncio.Protocol):
             serving.admit(self, self._admit(self._terms))
         elif owner is None or not owner.address:
             self.end(ReasonCode.SERVER_UNAVAILABLE, "no site serves the client at the moment")
-        elif self._via.relayed is not None:  # the two sites have read different documents of the cluster
+        elif self._via.relayed is not None:  # the relaying site has another version of the document
             self.end(ReasonCode.SERVER_UNAVAILABLE, f"the client's session is moving to site {owner.site}")
         elif self._via.redirect and self._terms.packet.version == 5:
             self.end(ReasonCode.USE_ANOTHER_SERVER, f"site {owner.site} serves the client", elsewhere=owner.address)
@@ -423,7 +423,7 @@ class MqttConnection(asyncio.Protocol):
             serving.forward(self, self._pass_to(relays, owner, (0x10, body)))
 
     async def _pass_to(self, relays: Relays, owner: ShardOwner, connect: Frame) -> None:
-        """Connect to the owner of the client's shard, and pass on to it what the client has sent and sends."""
+        """Connect to the owner of the client's shard, and pass all bytes of the client on to it."""
         try:
             upstream = await relays.connect(owner, self._channel.peer, self._serving.limits.connect_timeout)
         except (OSError, ValueError) as bad:
@@ -432,7 +432,7 @@ class MqttConnection(asyncio.Protocol):
         if self._state != State.OPENING:
             upstream.transport.abort()
             return
-        from .relay import Relay  # it is there, if there are relays
+        from .relay import Relay  # imported only on a site of a cluster
 
         received = joined((connect, *(self._waiting or ()))) + self._reader.take()
         self._state, self._waiting = State.OVER, None
@@ -469,7 +469,7 @@ class MqttConnection(asyncio.Protocol):
             return
         if self._rights is not None:
             self._begin(result, self._terms, self._rights)
-        if result.ended is not None:  # taken over in the same batch
+        if result.ended is not None:  # the session was taken over in the same batch
             self.session_ended(result.ended)
             return
         if self._full:
@@ -567,13 +567,13 @@ class MqttConnection(asyncio.Protocol):
             self._outbound = Outbound(packet.version, packet.maximum_packet_size, self._terms.aliases)
         pieces, published, too_large = self._outbound.encode(packets, shared)
         if too_large and self._session is not None:
-            with contextlib.suppress(*OVER):  # `session_ended` will be called
+            with contextlib.suppress(*OVER):  # the session has ended: `session_ended` follows
                 complete(self._session, too_large)
         pubrels = sum([isinstance(packet, PubRel) for packet in packets])
         self._channel.deliver(b"".join(pieces), published, pubrels)
 
     def unknown(self, ids: Sequence[int]) -> None:
-        """Answer PUBRECs whose packet ids are not in use."""
+        """Answer PUBRECs whose packet ids are not in use, with PUBRELs of the reason code 0x92."""
         unknown = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
         data = encoding.pubacks(self._terms.packet.version, PUBREL, [(one, unknown) for one in ids])
         self._channel.answer(data, ((PUBREL, unknown, len(ids)),))
@@ -593,11 +593,11 @@ class MqttConnection(asyncio.Protocol):
             self._refuse(bad)
 
     def subscribed(self, results: Sequence[SubscribeResult | TopicstoreError]) -> None:
-        """Continue with the rest of a SUBSCRIBE, or answer it."""
+        """Handle the results of a part of a SUBSCRIBE; the SUBACK is sent after the last part."""
         self._subscriptions.subscribed(results)
 
     def unsubscribed(self, results: Sequence[bool | TopicstoreError]) -> None:
-        """Continue with the rest of an UNSUBSCRIBE, or answer it."""
+        """Handle the results of a part of an UNSUBSCRIBE; the UNSUBACK is sent after the last part."""
         self._subscriptions.unsubscribed(results)
 
     def answer(self, data: bytes, kind: int, reason: int, granted: Sequence[str]) -> None:
@@ -639,7 +639,7 @@ class MqttConnection(asyncio.Protocol):
 
     def failed(self, error: TopicstoreError) -> None:
         """End the connection because a request failed that the protocol can't answer with an error."""
-        if not isinstance(error, SessionEndedError):  # `session_ended` will be called
+        if not isinstance(error, SessionEndedError):  # for an ended session, `session_ended` follows
             self.end(reason_of(error), str(error), text_of(error))
 
     def _refuse(self, bad: PacketError) -> None:

@@ -139,7 +139,7 @@ class Serving:
         """Whether no further client may connect, because the limit of connections is reached."""
         return (
             self.traffic.connected + len(self.opening) + 2 * len(self.relayed) >= self.most
-        )  # a relay has two sockets
+        )  # each relay has two sockets
 
     def address_of(self, session: Session) -> str | None:
         """Return the address and port of a session's client; None if it isn't connected here. Thread-safe."""
@@ -197,7 +197,7 @@ class Serving:
     def admit(self, connection: Client, work: Coroutine[Any, Any, None]) -> None:
         """Run a client's authentication: at once or, if it must wait, in a task within the connect timeout.
 
-        The task is cancelled when the client's connection ends. ``work`` must not need a task before it first waits.
+        The task is cancelled when the client's connection ends. ``work`` runs outside of any task until it first waits.
         """
         self.opening[connection] = None
         try:

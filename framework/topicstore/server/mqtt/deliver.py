@@ -73,7 +73,7 @@ class Outbound:
         try:
             before, after = self._parts(packet) if shared is None else _shared_parts(self._version, packet, shared)
             fits = largest is None or len(before) + len(after) + (2 if packet.qos else 0) <= largest
-        except ValueError:  # larger than MQTT can encode, with its topic and properties
+        except ValueError:  # with topic and properties, the packet is larger than MQTT allows
             fits = False
         if not fits:
             too_large.append(packet)
@@ -131,12 +131,12 @@ def _shared_parts(version: int, packet: Publish, shared: Shared) -> _Parts:
 def allowance(
     largest: int | None, may_receive: Callable[[Sequence[str]], list[bool | None]] | None
 ) -> Callable[[Sequence[Message]], list[bool | None]] | None:
-    """Return the function that decides which messages a client may receive, or None if it may receive all.
+    """Return the function that decides which messages a client may receive; None if the client may receive all.
 
     The function is the argument ``allow`` of `topicstore.sessions.Sessions.open`.
 
-    largest:     the client's maximum packet size. A message is refused if it is larger without topic and properties.
-                 Whether its packet fits is known only after encoding [MQTT-3.1.2-24].
+    largest:     the client's maximum packet size in bytes. A message with a larger payload is refused. Whether a packet
+                 with topic and properties fits is known only after encoding [MQTT-3.1.2-24].
     may_receive: decides for each topic whether the client may receive its messages; None: not known yet.
     """
     if largest is None and may_receive is None:

@@ -132,7 +132,7 @@ class Inbound:
         """The publishes for the next batch to the store, which takes them; None if there are none."""
 
     def judge_by(self, decided: Callable[[str], bool | None]) -> None:
-        """Replace the function that decides which topics may be published to, and forget earlier decisions."""
+        """Replace the function that decides to which topics the client may publish; forget earlier decisions."""
         self._decided = decided
         self._verdicts = BoundedCache(_VERDICTS, _VERDICT_BYTES)
 
@@ -207,4 +207,4 @@ class Inbound:
             raise UndecidedError(topic)
         return (
             self._verdicts.keep(topic, _ALLOWED) if allowed else ReasonCode.NOT_AUTHORIZED
-        )  # not cached: a plugin's failure counts as no, too
+        )  # a denial is not cached: it may be a plugin's failure

@@ -25,8 +25,8 @@ __all__ = ["Relay"]
 class Relay(asyncio.Protocol):
     """The client's side of a connection that is passed on to another site. Used in the event loop only.
 
-    It replaces the `MqttConnection`, and among all connections it has the methods that apply to a client of another
-    site: it is ended when the server stops, when the client is banned, and when another site has become the owner.
+    A relay replaces the `MqttConnection`, and has those of its methods that apply to a client of another site. The
+    relay is ended when the server stops, when the client is banned, and when another site becomes the shard's owner.
     """
 
     def __init__(self, serving: Serving, channel: Channel, upstream: Upstream, owner: ShardOwner) -> None:
@@ -70,13 +70,13 @@ class Relay(asyncio.Protocol):
         self._upstream.transport.close()
 
     def finish(self) -> None:
-        """Close the client's connection once it has read everything, because the owner has ended its own."""
+        """Close the client's connection once the client has read everything, because the owner has ended it."""
         self._channel.shut()
 
     def end_if_moved(self, relays: Relays) -> None:
-        """End the connection if its site doesn't own the client's shard any more, and could answer no more than that.
+        """End the client's connection if the site that serves it doesn't own the client's shard any more.
 
-        A site that has stopped or is cut off ends nothing by itself. Bytes that it has not read are dropped.
+        A site that has stopped or is cut off doesn't end connections itself. Bytes that it has not read are dropped.
         """
         if relays.owner(self._channel.record.client_id or "") != self._owner:
             self._upstream.transport.abort()

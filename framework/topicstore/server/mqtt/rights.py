@@ -162,7 +162,7 @@ class Rights:
     def ask_again(self) -> None:
         """Let the session check again which waiting messages may be sent."""
         if self._session is not None:
-            with contextlib.suppress(*OVER):  # the connection is notified
+            with contextlib.suppress(*OVER):  # the session's end is reported to the connection
                 self._session.ask_again()
 
     def renew(self) -> bool:

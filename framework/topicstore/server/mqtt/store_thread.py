@@ -369,7 +369,7 @@ class StoreThread:
             else:
                 responses.opened.append((client, self._without(session, forbidden) if forbidden else session))
         self._resuming[: len(turn)] = []
-        self._resuming += left  # after sessions of which nothing was resumed yet
+        self._resuming += left  # behind the sessions that have had no part of a turn
 
     def _without(self, session: Session, filters: list[str]) -> Session | TopicstoreError:
         """Remove subscriptions from a session before its first delivery; if that fails, return the error."""
@@ -390,7 +390,7 @@ class StoreThread:
             errors = self._departed(how, sessions)
             for row, error in zip(rows, errors, strict=True):
                 responses.departed.append((requests.disconnects[row][0], error))
-        self._due = 0.0  # a will or a session expiry may be due sooner than any earlier timer
+        self._due = 0.0  # tick in this batch: a new will or session expiry may be the first timer
 
     def _departed(self, how: Departure, sessions: list[Session]) -> Sequence[TopicstoreError | None]:
         try:
@@ -438,11 +438,11 @@ class StoreThread:
     def _published(self, rows: list[Row]) -> tuple[Sequence[bool], Mapping[int, TopicstoreError]]:
         try:
             outcome = self._sessions.publish(rows, partial=True)
-        except TopicstoreError as bad:  # such as a full disk or a quota: nothing was stored
+        except TopicstoreError as bad:  # a full disk or a quota, for example: nothing was stored
             self._log_failure("storing", bad)
             return self._unstored(rows, bad)
         failed = next((one for one in outcome.refused.values() if not isinstance(one, _OF_CLIENTS)), None)
-        if failed is not None:  # an error of some shards of a cluster
+        if failed is not None:  # some shards of a cluster have failed
             self._log_failure("storing", failed)
         elif self._failures and any(row[1].qos for row in rows):
             self._log_recovery("storing")
@@ -504,7 +504,7 @@ class StoreThread:
             for number, (_, session, wants) in enumerate(requests.subscribes)
             for wanted in wants
         ]
-        while left:  # runs with the same start: a client's filters keep their order
+        while left:  # a run of rows with the same start is one call, so that a client's filters keep their order
             start = left[0][2].start
             run = next((at for at, one in enumerate(left) if one[2].start != start), len(left))
             results = self._subscribed([(session, wanted) for _, session, wanted in left[:run]], start)

@@ -98,7 +98,7 @@ _MINUTES = (1, 5, 15)
 class LoadAverages:
     """Exponentially weighted averages of counters, in events a minute, as mosquitto computes and names them.
 
-    An event counts by a factor of e less after each minute of ``1min``, after every five of ``5min``, and so on.
+    The weight of an event decays by a factor of e: for ``1min`` in a minute, for ``5min`` in five minutes, and so on.
     """
 
     def __init__(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Connections to the sites of a cluster that own the sessions of other clients: which site, and how to reach it."""
+"""Connections to other sites of a cluster, for clients whose sessions these sites own, and the choice of the site."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TRIES = 4_096
 
 
 class Relays:
-    """The way from a client id to the site that serves the client. Used in the event loop only."""
+    """Finds the site that serves a client id, and connects to it. Used in the event loop only."""
 
     def __init__(self, db: ts.Database, site: Site, tls: SiteTls) -> None:
         self._site, self._tls = site, tls

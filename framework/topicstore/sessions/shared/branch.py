@@ -1,6 +1,7 @@
 """`Branch`: the members of a shared subscription on one of the sites that share a database; `BranchCursor`: a member.
 
-A branch reads what the group's owner has granted to its members (`topicstore.sessions.shared.stored_group`).
+A branch reads the partitions and returned messages that the group's owner has granted to its members
+(`topicstore.sessions.shared.stored_group`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _DROPPED = 64
 
 
 class Branch(GroupReader):
-    """The members of a group that are connected to this site. Its places are those of their partitions."""
+    """The members of a group that are connected to this site, with the places of their partitions."""
 
     def __init__(
         self, shared: SharedFilter, listeners: FilterListeners, filters: DurableFilters, states: Sequence[ShardState]
@@ -60,7 +61,7 @@ class Branch(GroupReader):
                 member.answer()
 
     def detach(self, member: Member) -> None:
-        """Release the partitions and assignments of a member, which the group's owner assigns to others."""
+        """Release the partitions and assignments of a member, which the group's owner assigns to other members."""
         if member in self.connected:
             del self.connected[member]
             self._release(member)
@@ -78,9 +79,9 @@ class Branch(GroupReader):
             member.answer()
 
     def followed(self, catch_up: Callable[[Sequence[tuple[int, int]]], None]) -> None:
-        """Let the members follow their latest grants. No delivery of theirs may be uncommitted.
+        """Let the members follow their latest grants. The members must have no uncommitted deliveries.
 
-        catch_up: returns when positions, with their shards, can be read here. Raises the errors of reading.
+        catch_up: waits until pairs of shard and position can be read here. Raises the errors of reading.
         """
         for member in self.cursors:
             key = self.keys.grant(member.owner)
@@ -92,7 +93,7 @@ class Branch(GroupReader):
                     ahead = [(one.shard, one.last) for one in returned]
                     ahead += [(shard, place) for shard, pairs in enumerate(grant.places) for _, place in pairs]
                     catch_up(ahead)
-                    if member in self.connected:  # other threads may have run meanwhile
+                    if member in self.connected:  # the member may have disconnected meanwhile
                         self._follow(member, grant, returned)
 
     def _returned(self, member: BranchCursor, grant: GrantRecord) -> list[Assignment] | None:
@@ -121,7 +122,7 @@ class Branch(GroupReader):
         for former in {self._owners[shard][number] for shard, number in np.argwhere(new).tolist()} - {None}:
             self._leave(former, new)
         places[new] = np.maximum(places[new], member.released[new])
-        member.released[~packed_partitions(grant.withdrawn)] = 0  # the group's own record has the others
+        member.released[~packed_partitions(grant.withdrawn)] = 0  # the group's record has the places of the others
         self.places[new] = self.committed[new] = np.maximum(self.places[new], places[new])
         for shard, number in np.argwhere(new).tolist():
             self._give(shard, number, member)
@@ -129,7 +130,7 @@ class Branch(GroupReader):
             member.assignments.remove(one)
             member.withdrawn[one.number] = one.committed
         for number in member.withdrawn.keys() - set(grant.withdrawn_returned):
-            del member.withdrawn[number]  # the group's owner has seen how much of it was delivered
+            del member.withdrawn[number]  # the group's owner knows the place reached in it
         for assignment in returned:
             member.assign(assignment)
         member.follow(grant.number)
@@ -145,7 +146,7 @@ class Branch(GroupReader):
 class BranchCursor(SharedCursor):
     """A member on a site of a cluster.
 
-    Its places and its acknowledgements of grants are committed together, in its session's shard.
+    The member's places and its acknowledgements of grants are committed together, in its session's shard.
     """
 
     __slots__ = (
@@ -201,7 +202,7 @@ class BranchCursor(SharedCursor):
 
     @property
     def answers(self) -> bool:
-        """Whether its acknowledgement of a grant, for the group's owner, isn't committed yet."""
+        """Whether the member's acknowledgement of a grant isn't committed yet. The group's owner waits for it."""
         return self._answer
 
     def answer(self) -> None:
@@ -209,7 +210,10 @@ class BranchCursor(SharedCursor):
         self._answer = self._moved = True
 
     def is_new(self, grant: GrantRecord) -> bool:
-        """Return whether a grant is for this connection, and later than the one that it follows."""
+        """Return whether a grant is for this connection and newer than the one that the member follows.
+
+        Returns False while a delivery of the member is uncommitted.
+        """
         here = (grant.guard, grant.subscription) == (self._guard, self.number)
         return here and grant.number > self._grant and not self.delivering
 
@@ -219,7 +223,7 @@ class BranchCursor(SharedCursor):
         self.answer()
 
     def _read_assignment(self, assignment: Assignment, limit: int, now: int) -> SelectedMessages:
-        self._answer = True  # the record has the places
+        self._answer = True  # the record with the acknowledgement also has the places in assignments
         return super()._read_assignment(assignment, limit, now)
 
     def permitted(self, selected: SelectedMessages, answers: Sequence[bool]) -> SelectedMessages:
@@ -237,7 +241,7 @@ class BranchCursor(SharedCursor):
 
     @property
     def dropped(self) -> tuple[int, ...]:
-        """The generations that were dropped before the group had read them, and not known in earlier connections."""
+        """The generations that were dropped before the group had read them, and not yet reported to this member."""
         return tuple(number for number in self.group.dropped if number not in self._reported)
 
     # --- storing ---
@@ -277,7 +281,7 @@ class BranchCursor(SharedCursor):
         return put(self.group.keys.standing(self.owner), record)
 
     def ending(self) -> list[StateWrite]:
-        """Return the writes that end the membership, and leave its places to the group."""
+        """Return the writes that end the membership, and hand the member's places back to the group."""
         keys, left = self.group.keys, HandBackRecord(VERSION, self._packed(), self._delivered())
         return [FrameworkWrite(keys.standing(self.owner), None), put(keys.hand_back(), left), *self._handed_back]
 

@@ -99,7 +99,7 @@ class SharedCursor(SessionCursor):
 
     @property
     def client_id(self) -> str:
-        """The client id of its session."""
+        """The client id of the cursor's session."""
         return self._keys.client_id
 
     def wake(self, shard: int) -> None:
@@ -113,7 +113,7 @@ class SharedCursor(SessionCursor):
         self._ready(self)
 
     def forget(self, shard: int) -> None:
-        """Stop reading a shard, of which no partition is left."""
+        """Stop reading a shard, because the member has no partition of it any more."""
         self._behind.pop(shard, None)
         self._failing.pop(shard, None)
 
@@ -139,7 +139,7 @@ class SharedCursor(SessionCursor):
         try:
             read_slice = group.feed.read(shard, int(places[self.mine[shard]].min()), ROWS)
         except TopicstoreError:
-            self._failing[shard] = None  # other shards are not affected
+            self._failing[shard] = None  # other shards are still read
             raise
         group.note_dropped(read_slice.dropped)
         rows = self._rows(read_slice, shard, places)
@@ -150,7 +150,7 @@ class SharedCursor(SessionCursor):
         group.advance(shard, self.mine[shard], place)
         self._moved = True
         if more or not read_slice.caught_up:
-            self._behind[shard] = None  # after the other shards
+            self._behind[shard] = None  # the shard's turn comes last
         else:
             group.rest(self, shard)
         selected = selected_at(read_slice.whole, rows, self.topic_filter.text, shard, self.options, now)
@@ -190,7 +190,7 @@ class SharedCursor(SessionCursor):
                 expiry.append(left)
         self.delivering |= bool(kept)
         if not kept and assignment.committed == before:
-            assignment.committed = assignment.place  # no message was handed out in between
+            assignment.committed = assignment.place  # all messages up to the place have expired or were deleted
         options = self.options
         return SelectedMessages(
             self.topic_filter.text,

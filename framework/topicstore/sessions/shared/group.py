@@ -1,8 +1,7 @@
 """`Group`: the members of one shared subscription, and the assignment of its messages to them.
 
 A process has one object for each group. The group assigns partitions to the connected members, and revokes them when a
-member disconnects or is slow. Used under the sessions' mutex. In a database that sites share, `SiteGroups` takes its
-place.
+member disconnects or is slow. Used under the sessions' mutex. A database that sites share has `SiteGroups` instead.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ M = TypeVar("M")
 
 
 def moves(owners: Sequence[M | None], members: Iterable[M], total: dict[M, int]) -> list[tuple[int, M]]:
-    """Return the partitions of a shard to reassign, with their new owners, to balance the members within one partition.
+    """Return the partitions of a shard to reassign, with their new owners. Shares then differ by at most one partition.
 
     As few partitions as possible are moved. Remainder partitions go first to the members with the fewest partitions in
     all shards so far (``total``, which is updated).
@@ -115,7 +114,7 @@ class Group(GroupReader):
         self._changed(self)
 
     def detach(self, member: Member) -> None:
-        """Revoke the partitions and assignments of a disconnected member; others continue after its deliveries."""
+        """Revoke the partitions and assignments of a disconnected member; other members continue at its places."""
         if member not in self.connected:
             return
         del self.connected[member]
@@ -140,14 +139,14 @@ class Group(GroupReader):
         quick = [member for member in self.connected if not member.slow]
         members = quick or list(self.connected)
         planned = self._planned(members) if members else []
-        if not quick or any(member.delivering for member in self.connected):  # then only free partitions are assigned
+        if not quick or any(member.delivering for member in self.connected):  # assign only free partitions
             planned = [move for move in planned if self._owners[move.shard][move.number] is None]
         else:
             self._take_from_slow()
         for move in planned:
             self._take(move.shard, move.number)
         if self.unsaved:
-            self.save()  # before the new owners read
+            self.save()  # places are stored before the partitions' new owners read
         for move in planned:
             self._give(move.shard, move.number, move.owner)
         for assignment in self.assignments if members else ():
@@ -170,7 +169,10 @@ class Group(GroupReader):
             self.revoked = True
 
     def part(self, assignment: Assignment, refused: Positions, member: Member) -> None:
-        """Split off messages of an assignment that the member's ``allow`` refused, for others. Durable on return."""
+        """Split off messages of an assignment that the member's ``allow`` refused, for other members.
+
+        Durable on return.
+        """
         left = assignment.positions[~np.isin(assignment.positions, refused)]
         key = self.keys.returned_at(assignment.shard, assignment.first)
         writes: dict[bytes, StateWrite] = {key: FrameworkWrite(key, None)}
@@ -239,7 +241,7 @@ class Group(GroupReader):
             for assignment in self.assignments
             if assignment.committed >= assignment.first
             and not (assignment.owner is not None and assignment.owner.delivering)
-        ]  # not of a delivering member: its delivery stores the place under the assignment's first position
+        ]  # except assignments being delivered: the delivery stores the place under their first position
         writes += [
             FrameworkWrite(self.keys.returned_at(assignment.shard, assignment.first), None) for assignment, _ in cut
         ]
@@ -309,7 +311,7 @@ class Group(GroupReader):
             self.assignments.append(Assignment(shard, positions, refused_by=refused_by))
 
     def load_returned(self, taken: dict[tuple[int, int], int]) -> None:
-        """Load the returned messages; ``taken``: by shard and first position, the place that a member stored."""
+        """Load the returned messages. ``taken`` has, by shard and first position, the place that a member stored."""
         self.assignments = []
         for key, value in self._home.scan(self.keys.returned):
             shard, positions = messages_of(key, decode(key, value, Returned))

@@ -142,7 +142,7 @@ class Groups:
         group = self.find(text)
         if group is None or not group.members:
             if group is not None:
-                group.remove()  # a group without members is left after a failed removal
+                group.remove()  # an earlier removal has failed
                 self._stale.pop(group, None)
             group = self._new(text)
             for shard, place in enumerate(start):
@@ -152,7 +152,7 @@ class Groups:
         return SharedCursor(group, keys, number, options, ready)
 
     def left(self, cursor: SharedCursor) -> list[StateWrite]:
-        """Take over the places of a member whose subscription is about to end; return more writes of that end: none."""
+        """Take over the places of a member whose subscription is about to end. Returns no further writes."""
         cast("Group", cursor.group).save()
         return []
 
@@ -192,12 +192,12 @@ class Groups:
         shared |= {one.text for one in taken}
         groups = {text: group for text in shared if (group := self.find(text)) is not None}
         for group in groups.values():
-            group.save()  # the session's own records of places are about to be removed
+            group.save()  # stores the places, because the session's records of them will be removed
         writes = [write for one in taken if one.text in groups for write in _moved(one)]
         if not writes:
             return found
         ending = encode_session(client_id, msgspec.structs.replace(found.record, ending=True))
-        mark = put(Keys(client_id).live, (VERSION,))  # so that recovery after a crash removes the session
+        mark = put(Keys(client_id).live, (VERSION,))  # makes recovery after a crash remove the session
         self.taken_back += 1
         try:
             guard = msgspec.structs.replace(ending.guard, expect=found.stored)
@@ -222,7 +222,7 @@ class Groups:
         taken = self._states.revocable(client_id)
         writes = [write for one in taken if one.text == group.filter.text for write in _moved(one)]
         if found is not None and writes:
-            group.save()  # so that the member's own places, which would be outdated, can be removed
+            group.save()  # stores the places: the member's own record of them would become outdated, and is removed
             places = FrameworkWrite(Keys(client_id).leases(member.number), None)
             self.taken_back += 1
             self._states.write_for(client_id, [found.guard, places, *writes])

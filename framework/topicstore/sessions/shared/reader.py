@@ -1,7 +1,7 @@
 """`GroupReader`: reads the messages of one shared subscription for the members that are connected to this process.
 
-For members that have read all messages, it reads new messages itself, so that a message wakes only the member that it
-is for. `Group` and `Branch` decide which partitions its members have. Used under the sessions' mutex.
+For members that have caught up, the reader itself reads new messages, so that a message wakes only the member that
+receives it. `Group` and `Branch` decide which partitions members have. Used under the sessions' mutex.
 
 The partition of a topic is the xxh64 hash of its UTF-8 bytes, modulo 64; this function is part of the stored format.
 """
@@ -120,7 +120,7 @@ class Member(Protocol):
 
     @property
     def client_id(self) -> str:
-        """The client id of its session."""
+        """The client id of the member's session."""
 
     number: int
     """The number of the subscription in its session."""
@@ -140,12 +140,12 @@ class Member(Protocol):
         """Deliver messages that were returned to the group."""
 
     def forget(self, shard: int) -> None:
-        """Handle the event that no partition of a shard is left."""
+        """Handle the event that the member has no partition of a shard any more."""
 
 
 @attrs.define(eq=False)
 class Assignment:
-    """Messages that were returned to a group by one member, and are delivered by another, one member at a time."""
+    """Messages that a member has returned to the group, and that another one delivers, one member at a time."""
 
     shard: int
     positions: Positions
@@ -228,7 +228,7 @@ class GroupReader(ABC):
 
     @abstractmethod
     def detach(self, member: Member) -> None:
-        """Revoke the partitions and assignments of a disconnected member; others continue after its deliveries."""
+        """Revoke the partitions and assignments of a disconnected member; other members continue at its places."""
 
     def _release(self, member: Member) -> None:
         """Take everything from a member that is not among the connected ones any more."""
@@ -250,7 +250,7 @@ class GroupReader(ABC):
 
     @abstractmethod
     def part(self, assignment: Assignment, refused: Positions, member: Member) -> None:
-        """Split off messages of an assignment that the member's ``allow`` refused, for others."""
+        """Split off messages of an assignment that the member's ``allow`` refused, for other members."""
 
     @abstractmethod
     def reconsider(self, member: Member) -> None:
@@ -264,13 +264,13 @@ class GroupReader(ABC):
         self._owners[shard][number] = None
         owner.mine[shard, number] = False
         self._heads[shard, number] = False
-        self.committed[shard, number] = self.places[shard, number]  # equal, or no message was handed out in between
+        self.committed[shard, number] = self.places[shard, number]  # nothing between them was handed out
         if not owner.mine[shard].any():
             self._resting[shard].pop(owner, None)
             owner.forget(shard)
 
     def _give(self, shard: int, number: int, member: Member) -> None:
-        self._rouse(shard, member)  # before the new partition, which the member has not read
+        self._rouse(shard, member)  # a resting member has caught up with the partitions that it had before
         self._owners[shard][number] = member
         member.mine[shard, number] = True
         member.wake(shard)
@@ -304,7 +304,7 @@ class GroupReader(ABC):
     # --- reading for resting members ---
 
     def rest(self, member: Member, shard: int) -> None:
-        """Make a member rest that has read all visible messages of a shard; `wake` finds new messages for it."""
+        """Let a member that has caught up with a shard wait; `wake` finds new messages for it."""
         resting = self._resting[shard]
         if not resting:
             self._seen[shard] = max(self._seen[shard], int(self.places[shard][member.mine[shard]].min()))
@@ -314,12 +314,12 @@ class GroupReader(ABC):
             self._listener.wait_locked(self, shard)
 
     def wake(self, shard: int) -> None:
-        """Wake the resting members that own new messages of a shard; move the places of the others past them."""
+        """Wake the waiting members that have new messages of a shard; move other partitions' places past them."""
         resting = self._resting[shard]
         while resting:
             try:
                 read_slice = self.feed.read(shard, self._seen[shard], ROWS)
-            except TopicstoreError:  # each member will get and report the error when it reads
+            except TopicstoreError:  # each member's own read will raise the error
                 for member in list(resting):
                     self._rouse(shard, member)
                     member.wake(shard)

@@ -267,7 +267,7 @@ class GroupKeys:
         return b"%b%b\0" % (HANDED_BACK, self._group)
 
     def grant(self, owner: str) -> bytes:
-        """Return the key of what is granted to a member, whose client is given as in keys."""
+        """Return the key of a member's grant. ``client`` has the form that client ids have in keys."""
         return self.grants + owner.encode()
 
     def waiting_at(self, number: int) -> bytes:
@@ -279,7 +279,7 @@ class GroupKeys:
         return self.taken + shard.to_bytes(4, "big") + token
 
     def standing(self, owner: str) -> bytes:
-        """Return the key of a member, whose client is given as in keys."""
+        """Return the key of a member's standing. ``client`` has the form that client ids have in keys."""
         return self.standings + owner.encode()
 
     def hand_back(self) -> bytes:
@@ -297,7 +297,7 @@ def messages_of(key: bytes, record: Returned) -> tuple[int, Positions]:
 
 
 def returned(positions: Positions) -> Returned:
-    """Return the record of messages that are revoked or returned."""
+    """Return the record of revoked or returned messages at these positions."""
     return Returned(VERSION, *pack_positions(np.asarray(positions, np.uint64)))
 
 
@@ -307,7 +307,7 @@ def positions_of(record: HandBackRecord | ReturnedRecord) -> Positions:
 
 
 def group_of(key: bytes) -> str:
-    """Return the group in a key that begins with `GROUP`, or with a group and NUL after another head."""
+    """Return the group in a key: the text after a prefix as long as `GROUP`, up to the first NUL."""
     return key[len(GROUP) :].partition(b"\0")[0].decode()
 
 

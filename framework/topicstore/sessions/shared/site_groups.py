@@ -86,10 +86,10 @@ _Seen = tuple[Applied | None, ...]
 class SiteGroups:
     """The shared subscriptions of a database that sites share. Used under the sessions' mutex.
 
-    catch_up: returns when positions, with their shards, can be read here.
-    refresh:  returns when this site has read all logs to their ends. Raises `StorageUnavailableError`.
+    catch_up: waits until pairs of shard and position can be read here.
+    refresh:  waits until this site has read all logs to their ends. Raises `StorageUnavailableError`.
 
-    Methods raise `ShardElsewhereError` while a record is needed that is kept on other sites, and none has answered yet.
+    Methods raise `ShardElsewhereError` if a needed record is kept only on other sites, none of which has answered yet.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class SiteGroups:
         self._branches: dict[str, Branch] = {}
         """The groups with members that are connected to this site."""
         self._epochs: tuple[int | None, ...] = ()
-        """By shard, the period of this site as its owner, as of the last assignment."""
+        """By shard, the fencing token under which this site owned it at the last assignment; None for others."""
         self._assigned: _Seen = ()
         """The last changes that the last assignment has seen."""
         self._decided: dict[str, tuple[bytes | None, ...]] = {}
@@ -241,7 +241,7 @@ class SiteGroups:
         if not writes:
             return found
         ending = encode_session(client_id, msgspec.structs.replace(found.record, ending=True))
-        mark = put(Keys(client_id).live, (VERSION,))  # so that recovery after a crash removes the session
+        mark = put(Keys(client_id).live, (VERSION,))  # makes recovery after a crash remove the session
         self.taken_back += 1
         try:
             guard = msgspec.structs.replace(ending.guard, expect=found.stored)
@@ -268,7 +268,7 @@ class SiteGroups:
     # --- time ---
 
     def tick(self, now: int, stuck_since: Callable[[str], int | None]) -> None:
-        """Assign the groups of this site, and let its members follow; see `uncommitted`.
+        """Assign the groups whose shards this site owns, and let its members follow their grants; see `uncommitted`.
 
         stuck_since: returns, for a client id, the time since which a connected session's window has been full, or None.
         """
@@ -294,7 +294,7 @@ class SiteGroups:
             self._epochs = ()
             return
         if epochs != self._epochs:
-            self._refresh()  # an earlier owner may have gone by what this site has not applied yet
+            self._refresh()  # earlier owners may have decided by records that aren't applied here yet
             self._assigned, self._decided, self._epochs = (), {}, epochs
         seen = self._seen((STANDING, HANDED_BACK, SESSION, GROUP, MEMBER, TAKEN))
         if seen == self._assigned:
@@ -306,7 +306,7 @@ class SiteGroups:
         turns = (stale[first:] + stale[:first])[:_DECISIONS]
         self._turn = turns[-1] if turns else ""
         if any(self._home(text).get(GroupKeys(text).group) is None for text in turns):
-            self._refresh()  # an earlier member than those known here may have joined a group that is to begin
+            self._refresh()  # a new group begins with the member that joined first, on any site
         writes: defaultdict[int, list[StateWrite]] = defaultdict(list)
 
         def decide(text: str) -> None:
@@ -326,18 +326,18 @@ class SiteGroups:
     def _decide(self, text: str) -> list[StateWrite]:
         home = self._home(text)
         if not self._states.whole and any(True for _ in home.scan(GroupKeys(text).members)):
-            return []  # the sessions of members that joined before sites shared the database are not in `_SELECTION`
+            return []  # members from before the cluster, whose sessions aren't in `_SELECTION`
         group = StoredGroup(self._records, home, text)
         if group.over and group.record is not None:
-            self._refresh()  # a member may have joined elsewhere before the last one left
+            self._refresh()  # a member may have joined at another site before the last one left
             group = StoredGroup(self._records, home, text)
         return group.decided()
 
     def _write(self, writes: Mapping[int, Sequence[StateWrite]]) -> None:
-        """Commit writes by shard. Those of shards that have moved are left to the new owner."""
+        """Commit writes by shard. Writes to shards that have moved are left to the new owner."""
         failures = self._states.commit({shard: some for shard, some in writes.items() if some}).values()
         if any(isinstance(one, StateConflictError) for one in failures):
-            self._epochs = ()  # another site owned a shard meanwhile, and has decided by later records
+            self._epochs = ()  # another site has owned a shard meanwhile, and has made a later decision
         moved = (ShardElsewhereError, ShardMovedError, StateConflictError)
         raise_all([one for one in failures if not isinstance(one, moved)], "failed")
 
@@ -379,7 +379,7 @@ class SiteGroups:
             text = group_of(key)
             if self._knows(text) and self._home(text).get(GroupKeys(text).taken_at(state.shard, key[-8:])) is not None:
                 writes.append(FrameworkWrite(key, None))
-        for key, value in state.scan(REVOKED):  # from before the database was shared, or an earlier release
+        for key, value in state.scan(REVOKED):  # written before the database was shared, or by an earlier release
             text = group_of(key)
             shard, positions = messages_of(key, decode(key, value, Returned))
             writes += [FrameworkWrite(key, None), _hand_back(text, shard, positions)]

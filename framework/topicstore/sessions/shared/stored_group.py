@@ -81,7 +81,7 @@ class StoredMember:
 
     @property
     def attachment(self) -> Attachment | None:
-        """The identity of its connection; None while it is not connected."""
+        """The identity of the member's connection; None while the member is not connected."""
         return None if self.guard is None else (self.owner, self.guard, self.standing.number, self.standing.replaced)
 
 
@@ -102,7 +102,7 @@ class _Share:
         return id(self)
 
     def changed(self) -> bool:
-        """Return whether something else is granted than before."""
+        """Return whether the grant differs from the stored one."""
         if self.before is None:
             return bool(self.mine.any() or self.returned)
         same = np.array_equal(self.mine, packed_partitions(self.before.places))
@@ -220,15 +220,15 @@ class StoredGroup:
         return self.places
 
     def unread_places(self) -> Places:
-        """Return the same as `delivered_places`, as where there is nothing to read is not stored."""
+        """Return `delivered_places`: the stored group doesn't show which partitions have nothing unread."""
         return self.places
 
     # --- deciding ---
 
     def decided(self) -> list[StateWrite]:
-        """Return the writes, to the shard of the subscription, that assign the group anew; none if all stays.
+        """Return the writes that reassign partitions and messages to members; none if no assignment changes.
 
-        They are to be committed together, by the owner of that shard.
+        The owner of the subscription's shard must commit the writes together, to that shard.
         """
         if self.over:
             return self._removed()
@@ -244,14 +244,14 @@ class StoredGroup:
     def changed(self, number: int) -> StateWrite:
         """Return the write of the group's record, which fails if another decision was committed since it was read.
 
-        So an owner that lost the shard and got it back doesn't decide by outdated records.
+        So a site that lost the shard and owns it again doesn't commit a decision based on outdated records.
         """
         places = pack_places(self.places, np.ones(self.places.shape, np.bool_))
         write = put(self.keys.group, GroupRecord(VERSION, places, number))
         return FrameworkWrite(write.key, write.value, expect=self._stored)
 
     def acknowledged(self) -> list[StateWrite]:
-        """Return the writes that acknowledge hand-backs, and forget those that are gone."""
+        """Return the writes that acknowledge hand-backs, and remove the acknowledgements of removed hand-backs."""
         keys, handed = self.keys, self._handed_back.keys()
         return [
             *(put(keys.taken_at(*one), (VERSION,)) for one in handed - self._taken),
@@ -331,7 +331,7 @@ class _Decision:
                 self._drop(one.number)
                 if len(left):
                     self._add(one.shard, left, refused)
-        if self._group.record is not None:  # what members of an earlier group have left is of no use
+        if self._group.record is not None:  # a new group ignores the hand-backs of an earlier one
             for handed in self._group.new_hand_backs():
                 if len(handed.steps):
                     self._keep(handed.shard, positions_of(handed), handed.refused, held)

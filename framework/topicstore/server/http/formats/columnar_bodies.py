@@ -115,7 +115,7 @@ def _size(column: pa.Array) -> int:
     if types.is_struct(kind):
         return sum(map(_size, column.flatten()))
     if types.is_list(kind) or types.is_large_list(kind):
-        elements = column.flatten()  # may be many elements without bytes, such as nulls
+        elements = column.flatten()  # elements such as nulls have no bytes, and may be very many
         return len(elements) * _ROW + _size(elements)
     if types.is_dictionary(kind):
         return _size_of_values(column)
@@ -147,7 +147,7 @@ def arrow_batches(body: bytes, most: int) -> Iterator[pa.RecordBatch]:
         with pa.ipc.open_stream(body) as stream:
             _check_types(stream.schema)
             for batch in stream:
-                expanded.take(batch.num_rows)  # before single rows are validated
+                expanded.take(batch.num_rows)  # limits the rows before they are validated
                 batch.validate(full=True)
                 expanded.take(_expanded_size(batch))
                 yield batch
@@ -165,7 +165,7 @@ def _unpacked(message: pa.ipc.Message) -> int:
         table = table.table(1)
     elif kind is None or header[kind] != _RECORD_BATCH:
         return 0
-    if table is None or table.field(3) is None:  # not compressed: no larger than the body
+    if table is None or table.field(3) is None:  # an uncompressed batch is no larger than the body
         return 0
     vector = table.reference(2)
     if vector is None:
@@ -200,7 +200,7 @@ class _Table:
         return self._place + offset if offset else None
 
     def reference(self, number: int) -> int | None:
-        """Return the offset to which a field refers; None if the table doesn't have the field."""
+        """Return the offset that a field's value points to; None if the table doesn't have the field."""
         field = self.field(number)
         return None if field is None else field + _number("<I", self._data, field)
 
@@ -303,7 +303,7 @@ class _Compact:
     def struct(self, depth: int = 0) -> dict[int, Any]:
         """Return the fields of a struct by id: structs, lists, integers and booleans; None for other types.
 
-        Raises `IndexError` for invalid data, and for duplicate fields, of which other readers might use the other one.
+        Raises `IndexError` for invalid data, and for duplicate fields, of which readers may use different ones.
         """
         fields: dict[int, Any] = {}
         number = 0

@@ -40,7 +40,7 @@ def read(body: bytes, media_type: str, most: int) -> MessageBatch:
         raise UnsupportedMediaTypeException(f"a body of {kind or 'no type'} isn't read; there are {', '.join(READ)}")
     try:
         return READ[kind](body, most)
-    except UnicodeDecodeError as bad:  # such as a column's name
+    except UnicodeDecodeError as bad:  # of a column's name, for example
         raise InvalidMessageError(f"a text of the body is not UTF-8: {bad}") from bad
 
 
@@ -60,7 +60,7 @@ def _of_json(body: bytes, _: int) -> MessageBatch:
     if listed:
         try:
             return MessageBatch.from_messages(decode_list(body))
-        except (ValueError, RecursionError):  # another notation, or invalid
+        except (ValueError, RecursionError):  # the body is invalid, or in a notation for the slower decoder
             _check_rows(body)
     try:
         rows = msgspec.json.decode(body, type=list[msgspec.Raw]) if listed else [body]
@@ -82,7 +82,7 @@ def _check_rows(body: bytes) -> None:
 def _of_json_lines(body: bytes, _: int) -> MessageBatch:
     try:
         return MessageBatch.from_messages(decode_lines(body))
-    except (ValueError, RecursionError):  # decode the lines one by one to find the invalid one
+    except (ValueError, RecursionError):  # decode line by line, to find the invalid one
         return MessageBatch.from_messages(_decoded(line for line in body.split(b"\n") if line.strip()))
 
 

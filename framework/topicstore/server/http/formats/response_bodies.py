@@ -27,7 +27,7 @@ _WEIGHT = re.compile(r"q=([01](?:\.[0-9]{0,3})?)")
 WRITTEN = (JSON_LINES, CSV, ARROW, PARQUET)
 """The media types of encoded messages; the first is the default."""
 _ROWS, _BYTES = 16_384, 1 << 20
-"""Most messages that are encoded at once, and about the most bytes of their payloads, unless one has more."""
+"""Most messages that are encoded at once, and about the most bytes of their payloads, unless a single one has more."""
 _GROUP_ROWS, _GROUP_BYTES = 65_536, 16 << 20
 """Most rows and bytes of a Parquet row group, which is held in memory for each client."""
 
@@ -39,10 +39,10 @@ class NotAcceptableException(HTTPException):
 
 
 def chosen(request: Request[Any, Any, Any], provided: Sequence[str]) -> str:
-    """Return the media type that a client prefers by its ``Accept`` headers; the first one without such a header.
+    """Return the provided media type that the ``Accept`` headers prefer; the first provided one without such a header.
 
     Among equal weights, a named type precedes a type that only a wildcard matches; then the order in the header decides
-    (RFC 9110, section 12.5.1). Raises `NotAcceptableException`.
+    (RFC 9110, section 12.5.1). Raises `NotAcceptableException` if the client accepts none of them.
     """
     ranges = [one for header in request.headers.getall("accept", []) for one in header.split(",") if one.strip()]
     if not ranges:

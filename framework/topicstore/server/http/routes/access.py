@@ -1,7 +1,7 @@
 """``/users``, ``/rules`` and ``/bans``: who may connect to the MQTT listeners, and what clients may do.
 
 Users are kept in the password file, rules in the settings file, bans in a file of the database's directory. Each change
-is in its file when the request is answered, and counts at once.
+is in its file, and in force, when the request is answered.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Password(msgspec.Struct, forbid_unknown_fields=True):
 
     password: str
 
-    def __repr__(self) -> str:  # without the password
+    def __repr__(self) -> str:  # omits the password
         return "Password()"
 
 

@@ -109,13 +109,13 @@ async def ask(
     request: Request[Any, Any, Any],
     shard: Annotated[int, PathParameter(description="The number of a shard.")],
 ) -> Response[bytes]:
-    """Answer a request of another site of the cluster about a shard that it doesn't keep.
+    """Answer a request of another site of the cluster about a shard that the other site doesn't keep.
 
     The bodies of request and answer are an internal format of the cluster, so only its sites may ask.
     """
     if not is_site(request):
         raise PermissionDeniedException("only the sites of the cluster ask each other")
-    from topicstore.storage.answering import answer  # only for a site of a cluster
+    from topicstore.storage.answering import answer  # imported only on a site of a cluster
 
     body, loop = await request.body(), asyncio.get_running_loop()
     try:
@@ -150,7 +150,7 @@ class _Moves:
     def __init__(self, context: Context, shards: frozenset[int]) -> None:
         self._context, self._shards = context, shards
         self._notifier = Notifier()
-        self._moved = dict.fromkeys(shards)  # so that the site looks once after it has begun to follow
+        self._moved = dict.fromkeys(shards)  # at first all of them, so that the site reads each once
         """The shards to report. Adding, removing and copying keys needs no lock."""
         self._ended = False
         self._listener = context.db.storage.listener
@@ -186,7 +186,7 @@ class _Moves:
 
     async def aclose(self) -> None:
         """Stop following. Idempotent."""
-        with suppress(ValueError):  # an earlier call removed it
+        with suppress(ValueError):  # an earlier call has removed the callback
             self._context.on_stop.remove(self._end)
         if self._listener is not None:
             with suppress(ValueError):

@@ -146,7 +146,7 @@ def _store(context: Context, data: Marked, free: bool) -> Stored:
 
 def _parts(context: Context, data: Marked, free: bool) -> dict[Any, Marked]:
     """Return the parts of an import by the sites of the cluster that store them; that of this site has the key None."""
-    from topicstore.server.http.forwarding import owners_of  # only for a site of a cluster
+    from topicstore.server.http.forwarding import owners_of  # imported only on a site of a cluster
 
     batch, site = _rows(context, data, free), context.db.cluster
     assert site is not None  # noqa: S101 - there is a forwarder
@@ -261,7 +261,7 @@ def _export(context: Context, request: JobRequest, place: Path | None) -> Work:
 
 def _checkpoint(context: Context, request: JobRequest, place: Path | None) -> Work:
     target = _target(request, place)
-    if os.path.lexists(target):  # False for a name that is too long, which makes the job fail
+    if os.path.lexists(target):  # False for a name that is too long: then the job fails
         raise NotADatabaseError(f"{target} exists already; a checkpoint needs a new directory")
 
     def work(_: Progress) -> dict[str, Any]:

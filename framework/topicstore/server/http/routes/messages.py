@@ -232,7 +232,7 @@ def replay(
     Messages that are stored meanwhile are not included, and messages that are deleted meanwhile are missing.
 
     On a site of a cluster, the response has all messages that any site had stored before the request. If the log store
-    doesn't answer, it is 503; with ``fresh=false`` it has the messages that this site has received.
+    doesn't answer, the response is 503, or with ``fresh=false`` it has the messages that this site has received.
 
     If reading fails after the headers were sent, the connection is closed before the end of the body. Then an Arrow
     stream ends with a batch without rows, whose metadata has the problem document as ``topicstore-problem``.
@@ -318,14 +318,14 @@ async def delete_messages(
     how many messages the others have deleted.
     """
     loop, db = asyncio.get_running_loop(), context.db
-    TopicFilter(topic_filter)  # before another site is asked
+    TopicFilter(topic_filter)  # raises an error before other sites get requests
 
     def own(shards: Collection[int] | None) -> int:
         return db.delete(topic_filter, time_asked(db, start) or 0, time_asked(db, until), by=by, shards=shards)
 
     if context.forwarder is None or db.cluster is None:
         return Deleted(await loop.run_in_executor(context.threads, own, None))
-    from topicstore.server.http.forwarding import owners_of  # only for a site of a cluster
+    from topicstore.server.http.forwarding import owners_of  # imported only on a site of a cluster
 
     given = request.headers.get(_SHARDS)
     shards = range(db.manifest.shards) if given is None else _numbers(given, db.manifest.shards)

@@ -70,7 +70,7 @@ def _files() -> dict[str, _File]:
 @cache
 def _library() -> _File | None:
     package, name = _LIBRARY
-    found = find_spec(package)  # doesn't import the package
+    found = find_spec(package)  # finds the package without importing it
     if found is None or found.origin is None:
         return None
     path = Path(found.origin).parent / name

@@ -87,9 +87,9 @@ def set_retention(
 
 @post("/retention/outlook", guards=[needs("read")], tags=["retention"], status_code=200, sync_to_thread=True)
 def outlook(context: TheContext, data: JSONBody[RetentionChange]) -> list[Departure]:
-    """Return the removals that would be planned if the limits were changed so, with counts. Nothing is changed.
+    """Return the removals that would be planned with these limits, and their counts. Nothing is changed.
 
-    The messages that filters remove are counted, which reads topics and sizes of those that are old enough.
+    The messages that filters remove are counted, which reads the topics and sizes of all messages that are old enough.
     """
     return context.db.retention.outlook(limits=_given(data), count=True)
 

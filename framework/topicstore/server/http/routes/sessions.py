@@ -187,8 +187,8 @@ def groups(context: TheContext) -> Page[GroupEntry]:
 def lag(context: TheContext, client_id: _ClientIds = None) -> dict[str, dict[str, Lag]]:
     """Return the lag of sessions by client id and filter; of all sessions if none is named.
 
-    For each filter and shard, up to 10,000 waiting messages are counted, if at most 65,536 messages of any topic follow
-    there. Larger numbers are estimated; then `exact` is false.
+    For each filter and shard, up to 10,000 waiting messages are counted, unless the shard has more than 65,536 later
+    messages, of any topic. Larger numbers are estimated; then `exact` is false.
     """
     return context.db.sessions.lag(*(client_id or ()))
 

@@ -58,7 +58,7 @@ def sql(
     """
     if not context.settings.sql and not is_owner(request):
         raise PermissionDeniedException("this server runs no SQL: its settings have to allow it, [http] sql = true")
-    from topicstore.sql import values  # most servers run no SQL
+    from topicstore.sql import values  # imported late, because most servers run no SQL
 
     media_type = chosen(request, _PRODUCES)
     found = context.db.sql(data.statement, data.parameters)

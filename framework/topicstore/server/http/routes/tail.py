@@ -131,12 +131,12 @@ class _Events:
             yield b"".join(held)
         if read_slice is not None and shard is not None:
             self._place[shard] = read_slice.position
-            if batch.dropped and not batch.messages:  # else the event would be sent again after a reconnect
+            if batch.dropped and not batch.messages:  # an id, so that a reconnect doesn't repeat the event
                 yield self._here()
 
     async def aclose(self) -> None:
         """Close the subscription. Idempotent."""
-        with suppress(ValueError):  # an earlier call removed it
+        with suppress(ValueError):  # an earlier call has removed the callback
             self._context.on_stop.remove(self._subscription.close)
         self._subscription.close()
 
