@@ -125,7 +125,7 @@ class AsyncSession(Face[Session]):
 class AsyncSharedSubscriptions(Collection[SharedSubscriptions]):
     """The shared subscriptions of one database, as returned by `AsyncSessions.groups`; see `SharedSubscriptions`.
 
-    Their settings are only in the synchronous interface (`AsyncDatabase.synchronous`).
+    Their settings are available only in the synchronous interface (`AsyncDatabase.synchronous`).
     """
 
     __aiter__ = iterated(SharedSubscriptions.__iter__)
@@ -322,7 +322,7 @@ class AsyncSessions(Collection[Sessions]):
 
         def ended(session: Session, why: Ended) -> None:
             if on_end is not None:
-                with contextlib.suppress(RuntimeError):  # the loop was closed
+                with contextlib.suppress(RuntimeError):  # the event loop was closed
                     loop.call_soon_threadsafe(lambda: on_end(self._face(session), why))
 
         return ended
@@ -335,7 +335,7 @@ class AsyncSessions(Collection[Sessions]):
         expiry_interval: Length | Keep | None = KEEP,
         partial: bool = False,
     ) -> list[TopicstoreError | None]:
-        """End connections after their DISCONNECTs; see `Sessions.disconnect`."""
+        """End connections whose clients have sent DISCONNECT; see `Sessions.disconnect`."""
         inner = [session.synchronous for session in sessions]
         return await self._threads.run(
             lambda: self._find().disconnect(

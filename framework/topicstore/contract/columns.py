@@ -142,10 +142,10 @@ class Coded:
 
 
 class CodedNumbers:
-    """A number for each text of lists that `Coded` columns share, so that each text is looked up only once a list.
+    """A number for each text of lists that `Coded` columns share, so that each text of a list is looked up only once.
 
-    The numbers are from 0 to 2 ** 31 - 1. They are released together with the lists. Threads may use it at the same
-    time, if the number of a text never changes.
+    The numbers are from 0 to 2 ** 31 - 1. They are released together with the lists. Threads may use the object at the
+    same time, if the number of a text never changes.
     """
 
     def __init__(self) -> None:
@@ -260,7 +260,7 @@ def to_list(column: Column) -> list[Any]:
         return [column.value] * column.length
     if isinstance(column, (np.ndarray, Coded, LazyColumn)):
         return column.tolist()
-    return column.to_pylist() if hasattr(column, "to_pylist") else list(column)  # such as a tuple
+    return column.to_pylist() if hasattr(column, "to_pylist") else list(column)  # a tuple, for example
 
 
 def only(column: Column) -> Any:
@@ -340,4 +340,4 @@ def _all_are(columns: Sequence[Column], kind: type[T]) -> TypeGuard[Sequence[T]]
 def _all_same(columns: Sequence[Constant[Any]]) -> bool:
     value = columns[0].value
     others = [column.value for column in columns if column.value is not value]
-    return all(type(other) is type(value) and other == value for other in others)  # True is not 1
+    return all(type(other) is type(value) and other == value for other in others)  # by type too, as True == 1

@@ -337,7 +337,7 @@ class TooManyOpenFilesError(RecoverableError):
 
 
 class QuotaExceededError(RecoverableError):
-    """The database, or a queue, has reached its limit of bytes or messages. Nothing of the call was stored.
+    """The database, or a queue, has reached its limit of bytes or messages. The call stored nothing.
 
     Delete messages, drop generations, commit the messages read from the queue, or raise the limit; then try again.
     """
@@ -407,8 +407,8 @@ class UnknownSiteError(UnrecoverableError, LookupError):
 class ShardElsewhereError(RecoverableError):
     """Another site of the cluster owns the shard, or this site has no copy to read. Send the call to the owner.
 
-    A server reads such a shard at a site that keeps it; then the error means that none has answered. Nothing was
-    stored.
+    A server forwards reads of such a shard to the sites that keep a copy; from a server, the error means that no such
+    site has answered. Nothing was stored.
     """
 
     def __init__(self, reason: str, shard: int = 0, site: str = "", address: str = "") -> None:
@@ -424,7 +424,7 @@ class ShardElsewhereError(RecoverableError):
 class ShardMovedError(RecoverableError):
     """Another site took over the shard during the call, or this site has released it. Send the call to the owner.
 
-    Look at ``stored`` first, so that nothing is stored twice.
+    Check the error's attribute ``stored`` first, so that nothing is stored twice.
     """
 
     def __init__(self, reason: str, *, stored: bool | None = False) -> None:

@@ -14,7 +14,7 @@ The logical layer guarantees to a slab:
 * `Slab.compact` runs concurrently with `Slab.store` and readers. No step of it runs concurrently with a step of a
   delete or of another compaction. Such steps may run between two of its steps, so each step must read the stored state
   again.
-* No read requests positions above ``bound``. All positions up to it are committed, and in the current generation
+* Reads never request positions above ``bound``. All positions up to it are committed, and in the current generation
   ``bound`` is never above the position that `Slab.visible` returns. It is -1 if nothing is committed.
 
 A slab guarantees to the logical layer:
@@ -136,7 +136,7 @@ class DeleteStep:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Heads:
-    """Messages of a range of positions without their contents, from which they are counted.
+    """The metadata of messages in a range of positions, without the payloads. Messages are counted from it.
 
     The columns have equal length, and their rows may be in any order.
     """
@@ -289,9 +289,9 @@ class Slab(ABC):
         """Yield the heads of the matching messages at positions ``first`` to ``last``, inclusive.
 
         The ranges of the yielded heads follow each other without gaps: the first begins at ``first``, and the last ends
-        at ``last``. A range may have no matching message. Between two of them the caller may cancel, so each
-        takes bounded memory and much less than a second. Raises the errors of `next` for unreadable messages; payloads
-        aren't checked. Only a slab that `reads_heads` implements it, and only with an `epoch` of 1.
+        at ``last``. A range may have no matching message. The caller may cancel between two heads, so each takes
+        bounded memory and much less than a second. Raises the errors of `next` for unreadable messages; payloads aren't
+        checked. Only a slab that `reads_heads` implements it, and only with an `epoch` of 1.
         """
         raise NotImplementedError
 
@@ -323,7 +323,7 @@ class Slab(ABC):
         return 0
 
     def compact(self, bound: int, *, whole: bool) -> Iterator[CompactStep]:
-        """Yield steps that rewrite the messages up to ``bound`` in a form that is faster to read. The default has none.
+        """Yield steps that rewrite the messages up to ``bound`` in a form that is faster to read. By default none.
 
         With ``whole``, all messages are rewritten into the layout's most compact form; without it, only those where the
         gain is worth the work. Each step is committed before the next is requested; after a failed commit, no other
@@ -345,7 +345,7 @@ class Slab(ABC):
         """Read everything up to ``bound``; yield each damaged place, and in between the numbers of intact messages.
 
         All keyspaces that the slab uses are read, and reading continues after damage. The numbers count every message
-        up to ``bound``, and others that are merged with these.
+        up to ``bound``, and later messages that are merged with them.
         """
 
 

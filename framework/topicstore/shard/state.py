@@ -181,9 +181,9 @@ class ShardState:
         return found
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) of all keys that begin with ``prefix``, in order, from a snapshot taken at the first.
+        """Yield (key, value) of the keys that begin with ``prefix``, in order, from one snapshot.
 
-        Without a prefix, the framework's keys are left out.
+        The first ``next`` takes the snapshot. Without a prefix, the framework's keys are left out.
         """
         if prefix.startswith(RESERVED):
             return
