@@ -5,7 +5,7 @@ rule may be for messages that no filter matches. A rule passes through the posit
 with the ordinary delete, in ranges of positions, and stores its progress after each range. So a rule reads each message
 once, and rewrites each block or key at most once for each range that ends in it. In the background, a range covers at
 least a quarter of the age. After an interruption the range is repeated. New messages get higher positions, so they are
-never before the stored progress. After a change of the rules, all begin again at the oldest message.
+never before the stored progress. After a change of the rules, every rule begins again at the oldest message.
 
 Stored form (state keyspace of every shard; keys begin with the byte 1, which is left out here)::
 
@@ -109,7 +109,7 @@ def count_expired(
 ) -> dict[str, int]:
     """Return the number of messages that `expire` would delete at once, by the name of the rule. Reads their heads.
 
-    Messages of topics that begin with ``$`` are counted only for filters that begin so.
+    Messages of topics that begin with ``$`` are counted only for filters that begin with ``$``.
 
     Raises the errors of reading.
     """

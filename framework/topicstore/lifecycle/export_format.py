@@ -203,7 +203,7 @@ def _checksum(fields: dict[str, Any]) -> str:
 def _write(path: Path, value: msgspec.Struct) -> None:
     fields = msgspec.json.decode(msgspec.json.encode(value), type=dict[str, Any])
     data = {"format": FORMAT, "checksum": _checksum(fields), **fields}
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")  # unique, as several processes may write the file
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")  # a unique name, as several processes may write the file
     replace_file(path, msgspec.json.encode(data) + b"\n", temporary=draft)
 
 
