@@ -59,7 +59,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 @attrs.frozen
 class LogEntry:
-    """An entry of a log that counts, with the prefixes of the log before and after it."""
+    """A valid entry of a log, which was not fenced, with the prefixes of the log before and after it."""
 
     before: Progress
     after: Progress
@@ -85,7 +85,7 @@ class LogEntry:
                 yield change
 
     def others(self) -> Iterator[Change]:
-        """Yield the other changes. An entry with messages has none, and isn't decoded. Raises `CorruptionError`."""
+        """Yield the changes other than messages. An entry with messages has none. Raises `CorruptionError`."""
         if self.after.last_position == self.before.last_position:
             for change in self._changes():
                 if not isinstance(change, MessageBatch):
@@ -163,7 +163,7 @@ def sought(store: LogStore, shard: int, position: int) -> Place | None:
     """Return the place before the first message above a position, without the oldest generations that were dropped.
 
     If all messages are at or below ``position``, this is the log's end. Returns None if the log is cut there, so that
-    only a copy of the shard says where it begins. Raises `CorruptionError` and `StorageUnavailableError`.
+    only a copy of the shard shows where that message is. Raises `CorruptionError` and `StorageUnavailableError`.
     """
     base = newest_base(store, shard)
     begin = base.progress if base is not None and base.progress.last_position <= position else BEGINNING
@@ -211,7 +211,7 @@ class _Generations:
 
 @attrs.frozen
 class Limited:
-    """The first messages after a place that a reader wants."""
+    """The first messages that a reader selects after a place."""
 
     positions: Positions
     """Their positions, ascending."""
@@ -263,7 +263,7 @@ def limited(
             size += entry.size
             if size >= _MARK:
                 if marked == count and len(marks) > 1:
-                    marks.pop()  # no message was found after it
+                    marks.pop()  # no message was found after the last mark
                 marks.append(Place(position=entry.after.last_position, progress=entry.after, deleted=deleted))
                 size, marked = 0, count
     end = target or Place(position=log.progress.last_position, progress=log.progress, deleted=deleted)
@@ -274,9 +274,9 @@ def limited(
 
 
 class MessagesBetween:
-    """The messages of a shard between two places, without those that are deleted before the second one's prefix ends.
+    """The messages of a shard between two places, without those that the log up to the second place deletes.
 
-    A message that is deleted later counts, and so does one of a generation that is dropped: the log still has them.
+    Messages that are deleted later are included, and so are those of dropped generations: the log still has them.
     """
 
     def __init__(self, store: LogStore, shard: int, start: Place, end: Place) -> None:

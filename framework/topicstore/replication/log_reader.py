@@ -81,7 +81,7 @@ class LogReader:
         if not found:
             self._nothing += 1
             return self._look(progress, thorough) if thorough or certain else Step.FENCE
-        cut = self.cut()  # only after reading; see `where_to_read`
+        cut = self.cut()  # looked for only after reading; see `where_to_read`
         if where_to_read(progress, cut) is Source.BASE:
             self.take_base()
             return Step.READ
@@ -96,7 +96,7 @@ class LogReader:
         """Look for the reason why there is no next entry: the log's end, truncation or, if ``thorough``, damage."""
         later = thorough and self._has_later(progress.next)
         if later and self._get(progress.next) is not None:
-            return Step.READ  # it was created in the meantime
+            return Step.READ  # the next entry was created meanwhile
         cut = self.cut()
         if thorough:
             self._nothing = 0
@@ -141,7 +141,7 @@ class LogReader:
             try:
                 self._machine.take_base(BASES.decode(name, self._store.get(name), self._store.place))
                 return
-            except ObjectNotFoundError as gone:  # deleted in the meantime, unless it is still the highest base
+            except ObjectNotFoundError as gone:  # the base was deleted meanwhile, unless it is still the highest
                 if index == tried:
                     raise CorruptionError(f"{gone.name} is missing", f"{self._store.place}: base {name}") from gone
                 tried = index

@@ -1,7 +1,8 @@
 """`Replica`: a shard of this site as the state machine of its log, and as the log to which the shard's writer proposes.
 
-The owner's replica keeps the prepared writes, and applies those whose changes an entry has. Every other replica decodes
-the changes. Both apply all changes of an entry in one write of the engine, with the progress.
+The owner's replica keeps the prepared writes, and applies each when an entry of the log has its change. Every other
+replica decodes the changes. Every replica applies all changes of an entry in one write of the engine, with the
+progress.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Replica:
     patience: the seconds that a proposed write waits for others (`ShardLog`).
     breaker:  the site's circuit breaker for the log store; by default the replica has its own.
     settle:   called after entries or a base of other sites were read, and before they are applied. It returns once the
-              site owns no shard that it had lost when they were read.
+              site has released each shard that it had lost by the time of the read.
     """
 
     def __init__(
@@ -379,8 +380,8 @@ class Replica:
     def confirm(self) -> None:
         """Return when this replica has applied all that was acknowledged before the call, on any site.
 
-        The owner looks for the next entry too: another site may have taken over, and it may not know yet. Raises
-        `StorageUnavailableError`, and the other errors of `follow`.
+        The owner looks for the next entry too, because another site may have taken over without the owner's knowledge.
+        Raises `StorageUnavailableError`, and the other errors of `follow`.
         """
         if not self._reading.acquire(timeout=-1 if self._timeout is None else self._timeout):
             raise StorageUnavailableError(f"{self._place}: the log could not be read{self.log.reason}")

@@ -1,7 +1,8 @@
 """`Site`: this process as a member of a cluster. One thread sends heartbeats, watches other sites, and moves shards.
 
-Every `beat_interval` it sends a heartbeat, lists those of all sites, and reads a new document. It then does what
-`topicstore.replication.duties` says: it creates the next document, takes shards over, releases them or follows them.
+Every `beat_interval` the thread sends a heartbeat, lists those of all sites, and reads a new document. It then does
+what `topicstore.replication.duties` decides: it creates the next document, takes shards over, releases them or follows
+them.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class ReplicaLag:
 
 
 class Site:
-    """A process as a site of a cluster: `start` joins the cluster with the shards of a database; `close` leaves it."""
+    """A site of a cluster, run by this process. `start` joins the cluster with a database; `close` leaves it."""
 
     def __init__(self, cluster: Cluster, name: str, store: CountedLogStore) -> None:
         self.cluster = cluster
@@ -92,7 +93,7 @@ class Site:
         self.replicas: Sequence[Replica] = ()
         """The replicas of all shards, in order."""
         self.failure: str | None = None
-        """The error of the last round of the site's thread; None if it succeeded. Reading it needs no lock."""
+        """The error of the background thread's last round (see `look`); None if it succeeded. Reading needs no lock."""
         self.ended: str | None = None
         """The reason why this process has stopped taking part in the cluster; None while it does."""
         self._incarnation = secrets.token_bytes(16)
@@ -137,9 +138,9 @@ class Site:
     def claim(self, database: bytes, *, begun: bool = False) -> bytes:
         """Reserve the log store for a new cluster, of the database with this id; return the id that it is reserved for.
 
-        Several sites may create an empty cluster at once: they get one id. With ``begun``, the store is reserved for an
-        existing database. Raises `ClusterNotReadyError` if the other kind of call has reserved it, or a call for
-        another existing database.
+        Several sites may create an empty cluster at the same time: they get the same id. With ``begun``, the store is
+        reserved for an existing database. Raises `ClusterNotReadyError` if the other kind of call has reserved it, or a
+        call for another existing database.
         """
         wanted = Claim(database=database, begun=begun)
         try:
@@ -204,7 +205,7 @@ class Site:
 
     def _look_at(self, number: int, document: ClusterDocument) -> None:
         if self._current is not None and self._current[0] >= number:
-            return  # another thread has read a later one
+            return  # another thread has read this document or a later one
         self._current = number, document
         missing = max(self.cluster.n_sites - max(document.most_sites, len(document.sites)), 0)
         for replica, place in zip(self.replicas, document.shards, strict=False):
@@ -276,7 +277,7 @@ class Site:
     def _pass_on(self) -> None:
         if self._current is not None:
             takeover_after = self.cluster.takeover_after
-            with suppress(RecoverableError):  # otherwise other sites take the shards over by themselves
+            with suppress(RecoverableError):  # if it fails, other sites take over after a while
                 known = self._known_by(self._last(self._beats()))
                 self._change(lambda number, document: duties.abdicated(document, number, known, takeover_after))
         self.store.close()
@@ -447,7 +448,7 @@ class Site:
         for site, numbers in beats.items():
             for number in range(max(numbers), max(numbers) + _TRIES):
                 name = names.beat(site, number)
-                with suppress(ObjectNotFoundError):  # the site has created the next one, and deleted this one
+                with suppress(ObjectNotFoundError):  # the site has deleted this heartbeat after the next one
                     last[site] = BEATS.decode(name, self.store.get(name), self.store.place)
                     break
         return last
@@ -473,7 +474,7 @@ class Site:
         if what is not Duty.NOTHING and not replica.kept and not replica.keep():
             return  # the next round looks again
         if replica.failed and what in (Duty.TAKE_OVER, Duty.FOLLOW):
-            return  # until it is opened again, it can't apply anything, not even the fence that it would write
+            return  # a failed copy can't apply entries, not even its own fence, until it is reopened
         if what is Duty.TAKE_OVER:
             if replica.take_over(self.document.shards[number].epoch, self._beat):
                 self._reach(replica)
@@ -494,7 +495,7 @@ class Site:
         generations, writer = replica.shard.generations, replica.shard.writer
         with self._changing:
             plans = self.document.generations
-            for plan in plans:  # all of them before the first is dropped, which must not be the last one
+            for plan in plans:  # add all before a drop, which must not drop the current one
                 if plan.number > generations.current:
                     change = AddGeneration(plan.number, plan.layout, plan.options, writer.policy.now())
                     writer.finish_commit(writer.submit(generations.pending_add(change)))
@@ -535,8 +536,8 @@ class Site:
     def refresh(self, shards: Collection[int] | None = None) -> None:
         """Return when this site has everything that was acknowledged before the call, of some shards; None: of all.
 
-        Replicas read their logs to the end; of shards that this site owns it looks for the next entry. Shards that this
-        site doesn't keep are left out. Raises `StorageUnavailableError`.
+        Replicas read their logs to the end. For a shard that this site owns, it looks for the next entry. Shards that
+        this site doesn't keep are left out. Raises `StorageUnavailableError`.
         """
         for shard, replica in enumerate(self.replicas):
             if replica.kept and (shards is None or shard in shards):
@@ -553,7 +554,7 @@ class Site:
                 replica.follow(certain=False)
 
     def add_generation(self, layout: str, options: Mapping[str, Any]) -> int:
-        """Begin a new generation in all shards: at once in those that this site owns. Return its number."""
+        """Begin a new generation in all shards, immediately in those that this site owns. Return its number."""
         added = 0
 
         def change(generations: Sequence[GenerationPlan]) -> Sequence[GenerationPlan]:
@@ -587,16 +588,16 @@ class Site:
         self._change(lambda _, document: duties.with_generations(document, change))
         for replica in self.replicas:
             if replica.log.owned:
-                with suppress(ShardElsewhereError, ShardMovedError):  # the shard's next owner does it
+                with suppress(ShardElsewhereError, ShardMovedError):  # the shard's next owner makes the change
                     self._reach(replica)
 
     def owns(self, shard: int) -> bool:
-        """Return whether this site owns a shard. Sends no request to the log store."""
+        """Return whether this site owns a shard, that is, orders its writes. Sends no request to the log store."""
         replicas = self.replicas
         return shard < len(replicas) and replicas[shard].owned
 
     def owner(self, shard: int) -> ShardOwner | None:
-        """Return the site that owns a shard, as the last document says; None while no other site than this one does.
+        """Return the other site that owns a shard according to the last document; None if no other site does.
 
         The owner may have ended meanwhile, or may not have begun to write. Sends no request to the log store.
         """

@@ -66,7 +66,7 @@ def advanced(
     """Return the next document on the way to the given replicas and owners; None if there is nothing to do yet.
 
     A new site joins first, and is listed as a replica once it has caught up. Other replicas are removed while all the
-    wanted ones have caught up, so that a shard never has too few. The owner is removed only after its heir has
+    wanted ones have caught up, so that a shard never has too few. The owner is removed only after its successor has
     taken over.
     """
     shards = tuple(
