@@ -127,7 +127,7 @@ class AskNewest(msgspec.Struct, tag="newest", frozen=True):
 
 
 class AskRanks(msgspec.Struct, tag="ranks", frozen=True):
-    """Asks for the `Ranks` of some positions up to a mark; see `topicstore.storage.reading.history`."""
+    """Asks for the `Ranks` of positions up to a watermark, ``mark``; see `topicstore.storage.reading.history`."""
 
     mark: int
 
@@ -159,20 +159,20 @@ class AskSlabs(msgspec.Struct, tag="slabs", frozen=True):
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Selects values of a shard's state by their keys, and values of the owners that some of these keys name."""
+    """Selects values of a shard's state by the beginnings of keys, and by the client ids in some of these keys."""
 
     heads: tuple[bytes, ...]
     """Beginnings of keys, of `topicstore.shard.state.HEAD` bytes."""
     owners: bytes
-    """A beginning of keys that consist of it, a name without NUL, NUL, and an owner. These keys are selected, too."""
+    """A beginning of keys that continue with a name without NUL, NUL, and a client id. These keys are selected, too."""
     owned: tuple[bytes, ...]
-    """Beginnings of keys that consist of one of them and an owner."""
+    """Beginnings of keys that continue with such a client id."""
     parts: tuple[bytes, ...]
-    """Beginnings of keys that consist of one of them, an owner, NUL, and anything."""
+    """Beginnings of keys that continue with such a client id, NUL, and anything."""
 
     @property
     def watched(self) -> tuple[bytes, ...]:
-        """The beginnings of keys by whose changes the values count as changed: all but those of ``parts``."""
+        """The beginnings of the keys whose changes make earlier answers outdated: all but ``parts``."""
         return *self.heads, self.owners, *self.owned
 
 
@@ -203,7 +203,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A plan of a shard: the bound, and of each part the cursors, the epoch, the bound and the first position."""
+    """A plan of a shard: the bound, and for each part the cursors, epoch, bound and first position."""
 
     bound: int
     parts: list[tuple[list[Cursor], int, int, int]]
@@ -382,7 +382,7 @@ class ElsewhereReader(ShardReader):
         return self._ask(AskNewest(cursor, first, last, rows), tuple[int, int] | None)  # type: ignore[arg-type]
 
     def ranks(self, mark: int) -> Ranks:
-        """Return the ranks of positions up to ``mark``."""
+        """Return the ranks of positions up to a watermark, ``mark``."""
         return self._ask(AskRanks(mark), Ranks)
 
     def counts(self, topic_filter: TopicFilter, *, by_topic: bool) -> Tally:

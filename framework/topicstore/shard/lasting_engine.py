@@ -134,12 +134,12 @@ class LastingEngine(Engine):
     def _replace_locked(self, open_engine: Callable[[], Engine], open_reader: Callable[[], Engine]) -> None:
         self._missing = EngineError("opening it again was interrupted")
         try:
-            with suppress(TopicstoreError):  # such as the error of the failed write; close releases everything anyway
+            with suppress(TopicstoreError):  # `close` may raise the failed write's error, but releases everything
                 self._engine.close()
             self._engine = open_engine()
         except Exception as failed:
             self._missing = failed
-            with suppress(Exception):  # the first error is raised below, and mostly has the same cause
+            with suppress(Exception):  # the error of `open_engine`, raised below, usually has the same cause
                 self._engine = open_reader()
                 self._missing = None
             raise

@@ -63,7 +63,7 @@ class SlabInfo(msgspec.Struct, frozen=True):
 
 
 class Slabs(msgspec.Struct, frozen=True):
-    """Descriptions of the live slabs of a shard, and the number of zones with messages of some times, and of all."""
+    """Descriptions of a shard's live slabs, and two counts of zones: those with timestamps in a range, and all."""
 
     slabs: list[SlabInfo]
     zones: tuple[int, int]
@@ -151,7 +151,7 @@ class ShardReader:
     ) -> Iterator[tuple[GenerationRecord, Slab, int, int]]:
         """Yield (record, slab, first, last) of each range of positions to read, by generation and in order."""
         live = self._generations.with_slabs()
-        if self._writer.elsewhere:  # after reading the list, which is emptied later
+        if self._writer.elsewhere:  # checked after the read: dropping the copy sets it, then empties the list
             raise self._writer.elsewhere_error()
         if timestamps is not None:
             spans = self.spans(timestamps, first, bound)
@@ -180,12 +180,12 @@ class ShardReader:
     def streams(self, topic_filter: TopicFilter, first: int) -> list[tuple[int, int, str, bool]]:
         """Return the streams that may hold matching messages at or after a position.
 
-        Of each: the generation, the stream's number and pattern, and whether the generation is sealed.
+        Each is described by its generation, number and pattern, and by whether the generation is sealed.
         """
 
         def found() -> list[tuple[int, int, str, bool]]:
             live = self._generations.with_slabs()
-            if self._writer.elsewhere:  # after reading the list, which is emptied later
+            if self._writer.elsewhere:  # checked after the read: dropping the copy sets it, then empties the list
                 raise self._writer.elsewhere_error()
             return [
                 (record.number, info.stream, info.pattern, record.sealed is not None)
@@ -197,12 +197,12 @@ class ShardReader:
         return self._generations.undisturbed(found)
 
     def slabs(self, timestamps: TimeRange | None) -> Slabs:
-        """Return descriptions of the live slabs, and the numbers of zones as `zones` does, without ``timestamps`` 0."""
+        """Return descriptions of the live slabs, and the result of `zones`; without ``timestamps``, zeros instead."""
 
         def found() -> Slabs:
             records = {record.number: record for record in self._generations.listed()}
             live = self._generations.with_slabs()
-            if self._writer.elsewhere:  # after reading the list, which is emptied later
+            if self._writer.elsewhere:  # checked after the read: dropping the copy sets it, then empties the list
                 raise self._writer.elsewhere_error()
             slabs = [
                 SlabInfo(records.get(one.number, one), slab.info().streams, slab.epoch, attrs.astuple(slab.counters))
@@ -229,7 +229,7 @@ class ShardReader:
         slab = self._generations.slab(cursors[0].generation)
         filters = {cursor.topic_filter: cursor.filter for cursor in cursors}
         reaching = {stream for parsed in filters.values() for stream in slab.cover(parsed, position)}
-        # A layout may cover the filter by other streams than when the cursors were made; then none is left out.
+        # A layout may now cover the filter by other streams than the cursors'; then no cursor is left out.
         known = reaching <= {cursor.stream for cursor in cursors}
         return [
             cursor.advance(slab.begin(cursor.stream, cursor.filter, position))
@@ -335,7 +335,7 @@ class ShardReader:
             try:
                 for heads in slab.heads(topic_filter, first, last):
                     check_wanted()
-                    self._check_still(generation, slab)  # otherwise messages may be missing
+                    self._check_still(generation, slab)  # a slab that was replaced during the read may lack messages
                     first = heads.last + 1
                     self._writer.counters.reads += 1
                     self._writer.counters.read_messages += len(heads.positions)

@@ -105,7 +105,7 @@ class TallyTables:
     def tallies(
         self, generation: int, topic_filter: TopicFilter, known: Container[TallyRange] = ()
     ) -> Iterator[tuple[TallyRange, list[Tally] | None]]:
-        """Yield the range of each table, as `gather`, with the table's counts of a filter's messages, in parts.
+        """Yield the range of each table, as `gather`, with the table's counts of a filter's messages in several parts.
 
         Tables in ``known`` aren't read; their counts are None.
         """
@@ -224,7 +224,7 @@ class TallyTables:
         return total.total()
 
     def commit(self, generation: int, write: WriteBatch, ranges: list[TallyRange]) -> bool:
-        """Commit a change of a generation's tables, after which it has those of ``ranges``.
+        """Commit a change of a generation's tables; ``ranges`` are the ranges of all its tables afterwards.
 
         Returns False, and writes nothing, if the generation was dropped.
         """
@@ -232,7 +232,7 @@ class TallyTables:
 
         def prepare(pending: PendingWrite) -> bool:
             pending.write = write
-            return generation in self._generations.slabs  # otherwise it was dropped meanwhile, with its tables
+            return generation in self._generations.slabs  # a drop removes the tables, too
 
         return self._writer.commit(prepare) is not None
 
