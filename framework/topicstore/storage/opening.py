@@ -122,7 +122,7 @@ class ShardOpener:
         spec, options = registry().backend(manifest.backend), settings.options
         make_layout = functools.partial(registry().make_layout, spec)
         check_pair(spec, registry().layout(manifest.layout))
-        for name in () if manifest.complete else options:  # those of a complete database were already checked
+        for name in () if manifest.complete else options:  # checked by an earlier opening if complete
             if name not in (manifest.backend, manifest.layout):
                 raise InvalidArgumentError(
                     f"options are by plugin: {{'{manifest.backend}': {{...}}, "
@@ -132,7 +132,7 @@ class ShardOpener:
         target: type[Backend] = load_target(spec)
         backend = target(make_options(manifest.backend, target.Options, options.get(manifest.backend, {})))
         backend.check_path(path)
-        make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuses bad options
+        make_layout(manifest.layout, options.get(manifest.layout, {}))  # raises for invalid options
         open_archive = settings.open_archive(path, manifest)
         return cls(path, manifest, backend, spec.capabilities, settings, make_layout, open_archive)
 

@@ -257,7 +257,7 @@ class LagCounter:
         while True:
             try:
                 return self._counted_from(topic_filter, shard, place, wanted)
-            except GenerationDroppedError:  # dropped or archived: count again, without it or from its export
+            except GenerationDroppedError:  # count again, without the generation or from its export
                 continue
 
     def _counted_from(self, topic_filter: TopicFilter, shard: int, place: int, wanted: Wanted | None) -> _Unread:

@@ -60,7 +60,7 @@ def sweep_staging(parent: Path) -> None:
             with suppress(OSError):  # it was removed meanwhile, belongs to another user, or isn't a directory
                 handle = _open(path)
                 try:
-                    if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):  # otherwise a process writes there
+                    if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):  # without the lock, a process still writes there
                         shutil.rmtree(path, ignore_errors=True)
                 finally:
                     os.close(handle)

@@ -70,7 +70,7 @@ def position_ranges(
         if generations is not None and record.number not in generations:
             continue
         for span in shard.reader.spans(request.timestamps, first, last):
-            with suppress(GenerationDroppedError):  # dropped meanwhile, so it has no messages to delete
+            with suppress(GenerationDroppedError):  # a generation that was dropped meanwhile has no messages to delete
                 plan = plan_generation(storage, shard, record.number, request.topic_filter, *span, since=since)
                 if plan.generations:
                     yield from _ranges(run_as_stored(storage, shard, [plan], "time"), request.timestamps)
