@@ -125,7 +125,7 @@ class DatabaseInfo:
 def _kept(storage: Storage, settings: RetentionSettings) -> tuple[str, ...]:
     from .pubsub.persistence_rules import stored_rules
 
-    if storage.manifest.cluster is not None and settings.delivered is None:  # all are stored and kept
+    if storage.manifest.cluster is not None and settings.delivered is None:  # every message is stored and kept
         return kept(settings, ["#"])
     return kept(settings, [rule.described for rule in stored_rules(storage.state(0))])
 

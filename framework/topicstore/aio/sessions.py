@@ -203,12 +203,12 @@ class AsyncSessions(Collection[Sessions]):
         return self._face(await self._threads.make(opened, Session.disconnect))
 
     async def connected(self, client_id: str) -> AsyncSession | None:
-        """Return the session of a connected client, or None. Waits only to load the sessions the first time."""
+        """Return the session of a connected client, or None. Waits only while the sessions are first loaded."""
         session = (await self._sessions()).connected(client_id)
         return None if session is None else self._face(session)
 
     async def counts(self) -> SessionCounts:
-        """Return counts of the connected sessions; see `Sessions.counts`. Waits only to load them the first time."""
+        """Return counts of the connected sessions; see `Sessions.counts`. Waits only for their first loading."""
         return (await self._sessions()).counts()
 
     async def deliver(

@@ -83,7 +83,7 @@ class Threads(Executor):
         self._notified = False  # before the queue is read, so that a call that ends during the loop notifies again
         while self._over:
             over = self._over.popleft()
-            if not over.done():  # False if the waiting task was cancelled
+            if not over.done():  # the waiting task may have been cancelled
                 over.set_result(None)
 
     async def run(self, call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -123,7 +123,7 @@ class Threads(Executor):
         closing = closer.submit(self._close, close)
         closer.shutdown(wait=False)
         await self.finished(closing)
-        closer.shutdown()  # waits for its thread, which has nothing left to do
+        closer.shutdown()  # waits for the executor's thread, which has nothing left to do
         closing.result()
 
     def leave(self) -> None:

@@ -317,7 +317,7 @@ def _checked(array: pa.Array, field: pa.Field) -> Column:
     if field.name in ("topic", "client_id"):
         return _coded(array, check)
     if field.name == "timestamp":
-        array = array.cast(pa.int64())  # microseconds; to_pylist would make datetimes
+        array = array.cast(pa.int64())  # numbers of microseconds, as to_pylist would make datetimes
     try:
         column = check(_telling(array, field))
     except InvalidMessageError:

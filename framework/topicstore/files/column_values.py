@@ -124,7 +124,7 @@ def qos_of(value: Any) -> int:
 
 
 def flag_of(value: Any) -> bool:
-    """Return a value as a flag; False if it is absent."""
+    """Return a value as a bool; False if it is absent."""
     if not isinstance(value, str):
         value = str(_decoded("retain", value, bool | int) or False)  # type: ignore[arg-type]
     flag = _FLAGS.get(value.lower())

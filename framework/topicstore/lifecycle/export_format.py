@@ -78,7 +78,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """One row group of a part."""
+    """One row group of a Parquet file."""
 
     rows: int
     first: int
@@ -171,7 +171,7 @@ def begin_export(target: Path, manifest: Manifest) -> None:
 
 
 def read_head(target: Path) -> Head | None:
-    """Return the head of an export; None if the directory is no export."""
+    """Return the content of an export's head file; None if the directory is no export."""
     return _read(target / _HEAD, Head)
 
 

@@ -426,7 +426,7 @@ class Retention:
                 expired = expire(storage, limits, self._ages(storage, now), now - held_back, at_once=True)
             self._refused = None
             gone = self._let_go(storage, settings, old, remove=at_once)
-            if not (archiving and old):  # last, because a drop saves deletes
+            if not (archiving and old):  # after the drops, which save deletes
                 expired = expire(storage, limits, self._ages(storage, now), now - held_back, at_once=at_once)
             emptied = [one for one in self._in_turn(storage, now)[:-1] if leads and is_emptied(settings, one)]
             gone += self._let_go(storage, settings, emptied, remove=at_once)

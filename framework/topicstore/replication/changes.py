@@ -92,7 +92,7 @@ def encode_change(pending: PendingWrite) -> bytes:
 
 
 def decode_change(shard: Shard, data: bytes, place: str) -> PendingWrite:
-    """Return the write of a shard that makes a change, ready to be applied.
+    """Return a change as a write of a shard, ready to be applied.
 
     Raises `NewerFormatError` for a form of a later version, and `CorruptionError`; both name ``place``.
     """

@@ -21,7 +21,7 @@ class Kind(enum.IntEnum):
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """An entry without its changes."""
+    """The header of a log entry: the entry without its changes."""
 
     index: int
     """The entry's index in the log, from 0, without gaps."""

@@ -47,7 +47,7 @@ _Mask = npt.NDArray[np.bool_]
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A place in a shard's log."""
+    """A place in a shard's log, from which a reader continues."""
 
     position: int
     """The position up to which all messages were read."""
@@ -75,7 +75,7 @@ class LogEntry:
 
     @property
     def size(self) -> int:
-        """The approximate size in bytes."""
+        """The approximate size of the entry in bytes."""
         return sum(map(len, self.stored)) + _OVERHEAD
 
     def batches(self) -> Iterator[MessageBatch]:
@@ -151,7 +151,10 @@ class MessagesFrom:
 
 
 def latest(store: LogStore, shard: int, start: Place) -> Place:
-    """Return the place at the end of a shard's log. Reads all entries after ``start``; raises as `MessagesFrom`."""
+    """Return the place at the end of a shard's log. Reads all entries after ``start``.
+
+    Raises the errors of `MessagesFrom.entries`.
+    """
     log, deleted = MessagesFrom(store, shard, start), start.deleted
     for entry in log.entries():
         if any(isinstance(change, Delete) for change in entry.others()):

@@ -81,7 +81,7 @@ class LogReader:
         if not found:
             self._nothing += 1
             return self._look(progress, thorough) if thorough or certain else Step.FENCE
-        cut = self.cut()  # looked for only after reading; see `where_to_read`
+        cut = self.cut()  # cuts are looked for only after reading; see `where_to_read`
         if where_to_read(progress, cut) is Source.BASE:
             self.take_base()
             return Step.READ

@@ -402,9 +402,9 @@ class Replica:
         return False
 
     def take_over(self, epoch: int, meanwhile: Callable[[], object] = lambda: None) -> bool:
-        """Become the owner with an epoch; return False if a later one has begun. Raises as `ShardLog.take_over`.
+        """Become the shard's owner with an epoch, its fencing token; return False if a later epoch has begun.
 
-        ``meanwhile`` is called now and then while entries are read.
+        ``meanwhile`` is called now and then while entries are read. Raises the errors of `ShardLog.take_over`.
         """
         with self._reading:
             self.epoch, self.tries = epoch, self.tries + 1

@@ -544,7 +544,7 @@ class Site:
                 replica.confirm()
 
     def follow(self, shards: Collection[int]) -> None:
-        """Read the logs of those of some shards that this site has a whole copy of, without waiting for the next poll.
+        """Read the logs of these shards, if this site has a whole copy, without waiting for the next poll.
 
         Raises the errors of `Replica.follow`.
         """

@@ -101,7 +101,7 @@ class Closer:
         self._releases: list[Release] = []
 
     def add(self, release: Release) -> None:
-        """Add an acquired resource by the function that releases it."""
+        """Register the function that releases an acquired resource."""
         self._releases.append(release)
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""One empty dictionary and one empty list, which all objects share whose own would be empty.
+"""One empty dictionary and one empty list, which are shared by all objects without items.
 
 Most sessions and feeds are idle, and an empty dictionary takes 64 bytes. An object replaces the shared one before it
 adds anything: ``self.waiting = self.waiting or {}``. Additions to the shared dictionary or list raise `TypeError`, so

@@ -26,7 +26,7 @@ class AutoResetEvent:
         """Wake the waiting thread, or end its next wait at once."""
         try:
             self._silent.release()
-        except RuntimeError:  # already set
+        except RuntimeError:  # the event is set already
             return
 
     def wait(self, timeout: float | None) -> bool:
@@ -54,7 +54,7 @@ class Latch:
     def set(self) -> None:
         """Wake all waiting threads. Later calls of `wait` return at once."""
         self._is_set = True
-        with contextlib.suppress(RuntimeError):  # it was set before
+        with contextlib.suppress(RuntimeError):  # the latch is set already
             self._unset.release()
 
     def wait(self, timeout: float) -> bool:

@@ -340,7 +340,7 @@ class ElsewhereReader(ShardReader):
         since: float | None,
         timestamps: TimeRange | None = None,
     ) -> ShardPlan:
-        """Return a plan as `ShardReader.plan`."""
+        """Return a plan, as `ShardReader.plan` does."""
         times = None if timestamps is None else (timestamps.start, timestamps.until)
         waits = since is not None
         found = self._ask(AskPlan(topic_filter.text, first, bound, waits, times), Plan, waits=waits)
@@ -370,7 +370,7 @@ class ElsewhereReader(ShardReader):
         )
 
     def cursor(self, database: bytes, generation: int, stream: int, topic_filter: TopicFilter, position: int) -> Cursor:
-        """Return a cursor over a stream's matching messages from a position on, as `ShardReader.cursor`."""
+        """Return a cursor over a stream's matching messages from a position on: see `ShardReader.cursor`."""
         return self._ask(AskCursor(generation, stream, topic_filter.text, position), Cursor)
 
     def begin(self, cursors: Sequence[Cursor], position: int) -> list[Cursor]:
@@ -421,7 +421,7 @@ class ElsewhereReader(ShardReader):
 
 
 def stream_of(batch: MessageBatch) -> bytes:
-    """Return the stored form of a batch in `Next`."""
+    """Return a batch as the Arrow IPC stream of a `Next`."""
     if not len(batch):
         return b""
     rows, sink = batch.to_arrow(ids=True), io.BytesIO()
@@ -441,6 +441,6 @@ def _batch(data: bytes, shard: int) -> MessageBatch:
 
 
 def counts_of(tally: Tally) -> Counts:
-    """Return the stored form of a tally."""
+    """Return a tally in the form in which it is sent."""
     columns: list[Any] = [np.ascontiguousarray(getattr(tally, name), "<u8").tobytes() for name in _NUMBERS]
     return Counts(list(tally.topics), list(tally.client_ids), columns)

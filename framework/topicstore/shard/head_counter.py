@@ -46,7 +46,7 @@ class HeadCounter:
         self._texts = _TextBytes()
 
     def add(self, heads: Heads) -> None:
-        """Count messages."""
+        """Add the messages of these heads to the count."""
         topic, client_id = (
             np.zeros(len(heads.positions), np.int64) if names is None else names.numbers(column)
             for names, column in zip(self._names, (heads.topics, heads.client_ids), strict=True)

@@ -238,7 +238,10 @@ class LastingEngine(Engine):
             raise self.replaced(engine, closed) from closed
 
     def replaced(self, engine: Engine, closed: DatabaseClosedError) -> EngineError:
-        """Return the error for a read of a snapshot or iterator whose engine was replaced. Raises as `_after` does."""
+        """Return the error for a read of a snapshot or iterator whose engine was replaced.
+
+        Waits until the engine is open again. Raises ``closed`` if the shard was closed instead.
+        """
         self._after(engine, closed)
         return EngineError("the shard was closed and opened again meanwhile, because a write failed; read again")
 

@@ -147,7 +147,7 @@ class Rewriter:
             return True
 
         with generations.rewrite_lock:
-            check_local(generations.archived_in(first, last))  # under the lock, after which no generation is archived
+            check_local(generations.archived_in(first, last))  # no generation is archived while the lock is held
             tables = self._tables.withdraw(generation, topic_filter, first, last, spare)
             steps = slab.delete(topic_filter, first, last, spare)
             while True:  # each step releases the writer's lock, so that stores aren't blocked for long

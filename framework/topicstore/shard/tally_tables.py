@@ -105,7 +105,7 @@ class TallyTables:
     def tallies(
         self, generation: int, topic_filter: TopicFilter, known: Container[TallyRange] = ()
     ) -> Iterator[tuple[TallyRange, list[Tally] | None]]:
-        """Yield the range of each table, as `gather`, with the table's counts of a filter's messages in several parts.
+        """Yield the range of each table, with the table's counts of a filter's messages in several parts.
 
         Tables in ``known`` aren't read; their counts are None.
         """

@@ -32,7 +32,7 @@ _MOST = 10_000
 
 @attrs.define(eq=False)
 class InterestSpans:
-    """The spans of one open database. Thread-safe."""
+    """The ranges of one open database's messages that are stored only for sessions. Thread-safe."""
 
     _shards: Sequence[Shard]
     _lock: FairLock = attrs.field(factory=FairLock, init=False)
@@ -71,7 +71,7 @@ class InterestSpans:
                 return True
             if self._end_locked():
                 return False
-            self.may_be_open = True  # set before `storing` is read
+            self.may_be_open = True  # set before `storing` is read: `Storage.write` does the reverse
             if self.storing:
                 self.may_be_open = False
                 return False

@@ -122,7 +122,7 @@ class ShardOpener:
         spec, options = registry().backend(manifest.backend), settings.options
         make_layout = functools.partial(registry().make_layout, spec)
         check_pair(spec, registry().layout(manifest.layout))
-        for name in () if manifest.complete else options:  # checked by an earlier opening if complete
+        for name in () if manifest.complete else options:  # the options of a complete database were checked
             if name not in (manifest.backend, manifest.layout):
                 raise InvalidArgumentError(
                     f"options are by plugin: {{'{manifest.backend}': {{...}}, "

@@ -75,7 +75,7 @@ T = TypeVar("T")
 
 
 class StorageListener(CommitListener, Protocol):
-    """A listener that ends with the database."""
+    """A listener for commits that is stopped when the database is closed."""
 
     watchers: list[Callable[[int], object]]
     """Functions that are called with a shard's number when new messages of it are visible, by the thread that stores.
@@ -213,7 +213,7 @@ class Storage:
         storing, write = self.interest.storing, object()
         try:
             if stores and not passing:
-                storing.add(write)  # added before `may_be_open` is read
+                storing.add(write)  # added before `may_be_open` is read: `InterestSpans.begin` does the reverse
                 if self.interest.may_be_open:
                     self._end_spans(batch)
             if stores:
@@ -489,7 +489,10 @@ class Storage:
     # --- closing ---
 
     def on_close(self, stop: Callable[[], object]) -> None:
-        """Register ``stop``, to be called before the shards are closed, last registered first. Raises as `listen`."""
+        """Register ``stop``, to be called before the shards are closed, last registered first.
+
+        Raises `DatabaseClosedError`.
+        """
         with self._registering:
             self.check_open()
             self._on_close.append(stop)

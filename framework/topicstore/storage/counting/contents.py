@@ -181,7 +181,7 @@ class _ShardCounts:
                 return shard.generations.undisturbed(partial(self._brought_up, storage, shard))
             except (GenerationArchivedError, GenerationDroppedError):
                 self._forget(_NEVER)
-            except BaseException:  # perhaps after counting a part of a generation
+            except BaseException:  # the counts may have a part of a generation
                 self._forget(_NEVER)
                 raise
 

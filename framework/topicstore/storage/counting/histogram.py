@@ -232,7 +232,7 @@ def _density(storage: Storage, shard: Shard, record: GenerationRecord, last: int
     """
     ends = shard.reader.zone_ends(record.number)
     times = np.array([time_of(position) for position in (record.first_position, *ends, last)], np.float64)
-    full = (min(SIZE * number, record.messages) for number in range(len(ends) + 1))  # the last may have fewer
+    full = (min(SIZE * number, record.messages) for number in range(len(ends) + 1))  # the last zone may have fewer
     ranks = np.array([*full, max(record.messages, 1)], np.float64)
 
     def first() -> float:

@@ -60,7 +60,7 @@ def sweep_staging(parent: Path) -> None:
             with suppress(OSError):  # it was removed meanwhile, belongs to another user, or isn't a directory
                 handle = _open(path)
                 try:
-                    if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):  # without the lock, a process still writes there
+                    if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):  # a process that still writes there has the lock
                         shutil.rmtree(path, ignore_errors=True)
                 finally:
                     os.close(handle)
