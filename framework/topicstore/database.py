@@ -405,7 +405,7 @@ class Database:
             is returned; with ``limit``, about twice that many are held.
 
         Messages are fetched in batches of ``batch_size`` and held in memory. In order of time, up to 64 messages of
-        every stream are held if that is more; with ``reverse``, four batches. A layout may decode more at once
+        every stream are held if that is more; with ``reverse``, four batches. A layout may decode more together
         (`block`: the rest of a merged segment for each shard and generation, up to some 50 MB). Messages that are
         deleted during the replay may be missing. Raises `GenerationDroppedError` if a generation is dropped before it
         was read.
@@ -732,7 +732,7 @@ class Database:
         cursors are valid in both.
 
         Archived generations are not copied: both databases read the same exported files. If the path of an export was
-        recorded as relative, the copy resolves it from its own directory; a warning reports if that is another place.
+        recorded as relative, the copy resolves it from its own directory; a warning reports a different path.
         Raises `UnsupportedError` if the backend lacks the capability ``checkpoint``, and `NotADatabaseError` if
         ``path`` exists.
         """
@@ -763,9 +763,9 @@ class Database:
         `ExceptionGroup`. If the call is interrupted, for example by Ctrl-C, the next call finishes it.
 
         A signal handler or destructor may call `close` while the same thread is inside another call of the database. It
-        can't wait for that call, and so returns at once; another thread closes the database after the interrupted call
-        has returned or raised `DatabaseClosedError`. The next `close`, the end of the ``with`` block, or the exit of
-        the interpreter waits for that thread and raises its errors.
+        can't wait for that call, and so returns immediately. Another thread closes the database after the interrupted
+        call has returned or raised `DatabaseClosedError`. The next `close`, the end of the ``with`` block, or the exit
+        of the interpreter waits for that thread and raises its errors.
         """
         if self.storage.inherited:
             return

@@ -29,7 +29,7 @@ Every engine must guarantee:
 * `close` invalidates open scans and snapshots, which then raise `DatabaseClosedError`. It releases every lock and
   handle, even if other objects still refer to them or an error was raised, and is idempotent. Closing an engine again
   doesn't affect an engine that opened the shard afterwards. Closing one engine doesn't affect its siblings.
-* A forked child can open other shards like any process, or raises `ForkedProcessError` at once. It neither uses nor
+* A forked child can open other shards like any process, or raises `ForkedProcessError` immediately. It neither uses nor
   closes shards that its parent has open; see `topicstore.contract.forking`.
 
 Capabilities a backend may declare (see `topicstore.contract.plugin_specs.BackendSpec`):

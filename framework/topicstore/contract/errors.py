@@ -130,18 +130,18 @@ class InvalidOptionError(InvalidArgumentError):
 
 
 class InvalidCursorError(InvalidArgumentError):
-    """The bytes are not a cursor, or the text is not a place: damaged, truncated, or of a newer version.
+    """The bytes are not a cursor, or the text is not a `Place`: damaged, truncated, or of a newer version.
 
     Nothing was read.
     """
 
 
 class WrongDatabaseError(InvalidCursorError):
-    """The cursor or place belongs to another database. Nothing was read; use the database that created it."""
+    """The cursor or `Place` belongs to another database. Nothing was read; use the database that created it."""
 
 
 class PlaceAheadError(InvalidCursorError):
-    """The cursor or place lies after all stored messages: the database has lost messages that were read before.
+    """The cursor or `Place` lies after all stored messages: the database has lost messages that were read before.
 
     It was restored from an older copy, or lost its last writes in a power failure. Messages stored since then may lie
     before the place, and would be skipped. Nothing was read. Restart at a time, which may repeat messages, or from

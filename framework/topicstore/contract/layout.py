@@ -25,7 +25,8 @@ A slab guarantees to the logical layer:
   any number of names, and for names that were not used for a long time.
 * After any change (a store, a failed store, a delete, a compaction, a reopening) every reading method returns exactly
   the remaining messages. No result that was cached before the change is returned.
-* A place is valid for any time, beside any number of other places, and in every process that opens the slab.
+* A place (an offset in a stream, in a form that the layout defines) stays valid for any time, beside any number of
+  other places, and in every process that opens the slab.
 * A read that has ended occupies no memory.
 
 Capabilities a layout may declare:
@@ -249,14 +250,14 @@ class Slab(ABC):
     def visible(self, stream: int, watermark: int) -> int:
         """Return the highest position of a stream that may be read when later writes are above ``watermark``.
 
-        The current epoch stays hidden until it ends, because in the layout's order a later message may come before
-        messages of the epoch that were already read.
+        The current epoch (see `epoch`) stays hidden until it ends, because in the layout's order a later message may
+        come before messages of the epoch that were already read.
         """
         return (watermark + 1) // self.epoch * self.epoch - 1
 
     @abstractmethod
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
-        """Return the place in a stream before the first message at or after ``position``.
+        """Return the place (the offset) in a stream before the first message at or after ``position``.
 
         Raises `KeyError` if the stream doesn't exist. Places stay valid across restarts, deletes
         and compaction.
@@ -286,7 +287,7 @@ class Slab(ABC):
         """
 
     def heads(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[Heads]:
-        """Yield the heads of the matching messages at positions ``first`` to ``last``, inclusive.
+        """Yield the metadata (`Heads`) of the matching messages at positions ``first`` to ``last``, inclusive.
 
         The ranges of the yielded heads follow each other without gaps: the first begins at ``first``, and the last ends
         at ``last``. A range may have no matching message. The caller may cancel between two heads, so each takes

@@ -76,7 +76,8 @@ class Archives:
         messages are recorded in one write for each shard, so after a crash a shard has either the messages or the
         archive. An absolute ``target`` is recorded unchanged. A relative ``target`` is relative to the database's
         directory, so that both can be moved together. A generation that was archived elsewhere is copied, and read from
-        the new place. Deletes wait while a generation is archived. ``progress``: as in `export`, by whole generations.
+        the new location. Deletes wait while a generation is archived. ``progress``: as in `export`, by whole
+        generations.
 
         Cursors and replays that are reading a generation raise `GenerationArchivedError`; subscriptions and sessions
         continue. Raises the errors of `export`; then no local messages were removed.

@@ -107,9 +107,10 @@ def expire(
 def count_expired(
     storage: Storage, rules: Sequence[Rule], generations: Sequence[GenerationAge], now: int
 ) -> dict[str, int]:
-    """Return the number of messages that `expire` would delete at once, by the name of the rule. Reads their heads.
+    """Return the number of messages that `expire` would delete now, by the name of the rule.
 
-    Messages of topics that begin with ``$`` are counted only for filters that begin with ``$``.
+    The messages are read, without payloads if the layout can do so. Messages of topics that begin with ``$`` are
+    counted only for filters that begin with ``$``.
 
     Raises the errors of reading.
     """

@@ -9,11 +9,11 @@ was sealed. So messages stay for at least ``max_age``, and at most about ``rotat
 the values that layouts wrote (``live_bytes``), not of the engine's files, and only of local generations. The limit on
 bytes has precedence over all other limits: the oldest generations are dropped whatever they hold.
 
-In the background, a drop makes a generation invisible at once; a second thread then removes its messages, and a third
-thread frees their disk space. If messages are stored faster than they are removed, back-pressure makes writers wait.
+In the background, a drop makes a generation invisible immediately; a second thread then removes its messages, and a
+third one frees their disk space. If messages are stored faster than they are removed, back-pressure makes writers wait.
 So the bytes of all generations, including dropped ones not yet removed, exceed the limit by at most half of the limit
-and one batch. This is not guaranteed while dropping or archiving fails, nor after `stop`. Data that the
-engine has yet to compact takes additional disk space.
+and one batch. This is not guaranteed while dropping or archiving fails, nor after `stop`. Data that the engine has yet
+to compact takes additional disk space.
 
 With ``filters``, messages whose topics match a filter stay for the filter's time instead, shorter or longer; if several
 filters match, for the longest time. A generation is dropped as a whole when all its messages are too old for every

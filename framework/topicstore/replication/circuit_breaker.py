@@ -60,6 +60,6 @@ class CircuitBreaker:
                 self.reason = reason
 
     def reset(self) -> None:
-        """Close the breaker: the store has answered a PUT, or the site begins a new epoch of the log."""
+        """Close the breaker: the store has answered a PUT, or the site takes the log over."""
         with self._lock:
             self._answered, self.reason = time.monotonic(), None

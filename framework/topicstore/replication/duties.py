@@ -94,7 +94,7 @@ class Known:
 
 
 def duty(document: ClusterDocument, shard: int, known: Known, epoch: int, *, owned: bool) -> Duty:
-    """Return a site's next action for a shard. ``epoch`` is the last one that this process has taken; 0 for none."""
+    """Return a site's next action for a shard. ``epoch``: the process's last fencing token; 0 for none."""
     place = document.shards[shard]
     mine = place.owner == known.site and place.incarnation == known.incarnation
     if mine and place.epoch > epoch:

@@ -1,4 +1,4 @@
-"""The inputs of the replication decisions: the head of a log entry, and a reader's progress."""
+"""The inputs of the replication decisions: the header of a log entry, and a reader's progress."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Proposal:
 
         Raises `ShardMovedError`, the error with which applying the change failed, or `StorageUnavailableError` if
         there is no result within ``timeout`` seconds of the proposal; the change is then still in progress and may be
-        stored later. Until the store answers, `ShardLog.check` refuses further changes at once.
+        stored later. Until the store answers, `ShardLog.check` refuses further changes immediately.
         """
         left = None if timeout is None else max(self._proposed + timeout - time.monotonic(), 0.0)
         if not self._done.wait(left):
@@ -211,7 +211,7 @@ class ShardLog:
     # --- taking over ---
 
     def take_over(self, epoch: int) -> bool:
-        """Become the owner with an epoch that a cluster document has assigned to this process; return whether it did.
+        """Become the owner with an epoch (a fencing token) from a cluster document; return whether it succeeded.
 
         False means that another site has a higher epoch: continue with `LogReader.read`. No other thread may call
         `LogReader.read` during this call or while this site owns the shard. Raises the errors of `LogReader.read`,
@@ -311,7 +311,7 @@ class ShardLog:
         """Wait until a change of ``size`` bytes fits in the queue, or the log accepts no changes at all.
 
         The caller doesn't hold the shard's lock, which applying an entry may need. Raises `StorageUnavailableError`
-        after ``timeout`` seconds; then `check` refuses changes at once until the store answers.
+        after ``timeout`` seconds; then `check` refuses changes immediately until the store answers.
         """
         began = time.monotonic()
         with self._room:

@@ -111,13 +111,13 @@ class MessagesFrom:
         self._found: list[LogEntry] = []
 
     def write(self, entry: Entry, write: LocalWrite) -> None:
-        """Note the next entry; part of `topicstore.replication.log_reader.Machine`."""
+        """Keep the next entry; part of `topicstore.replication.log_reader.Machine`."""
         if write.changes:
             self._found.append(LogEntry(self.progress, write.progress, self._shard, self._log, entry.changes))
         self.progress = write.progress
 
     def take_base(self, base: Base) -> None:
-        """Note that the log is cut; part of `topicstore.replication.log_reader.Machine`."""
+        """Record that the log is cut; part of `topicstore.replication.log_reader.Machine`."""
         self.base = self.progress = base.progress
 
     def entries(self) -> Iterator[LogEntry]:
@@ -195,7 +195,7 @@ class _Generations:
         self._dropped: set[int] = set()
 
     def note(self, entry: LogEntry) -> None:
-        """Note the changes of the next entry."""
+        """Record the changes of generations in the next entry."""
         for change in entry.others():
             if isinstance(change, AddGeneration):
                 self._began.setdefault(change.number, entry.after)

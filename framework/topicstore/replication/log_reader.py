@@ -60,10 +60,10 @@ class LogReader:
     def read(self, epoch: int | None = None, *, certain: bool = False) -> Step:
         """Read and apply some of the entries after the last applied one.
 
-        ``epoch`` is the epoch of a site that takes over. Returns `Step.READ` if there may be more entries, `Step.FENCE`
-        at the log's end, and `Step.STOP` if an entry applied before the call has a higher epoch.
+        ``epoch`` is the fencing token of a site that takes over. Returns `Step.READ` if there may be more entries,
+        `Step.FENCE` at the log's end, and `Step.STOP` if an entry applied before the call has a higher epoch.
 
-        A call that finds nothing costs one GET, and does not notice at once that truncation has deleted the next entry.
+        A call that finds nothing costs one GET, and may not notice yet that truncation has deleted the next entry.
         With ``certain`` it looks for cuts too: at `Step.FENCE`, all that was acknowledged before the call is applied.
 
         Raises `CorruptionError` if the log differs from the one applied on this site or has lost entries, and
@@ -115,13 +115,13 @@ class LogReader:
             self._machine.write(entry, write)
 
     def last(self) -> Head | None:
-        """Return the head of the last applied entry; None if it was deleted or no entry is applied."""
+        """Return the header of the last applied entry; None if it was deleted or no entry is applied."""
         progress = self._machine.progress
         found = self._get(progress.next - 1) if progress.next else None
         return None if found is None else found.head
 
     def head(self, index: int) -> Head | None:
-        """Return the head of the entry at an index, None if there is none."""
+        """Return the header of the entry at an index, None if there is no entry."""
         found = self._get(index)
         return None if found is None else found.head
 

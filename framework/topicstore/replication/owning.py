@@ -54,7 +54,7 @@ class Stage(enum.IntEnum):
 
 
 def after_put(own: Head, answer: Answer, found: Head | None) -> Outcome:
-    """Return the outcome of a PUT of an entry or a fence; ``found`` is the head of the entry at a taken index.
+    """Return the outcome of a PUT of an entry or a fence; ``found`` is the header of the entry at a taken index.
 
     A store may answer "taken" although the object can't be read: a concurrent request won the race and then failed, or
     truncation has deleted the entry. This counts as no answer. Two owners never share an epoch, because each process

@@ -187,7 +187,8 @@ class Replica:
     def write(self, entry: Entry, write: LocalWrite) -> None:
         """Apply an entry's changes, if ``write.changes``, and store the progress, in one write of the engine.
 
-        A new epoch ends the span of messages that were stored only for sessions (`topicstore.storage.site_interest`).
+        A new owner's fence ends the span of messages that were stored only for sessions
+        (`topicstore.storage.site_interest`).
         """
         if not self.log.owned and not self._settled:
             self._settle()

@@ -263,7 +263,7 @@ class Site:
             replica.log.release(max(deadline - time.monotonic(), 0))
 
     def _join(self, timeout: float | None = None) -> None:
-        """Wait until the site's thread has ended. In the thread itself, return at once."""
+        """Wait until the site's thread has ended. In the thread itself, return immediately."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 

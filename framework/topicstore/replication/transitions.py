@@ -47,8 +47,8 @@ def after_create(
 def named(document: ClusterDocument, number: int, shard: int, site: str, incarnation: bytes) -> ClusterDocument:
     """Return the document, to be created with this number, that names a site's process the owner of a shard.
 
-    The number is the epoch: no two processes share an epoch, and later processes have higher ones. A restarted process
-    takes a new epoch, because its predecessor may be paused rather than dead.
+    The number is the owner's epoch (its fencing token): no two processes share an epoch, and later processes have
+    higher ones. A restarted process takes a new epoch, because its predecessor may be paused rather than dead.
     """
     place = document.shards[shard]
     replicas = place.replicas if site in place.replicas else (*place.replicas, site)

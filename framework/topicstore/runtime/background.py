@@ -91,7 +91,7 @@ class BackgroundTask:
             self._wake.set()
 
     def join(self) -> None:
-        """Wait until the thread has ended after `stop`. In the thread itself, return at once."""
+        """Wait until the thread has ended after `stop`. In the thread itself, return immediately."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 

@@ -137,8 +137,8 @@ class Closing:
     def run(self, close: Callable[[], object], *, within: bool) -> None:
         """Call ``close``. ``within`` means that this thread is inside a call that must end first.
 
-        In that case another thread calls ``close``, and this method returns at once. An error is emitted as a warning.
-        The next call of this method waits for that thread, and raises its error.
+        In that case another thread calls ``close``, and this method returns without waiting. An error is emitted as a
+        warning. The next call of this method waits for that thread, and raises its error.
         """
         if not within:
             elsewhere, self._elsewhere = self._elsewhere, None

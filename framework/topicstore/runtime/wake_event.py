@@ -23,7 +23,7 @@ class AutoResetEvent:
         self._silent.acquire()
 
     def set(self) -> None:
-        """Wake the waiting thread, or end its next wait at once."""
+        """Wake the waiting thread, or end its next wait immediately."""
         try:
             self._silent.release()
         except RuntimeError:  # the event is set already
@@ -52,7 +52,7 @@ class Latch:
         return self._is_set
 
     def set(self) -> None:
-        """Wake all waiting threads. Later calls of `wait` return at once."""
+        """Wake all waiting threads. Later calls of `wait` return immediately."""
         self._is_set = True
         with contextlib.suppress(RuntimeError):  # the latch is set already
             self._unset.release()

@@ -325,7 +325,7 @@ class ElsewhereReader(ShardReader):
             raise self._ahead_error(position, self.last_position)
 
     def await_visible(self, position: int) -> None:
-        """Wait until the answering site has ended the epoch of a position, if that site owns the shard."""
+        """Wait until the answering site has ended the layout's epoch of a position, if that site owns the shard."""
         self.plan(b"", TopicFilter("#"), position, position, since=time.monotonic())
 
     # --- reading ---

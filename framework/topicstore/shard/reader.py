@@ -1,8 +1,9 @@
 """Reading a shard: planning the streams that a replay reads, and reading the next messages of a stream.
 
-Layouts that don't order messages by position within an epoch hide the current epoch, to which messages are still added.
-A reader that needs these messages waits until the epoch's time is over, and then ends the epoch: it commits the epoch's
-end as the shard's last position. Later messages then get later positions, even if the clock is set back.
+Layouts that don't order messages by position within an epoch (a range of positions, `Slab.epoch`) hide the current
+epoch, to which messages are still added. A reader that needs these messages waits until the epoch's time is over, and
+then ends the epoch: it commits the epoch's end as the shard's last position. Later messages then get later positions,
+even if the clock is set back.
 """
 
 from __future__ import annotations
@@ -108,8 +109,8 @@ class ShardReader:
         has ended: at most one epoch's length after ``since`` (by `time.monotonic`). If ``since`` is None, it lowers
         the bound instead of waiting.
 
-        ``timestamps`` is a range of the messages' own times. The plan skips ranges of positions that are known to
-        have no message in it. It reads the others completely, so it may also return messages of other times.
+        ``timestamps`` is a range of the messages' own times. The plan skips ranges of positions that are known to have
+        no message in it. It reads all other ranges completely, so it may also return messages of other times.
         """
         if self._writer.log is None:
             return self._plan(database, topic_filter, first, bound, since=since, timestamps=timestamps)
@@ -258,7 +259,7 @@ class ShardReader:
         See `ReadLimits` for ``rows``, ``size`` in bytes, ``deadline`` and ``columns``.
 
         ``bound`` is the highest position to return, if it is below the watermark. ``final`` promises that the caller
-        never reads beyond ``bound``; in a read-only view, the read then includes the current epoch. Raises
+        never reads beyond ``bound``; in a read-only view, the read then includes the layout's current epoch. Raises
         `UnwantedError` if the read was cancelled (`topicstore.runtime.cancelling.while_wanted`).
         """
         check_wanted()
@@ -325,9 +326,9 @@ class ShardReader:
         return min(bound, slab.visible(stream, self._writer.watermark))
 
     def heads(self, generation: int, topic_filter: TopicFilter, first: int, last: int) -> Iterator[Heads]:
-        """Yield the heads of the matching messages of a generation at positions ``first`` to ``last``.
+        """Yield the metadata (`Heads`) of the matching messages of a generation at positions ``first`` to ``last``.
 
-        The generation's slab must read heads. Raises `UnwantedError` if the read was cancelled
+        The generation's slab must implement `Slab.heads`. Raises `UnwantedError` if the read was cancelled
         (`topicstore.runtime.cancelling.while_wanted`), and the errors of `next`.
         """
         while first <= last:
@@ -372,13 +373,13 @@ class ShardReader:
     def end_epoch(self, generation: int, position: int, *, wait: bool, since: float | None = None) -> None:
         """Make everything up to ``position`` visible to readers of a generation.
 
-        If the position lies in the current epoch, that epoch must end first. With ``wait``, wait for its end, at most
-        for the length of an epoch after ``since`` (by `time.monotonic`; None means the time of the call). Without
-        ``wait``, do nothing if the epoch isn't over.
+        If the position lies in the layout's current epoch, that epoch must end first. With ``wait``, wait for its end,
+        at most for the length of an epoch after ``since`` (by `time.monotonic`; None means the time of the call).
+        Without ``wait``, do nothing if the epoch isn't over.
         """
         writer, epoch = self._writer, self._generations.slab(generation).epoch
         if epoch == 1 or writer.read_only or not writer.owned:
-            return  # a replica's epochs end where its log says
+            return  # the log decides where a replica's epochs end
         latest = (time.monotonic() if since is None else since) + time_of(epoch) / 1e6
         with writer.lock:
             while generation == writer.generation and self._is_open_locked(position, epoch):
@@ -393,7 +394,7 @@ class ShardReader:
             writer.finish_all()  # another thread may have committed the epoch's end, but not made it visible yet
 
     def await_visible(self, position: int) -> None:
-        """Return when readers may see everything up to a committed position, that is, after its fsync and its epoch."""
+        """Return when readers may see everything up to a committed position: after its fsync and its layout's epoch."""
         if self._writer.policy.durability == "sync":
             self._writer.flush()
         record, _ = self._generations.with_slabs()[-1]

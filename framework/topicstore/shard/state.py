@@ -42,7 +42,7 @@ class Applied(NamedTuple):
     """The last write that changed certain keys, as applied from a replicated log by this process.
 
     A cache of these keys' values is outdated when this value differs from the one at the time of caching. Opening,
-    reopening or copying the shard also counts as such a write; without a log, only these do.
+    reopening or copying the shard also counts as such a write; without a log, nothing else does.
     """
 
     number: int

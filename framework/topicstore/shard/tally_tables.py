@@ -1,9 +1,10 @@
 """`TallyTables`: stored counts of a shard's messages by topic and client id, which save queries from reading messages.
 
 A table counts the messages in one range of positions of one generation. It is stored with its range, so an interrupted
-count is repeated. A compaction step with heads adds tables of those of its messages that no table counts, in its own
-write, unless nearly each message has a topic of its own. Eight adjacent tables of the same merge level are then merged
-into one, in a write that follows, so the number of tables grows with the logarithm of the number of messages.
+count is repeated. A compaction step that returns heads (`CompactStep.heads`) adds tables of its messages that no table
+counts, in its own write, unless nearly each message has a topic of its own. Eight adjacent tables of the same merge
+level are then merged into one, in a write that follows, so the number of tables grows with the logarithm of the number
+of messages.
 
 Messages that a delete removes are subtracted from the tables. The first write of the delete removes the affected
 tables, and one write after its last stores the reduced tables; until then the tables are absent.

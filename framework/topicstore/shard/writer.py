@@ -446,7 +446,7 @@ class ShardWriter:
         self.tail = load_tail(engine)
         """The shard's tail. Guarded by `lock`; replaced as a whole, so it can be read without the lock."""
         self.log: ChangeLog | None = None
-        """The log that orders the writes, or None if writes are committed at once. Guarded by `lock`."""
+        """The log that orders the writes, or None if writes are committed immediately. Guarded by `lock`."""
         self.elsewhere = False
         """Whether this site of a cluster has no whole copy of the shard, so that it can't be read here."""
         self.proposed: deque[PendingWrite] = deque()

@@ -85,7 +85,7 @@ def encode_keyed(
     """Yield (shard, state key, value) of the messages of a batch that have a key, in order of rows.
 
     ``placed`` are the messages that are stored in the streams, with their positions and times. ``now`` is the time of
-    the others.
+    all other messages.
     """
     stored, keyed = where.stored, where.keyed
     rows = np.fromiter(keyed, np.intp, len(keyed))

@@ -330,7 +330,7 @@ class ShardOpener:
     def _shard(self, number: int, engine: Engine, *, read_only: bool) -> Shard:
         manifest = self.manifest
         policy = WritePolicy(
-            # Of a shared database, the log is durable, and a shard that has lost writes reads them there again.
+            # The log of a shared database is durable: a shard that has lost writes reads them from the log again.
             durability=manifest.durability if manifest.cluster is None else "commit",
             timestamps=manifest.timestamps,
             late=manifest.late,

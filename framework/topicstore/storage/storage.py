@@ -79,7 +79,7 @@ class StorageListener(CommitListener, Protocol):
 
     watchers: list[Callable[[int], object]]
     """Functions that are called with a shard's number when new messages of it are visible, by the thread that stores.
-    They must return at once and not raise. Appending to the list, and removing from it, needs no lock."""
+    They must return immediately and not raise. Appending to the list, and removing from it, needs no lock."""
 
     @property
     def followed(self) -> bool:
@@ -388,7 +388,7 @@ class Storage:
         """Return a plan that reads a shard's matching messages at positions ``first`` to ``last`` (None: to the end).
 
         ``since`` and ``timestamps`` are those of `topicstore.shard.reader.ShardReader.plan`. Without ``since``, the
-        messages of an epoch that hasn't ended are left out.
+        messages of a layout's epoch that hasn't ended are left out.
         """
         found = self.shards[shard]
         watermark = found.writer.watermark if found.elsewhere is None else found.elsewhere.watermark

@@ -31,8 +31,8 @@ def store_batch(
 ) -> StoreResult:
     """Commit each shard's part of a batch; all parts are checked before the first is committed.
 
-    Raises the errors of `topicstore.database.Database.store`; with `StoreRequest.failures`, those of logs are put there
-    instead.
+    Raises the errors of `topicstore.database.Database.store`; with `StoreRequest.failures`, errors of logs are added to
+    it instead.
     """
     started = time.perf_counter()
     pending: list[PendingWrite] = []

@@ -1,7 +1,7 @@
 """Counting messages: when a count is requested, and into stored tally tables, one range at a time.
 
-Messages of a layout that reads heads are counted by its compactions, each in the same write. Only gaps that these
-compactions leave are counted here: those before the last table, such as of partly deleted messages, and sealed
+Messages of a layout that implements `Slab.heads` are counted by its compactions, each in the same write. Only gaps that
+these compactions leave are counted here: those before the last table, such as of partly deleted messages, and sealed
 generations. Messages of other layouts are all counted here, by `compact` and in the background: each range of `RANGE`
 messages of a shard's generation becomes a table of `topicstore.shard.tally_tables`. The rest at the end of a sealed
 generation, or before a range that is already counted, becomes a smaller table. Deletes wait while a range is read and
@@ -134,7 +134,7 @@ def read_counts(
     topics: bool = False,
     clients: bool = False,
 ) -> Tally:
-    """Read the matching messages of a range of positions, from heads if possible, and return their tally.
+    """Read the matching messages of a range of positions, if possible without payloads, and return their tally.
 
     The tally is by topic, by client id, or by both. ``since`` is that of `topicstore.shard.reader.ShardReader.plan`.
     Raises the errors of reading.

@@ -199,7 +199,7 @@ class LagCounter:
             return np.sort(np.concatenate([np.empty(0, np.uint64), *found]))
 
     def caught_up(self, places: Sequence[int], unread: Iterable[bool]) -> list[int]:
-        """Return the places; a place after which nothing is unread is advanced to the end of its shard.
+        """Return a reader's positions by shard, advanced to the shard's end where nothing is unread.
 
         ``unread`` says for each shard whether messages are unread.
         """
@@ -224,7 +224,7 @@ class LagCounter:
         return unread
 
     def far(self, topic_filter: TopicFilter, shard: int, place: int) -> bool:
-        """Return whether so many messages follow a place that they are estimated. Reads nothing."""
+        """Return whether so many messages follow a position that their number is estimated. Reads nothing."""
         if not covers(topic_filter) or self._storage.shards[shard].writer.read_only:
             return False  # there are no counts for an estimate
         return place < self.marks[shard] and self._history(shard).after(place) >= _FAR

@@ -4,8 +4,8 @@
 
     <parent>/.unfinished-<32 hexadecimal digits>/       in use by a process, or left by a killed one
 
-A staging directory is locked while it is in use. So a process that creates one recognizes those that killed processes
-have left in the same parent directory, and removes them.
+A staging directory is locked while it is in use. So a process that creates one recognizes the directories that killed
+processes have left in the same parent directory, and removes them.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def position_ranges(
 
     All messages in the ranges that match the filter are the request's. If the request compares the messages' own times,
     the matching messages are read, of all generations or only of ``generations``. Like a replay, the function waits for
-    the end of the current epoch. The caller may delete the messages of a range during the iteration.
+    the end of the layout's current epoch. The caller may delete the messages of a range during the iteration.
     """
     last = bound if request.until is None else min(bound, first_position(request.until) - 1)
     first = first_position(request.start)
