@@ -318,7 +318,7 @@ class Database:
         self.storage.flush()
 
     def recover(self) -> list[int]:
-        """Reopen the shards that became read-only after a failed write; return the numbers of those that take writes.
+        """Reopen the shards that became read-only after a failed write; return the numbers of the recovered shards.
 
         Call it after the cause, such as a full disk, has been removed. Subscriptions, sessions and replays continue;
         reads wait until the shard is open again. Afterwards, a shard has all acknowledged writes. The failed write is
@@ -683,7 +683,8 @@ class Database:
 
         Readers, cursors, writers and the order of messages are not affected. Each step is one atomic write, so a crash
         loses nothing. The call also counts the messages that `topics` would otherwise have to read. With
-        ``auto_compact``, both also happen in the background, but only where the gain is worth the work.
+        ``auto_compact``, the database also compacts and counts in the background, but only where the gain is worth the
+        work.
 
         ``stop`` is called before each step; when it returns True, the remaining steps are skipped.
         """

@@ -88,7 +88,7 @@ def open(  # noqa: A001 - the usual name in other libraries
     """Open the database in the directory ``path``; by default, create it if it doesn't exist.
 
     The arguments from ``backend`` to ``plugins`` are recorded in the database's manifest when it is created. At later
-    openings they may be omitted; one that contradicts the manifest raises `ManifestMismatchError`.
+    openings they may be omitted; an argument that contradicts the manifest raises `ManifestMismatchError`.
 
     mode:       ``"a"`` (default): open for writing, creating the database if it doesn't exist. ``"x"``: create; raises
                 `NotADatabaseError` if it exists. ``"r+"``: open for writing; raises `DatabaseNotFoundError` if it

@@ -55,9 +55,9 @@ def given(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def seconds(length: Length | None) -> Any:
-    """Convert a timedelta or a text such as ``"30m"`` to seconds, and ``"infinity"`` to None; return others unchanged.
+    """Convert a timedelta or a text such as ``"30m"`` to seconds, and ``"infinity"`` to None.
 
-    Raises `InvalidArgumentError` for a text that is no duration.
+    Returns any other value unchanged. Raises `InvalidArgumentError` for a text that is no duration.
     """
     if isinstance(length, str):
         from .quantities import INFINITY, parse_duration  # imported here, because few programs pass texts
@@ -72,9 +72,9 @@ def seconds(length: Length | None) -> Any:
 
 
 def byte_count(size: object) -> Any:
-    """Convert a text such as ``"8MB"`` to a number of bytes, and ``"infinity"`` to None; return others unchanged.
+    """Convert a text such as ``"8MB"`` to a number of bytes, and ``"infinity"`` to None.
 
-    Raises `InvalidArgumentError` for a text that is no size.
+    Returns any other value unchanged. Raises `InvalidArgumentError` for a text that is no size.
     """
     if not isinstance(size, str):
         return size

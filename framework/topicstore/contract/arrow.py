@@ -215,7 +215,7 @@ def _plain(properties: Properties) -> dict[str, Any]:
 
 
 def whole(messages: Any) -> list[pa.RecordBatch]:
-    """Return the rows of an Arrow table, batch or stream in as few batches as possible, mostly one.
+    """Return the rows of an Arrow table, batch or stream in as few batches as possible, usually one.
 
     Errors about a message can then name the row in the whole input. Raises `InvalidMessageError` for Arrow data without
     columns.

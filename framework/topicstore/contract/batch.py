@@ -303,7 +303,7 @@ class MessageBatch:
         return record_batch(own, len(self), selected(columns, ids=ids))
 
     def payload_bytes(self) -> int:
-        """Return the total size of the payloads in bytes. It is computed once, mostly when the payloads are checked."""
+        """Return the total size of the payloads in bytes. Computed once, usually when the payloads are checked."""
         if self._payload_bytes is None:
             self._payload_bytes = _size(self.payloads)
         return self._payload_bytes

@@ -222,7 +222,7 @@ class ReadOnlyDatabaseError(UnrecoverableError):
 
 
 class SubscriptionClosedError(UnrecoverableError):
-    """The subscription was closed. A new one can be opened at its `acknowledged` place."""
+    """The subscription was closed. A new subscription can start at the `acknowledged` place of the closed one."""
 
 
 class UnknownPluginError(UnrecoverableError, LookupError):
@@ -234,7 +234,7 @@ class PluginError(UnrecoverableError):
 
 
 class BackendUnavailableError(UnrecoverableError, ImportError):
-    """The plugin is installed, but can't be imported, mostly because a module is missing.
+    """The plugin is installed, but can't be imported, usually because a module is missing.
 
     The message names the pip command.
     """

@@ -324,12 +324,12 @@ class Slab(ABC):
         return 0
 
     def compact(self, bound: int, *, whole: bool) -> Iterator[CompactStep]:
-        """Yield steps that rewrite the messages up to ``bound`` in a form that is faster to read. By default none.
+        """Yield steps that rewrite the messages up to ``bound`` in a form that is faster to read.
 
         With ``whole``, all messages are rewritten into the layout's most compact form; without it, only those where the
         gain is worth the work. Each step is committed before the next is requested; after a failed commit, no other
         step is requested. Compaction preserves the order of messages and the validity of places. A step takes bounded
-        memory and much less than a second.
+        memory and much less than a second. The default yields no step.
         """
         return iter(())
 

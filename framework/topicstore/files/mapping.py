@@ -174,7 +174,7 @@ class ColumnMap:
         fixed:     texts COLUMN=TEXT, constants for all messages.
         ignored:   columns of the file to ignore.
         time_unit: the unit of numeric times; None to infer it.
-        zone:      the IANA name of the zone of times without one; None for UTC.
+        zone:      the IANA name of the time zone of times that name no zone; None for UTC.
         """
         sources: dict[str, Template] = {}
         told: list[str] = []

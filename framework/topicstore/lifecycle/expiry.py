@@ -69,7 +69,7 @@ def expire(
 ) -> Expired:
     """Delete messages that have expired by the rules: all with ``at_once``, otherwise only ranges of full length.
 
-    On a site of a cluster, only in the shards that it owns.
+    A site of a cluster deletes messages only in the shards that it owns.
 
     ``now``: microseconds since the epoch. ``generations``: their ages, which also apply to messages with positions in
     the future.

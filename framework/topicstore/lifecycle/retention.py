@@ -353,7 +353,7 @@ class Retention:
     ) -> list[Departure]:
         """Return the future removals, with time and reason: by generation, oldest first, and by filter. Read-only.
 
-        ``now``: as in `run`. ``limits``: arguments of `set`; the removals are those after such a call. ``count``: count
+        ``now``: as in `run`. ``limits``: arguments of `set`; the result is that after such a call. ``count``: count
         the messages that each filter removes now, by reading topics and sizes of all that match it and are old enough.
         """
         storage, at = self._storage(), self._given(now)
@@ -409,7 +409,7 @@ class Retention:
 
     def _sweep(self, storage: Storage, given: int | None, *, at_once: bool) -> RetentionReport:
         with self._running:
-            # A site of a cluster may have no generation yet. It decides nothing before it has one.
+            # A site of a cluster that has no generation yet decides nothing.
             leads = self._led = storage.shards[0].writer.owned and bool(live_records(storage.shards))
             settings, written = self.settings, written_bytes(self._storage().shards)
             now, held_back, passed = given, 0, storage.clocks.monotonic()

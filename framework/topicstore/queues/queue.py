@@ -277,7 +277,7 @@ class Queue:
         max_bytes: int | str | Keep | None = KEEP,
         overflow: Overflow | Keep = KEEP,
     ) -> None:
-        """Change the bounds durably; None removes one. Omitted bounds and the queue's messages stay as they are."""
+        """Change the bounds durably; None removes a bound. Omitted bounds and the queue's messages stay as they are."""
         changed = given({"max_messages": max_messages, "max_bytes": byte_count(max_bytes), "overflow": overflow})
         for name in ("max_messages", "max_bytes"):
             if changed.get(name) is not None:

@@ -16,9 +16,9 @@ A column of messages is an array of a form and its contents:
 4. unsigned 64-bit integers
 5. consecutive unsigned 64-bit integers, of which only the first is stored
 
-Integers are little-endian. Payloads are an array of byte strings. Properties are an array: empty if no message has any,
-with one element if all are equal. Positions and times are the owner's: a site that applies a change never asks its own
-clock.
+Integers are little-endian. Payloads are an array of byte strings. Properties are an array: empty if no message has
+properties, with one element if all are equal. Positions and times are the owner's: a site that applies a change never
+asks its own clock.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class LogReader:
         A call that finds nothing costs one GET, and may not notice yet that truncation has deleted the next entry.
         With ``certain`` it looks for cuts too: at `Step.FENCE`, all that was acknowledged before the call is applied.
 
-        Raises `CorruptionError` if the log differs from the one applied on this site or has lost entries, and
+        Raises `CorruptionError` if the log differs from what this site has applied, or has lost entries, and
         `StorageUnavailableError`; entries applied earlier stay applied.
         """
         progress = self._machine.progress

@@ -139,8 +139,8 @@ class Site:
         """Reserve the log store for a new cluster, of the database with this id; return the id that it is reserved for.
 
         Several sites may create an empty cluster at the same time: they get the same id. With ``begun``, the store is
-        reserved for an existing database. Raises `ClusterNotReadyError` if the other kind of call has reserved it, or a
-        call for another existing database.
+        reserved for an existing database. Raises `ClusterNotReadyError` if the store is reserved by a call of the other
+        kind, or for another existing database.
         """
         wanted = Claim(database=database, begun=begun)
         try:

@@ -171,7 +171,7 @@ class Generations:
         return max(self.records, default=0)
 
     def listed(self) -> list[GenerationRecord]:
-        """Return the records of the live generations, oldest first, with the current one's counts from the tail."""
+        """Return the records of the live generations, oldest first. The current one has its counts from the tail."""
         with self._writer.lock:
             tail = self._writer.tail
             return [

@@ -64,7 +64,7 @@ _Key = tuple[int, int, str]
 
 
 class KeptRows:
-    """A cache of the rows of one open database. Its methods are thread-safe."""
+    """A cache of rows of the tally tables of one open database. Its methods are thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()

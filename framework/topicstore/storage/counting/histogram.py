@@ -131,7 +131,7 @@ class Part:
         return cls(*(np.frombuffer(column, "<f8") for column in rows))
 
     def rows(self) -> Rows:
-        """Return the columns in the form in which they are sent."""
+        """Return the columns as the `Rows` that a site sends to another."""
         first, last, messages, times, ranks = (
             np.ascontiguousarray(column, "<f8").tobytes()
             for column in (self.first, self.last, self.messages, self.times, self.ranks)
