@@ -217,7 +217,7 @@ class Limited:
     """The first messages that a reader selects after a place."""
 
     positions: Positions
-    """Their positions, ascending."""
+    """The positions of the messages, ascending."""
     end: Place
     """The place up to which the log was read, if it has no more of them."""
     marks: Sequence[Place]

@@ -268,7 +268,7 @@ class ElsewhereReader(ShardReader):
         super().__init__(writer, generations)
         self._ask_site = ask
         self._looking = threading.Lock()
-        """Guards the next two. Reading `_end`, which is replaced as a whole, needs no lock."""
+        """Guards `_end` and `_seen`. Reading `_end`, which is replaced as a whole, needs no lock."""
         self._end: End | None = None
         """The furthest known end."""
         self._seen: End | None = None

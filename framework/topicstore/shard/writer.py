@@ -455,8 +455,8 @@ class ShardWriter:
         self._proposed_state = ProposedState(engine)
         """The state including all proposed writes. Guarded by `lock`."""
         self.opened = Applied(0, policy.monotonic())
-        """The opening, reopening or copying of the shard: another object after each. Guarded by `lock`, as is the next;
-        both are read without it."""
+        """The opening, reopening or copying of the shard: another object after each. It and `_applied` are guarded by
+        `lock`; reading them needs no lock."""
         self._applied: dict[bytes, Applied] = {}
         """By the first `HEAD` bytes of keys, the last applied write of the log that changed the framework's state
         under such keys."""
