@@ -144,7 +144,7 @@ class WriteBatch:
 
     First come ``ranges``: (keyspace, start, end) deletes the keys from ``start``, inclusive, to ``end``, exclusive.
     Then ``runs``, in their order: (keyspace, keys, values) sets each key to its value, or removes the key if the
-    value is None. `operations` gives the runs as single changes. Last come ``rows``: (keyspace, table, rows) appends
+    value is None. `operations` returns the runs as single changes. Last come ``rows``: (keyspace, table, rows) appends
     rows to a table, in engines with the capability ``sql``.
     """
 

@@ -227,8 +227,8 @@ class Slab(ABC):
         """Add to ``write`` all records that store the batch, whose positions and timestamps are set.
 
         The commit of ``write`` may fail, and the next `store` may be of another batch. So changes of the slab's
-        in-memory state must be harmless without the commit: records for it (new ids, learned structure) are added to
-        each write until `committed` is called.
+        in-memory state must be harmless without the commit: the records of these changes (new ids, learned structure)
+        are added to each write until `committed` is called.
         """
 
     @abstractmethod

@@ -103,7 +103,7 @@ def payload_of(value: Any) -> bytes | None:
 
 
 def binary_of(value: Any) -> bytes | None:
-    """Return the bytes of a value in base64; bytes from Arrow are returned unchanged, and None if it is absent."""
+    """Decode a value from base64; return bytes from Arrow unchanged, and None for an absent value."""
     if isinstance(value, Raw):
         return _decoded("payload_base64", value, bytes)
     if value is None or isinstance(value, bytes):

@@ -83,7 +83,7 @@ def guarded(work: Callable[[], T], release: Release) -> T:
 
 
 def close_all(releases: Iterable[Release]) -> None:
-    """Call each release, even if an earlier one fails; then raise the errors, as `do_all` does."""
+    """Call each release function, even if an earlier one fails; then raise the errors, as `do_all` does."""
     do_all(releases, "could not be closed properly")
 
 

@@ -282,7 +282,7 @@ class Rewriter:
         except (CorruptionError, NewerFormatError) as bad:  # the rest of the slab can't be read
             damages.append(Damage(place=place, reason=str(bad)))
         if self._generations.slabs.get(record.number) is not slab:
-            return  # dropped or archived meanwhile, so messages are missing without damage
+            return  # the slab was dropped or archived, so messages are missing without damage
         yield from damages
         unchanged = whole and record in self._generations.listed()  # otherwise the counts aren't comparable
         if unchanged and not damages and counted != record.messages:
