@@ -324,7 +324,7 @@ class Database:
         reads wait until the shard is open again. Afterwards, a shard has all acknowledged writes. The failed write is
         either present as a whole, which a `RuntimeWarning` reports, or absent.
 
-        While the cause persists, it raises the errors of `open` (several as an `ExceptionGroup`); the shards stay
+        While the cause persists, the call raises the errors of `open` (several as an `ExceptionGroup`); the shards stay
         readable and the call may be repeated. Raises `ShardReadOnlyError` if the backend isn't persistent.
         """
         return self.storage.recover()

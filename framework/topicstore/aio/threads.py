@@ -80,7 +80,7 @@ class Threads(Executor):
             raise RuntimeError("the database was opened in another event loop")
 
     def _look(self) -> None:
-        self._notified = False  # before the queue is read, so that a call that ends during the loop notifies again
+        self._notified = False  # reset before the queue is read, so that a call that ends meanwhile notifies again
         while self._over:
             over = self._over.popleft()
             if not over.done():  # the waiting task may have been cancelled

@@ -79,7 +79,7 @@ _DEFAULTS: dict[str, Any] = {"timestamp": None, "client_id": "", "qos": 0, "reta
 def selected(columns: Sequence[str] | None, *, ids: bool = False) -> pa.Schema:
     """Return the schema of some columns; of all columns if ``columns`` is None, with ``ids`` also shard and position.
 
-    Raises `InvalidArgumentError` unless the columns are different names of columns, at least one.
+    Raises `InvalidArgumentError` unless ``columns`` are one or more distinct column names.
     """
     if columns is None:
         return SCHEMA_WITH_IDS if ids else SCHEMA
@@ -223,7 +223,7 @@ def whole(messages: Any) -> list[pa.RecordBatch]:
     if isinstance(messages, pa.RecordBatch):
         return [messages]
     if isinstance(messages, pa.RecordBatchReader):
-        table = messages.read_all()  # not through the C interface, which would replace the reader's errors with its own
+        table = messages.read_all()  # the C interface would replace the reader's errors with its own
     else:
         try:
             table = pa.table(messages)

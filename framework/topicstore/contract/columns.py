@@ -79,7 +79,7 @@ class Texts:
 
     @classmethod
     def of(cls, values: list[str]) -> Texts:
-        """Return the object for a list of texts, none of which is unset."""
+        """Return the `Texts` of a list without unset entries."""
         texts = cls(np.array(values, dtype=object))
         texts.count = len(values)
         return texts
@@ -322,7 +322,7 @@ def concat(columns: Sequence[Column]) -> Column:
         return Coded(np.concatenate([column.codes for column in columns]), columns[0].texts)
     arrays = [array for array in map(_as_array, columns) if array is not None]
     if len(arrays) == len(columns) and len({array.dtype for array in arrays}) == 1:
-        return np.concatenate(arrays)  # only arrays of one type: NumPy would make float64 of int64 and uint64
+        return np.concatenate(arrays)  # of one type, as int64 and uint64 would become float64
     return list(chain.from_iterable(map(to_iterable, columns)))
 
 

@@ -297,7 +297,7 @@ class StateConflictError(RecoverableError):
 
 
 class EngineError(UnrecoverableError):
-    """The storage engine failed. Acknowledged messages are safe; the message is the engine's."""
+    """The storage engine failed. Acknowledged messages are safe; the error's text is that of the engine."""
 
 
 class FileSystemError(UnrecoverableError, OSError):
@@ -331,7 +331,7 @@ class StorageFullError(RecoverableError):
 class TooManyOpenFilesError(RecoverableError):
     """The process, or the machine, has reached its limit of open files. Stored data is safe.
 
-    Close some, or raise the limit (``ulimit -n``), and try again; after a write that failed with this error, call
+    Close some files, or raise the limit (``ulimit -n``), and try again; after a write that failed with this error, call
     `Database.recover`. A shard of RocksDB or LevelDB needs about ten files at least, and more as it grows.
     """
 

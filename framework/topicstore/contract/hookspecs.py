@@ -40,25 +40,25 @@ hookimpl = pluggy.HookimplMarker("topicstore")
 
 @hookspec
 def topicstore_backends() -> Sequence[BackendSpec]:
-    """Return the backends that the plugin brings."""
+    """Return the backends that the plugin provides."""
     raise AssertionError("specification only")
 
 
 @hookspec
 def topicstore_layouts() -> Sequence[LayoutSpec]:
-    """Return the layouts that the plugin brings."""
+    """Return the layouts that the plugin provides."""
     raise AssertionError("specification only")
 
 
 @hookspec
 def topicstore_logs() -> Sequence[LogStoreSpec]:
-    """Return the log stores that the plugin brings, one for each scheme of a URL."""
+    """Return the log stores that the plugin provides, one for each scheme of a URL."""
     raise AssertionError("specification only")
 
 
 @hookspec
 def topicstore_workloads() -> Sequence[WorkloadSpec]:
-    """Return the benchmark workloads that the plugin brings."""
+    """Return the benchmark workloads that the plugin provides."""
     raise AssertionError("specification only")
 
 

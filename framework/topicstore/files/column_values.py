@@ -147,7 +147,7 @@ def time_of(value: Any, unit: str | None, finer: Callable[[object], None], zone:
 def properties_of(value: Any) -> Properties | None:
     """Return a JSON object as properties; None if it is absent.
 
-    Raises `ValueError`. In a text, a duplicate name is an error; for `Raw` JSON, the caller has checked this.
+    Raises `ValueError`. In a text, a duplicate name is an error; for `Raw` JSON, the caller has checked the names.
     """
     text = value if isinstance(value, str) else ""
     if isinstance(value, str):

@@ -241,7 +241,7 @@ def limited(
     wanted: Callable[[MessageBatch], MessageBatch],
     copied: Callable[[int, int], Positions],
 ) -> Limited:
-    """Return the first ``rows`` messages of a shard after a place, of those that ``wanted`` picks.
+    """Return the first ``rows`` messages of a shard after a place, of those that ``wanted`` selects.
 
     target: the place at which to end; None for the log's end.
     copied: returns the positions of the first ``rows`` such messages in a range of positions, both inclusive, from a
@@ -343,7 +343,7 @@ class MessagesBetween:
 
 
 def rows_of_topics(topics: Column, wanted: Callable[[str], bool]) -> _Mask:
-    """Return for each row whether its topic is wanted; asks once for each different topic."""
+    """Return for each row whether its topic is wanted; ``wanted`` is called once for each distinct topic."""
     if isinstance(topics, Constant):
         return np.full(len(topics), wanted(topics.value))
     if isinstance(topics, Coded):

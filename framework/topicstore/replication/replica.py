@@ -98,8 +98,8 @@ def check_copied(shard: Shard) -> None:
 def begin_log(shard: Shard, store: LogStore, site: str) -> None:
     """Write a base of a shard that has no log yet, and a cut at its index, from which replicas begin.
 
-    The shard gets the progress of the base. It must not be written meanwhile, nor afterwards without its log. Bases of
-    earlier calls are superseded. Raises `StorageUnavailableError` and `CorruptionError`.
+    The shard gets the progress of the base. The shard must not be written during the call, and afterwards only through
+    its log. Bases of earlier calls are superseded. Raises `StorageUnavailableError` and `CorruptionError`.
     """
     number, writer = shard.number, shard.writer
     index = 1 + max(highest(store, names.bases(number)) or 0, highest(store, names.cuts(number)) or 0)

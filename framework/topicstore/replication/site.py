@@ -224,7 +224,7 @@ class Site:
         """Enter the cluster, follow the logs of all shards, take over those that this site is to own, start the thread.
 
         Each step is repeated for `Cluster.store_timeout` while the store gives no answer. Raises
-        `StorageUnavailableError` then, `CorruptionError`, and the errors of creating a generation.
+        `StorageUnavailableError` after that time, `CorruptionError`, and the errors of creating a generation.
         """
         timeout, patience = self.cluster.store_timeout, self.cluster.flush_interval
         breaker = self._breaker
@@ -345,7 +345,7 @@ class Site:
             back_off=self._after_failures.look(bool(failed), now),
         )
         # An existing heartbeat is this process's own, whose answer was lost, or that of another process of this site.
-        # The document says which of the two is the site, and the next heartbeat shows that it is alive.
+        # The document says which of the two processes acts as the site, and the next heartbeat shows that it is alive.
         with suppress(ObjectExistsError):
             self.store.create(name, BEATS.encode(name, beat))
             self._certain = now + self.cluster.takeover_after
@@ -534,7 +534,7 @@ class Site:
     # --- for the database ---
 
     def refresh(self, shards: Collection[int] | None = None) -> None:
-        """Return when this site has everything that was acknowledged before the call, of some shards; None: of all.
+        """Wait until this site has everything in ``shards`` (None: all) that was acknowledged before the call.
 
         Replicas read their logs to the end. For a shard that this site owns, it looks for the next entry. Shards that
         this site doesn't keep are left out. Raises `StorageUnavailableError`.
@@ -641,11 +641,11 @@ class Site:
     # --- for the cluster ---
 
     def set_replicas(self, shard: int | None, sites: Sequence[str]) -> None:
-        """Assign the sites that are to keep a shard, or all shards if ``shard`` is None; with no sites, undo that.
+        """Assign the sites that are to keep a shard, or all shards if ``shard`` is None.
 
         Returns once the cluster's document says so. Copies are moved in the background, while the shards are written
-        and read: a site is a replica once it has caught up, and only then others release theirs. `info` shows the
-        progress. Unless sites are assigned, the cluster chooses `Cluster.replication_factor` of them. Every site that
+        and read: a site is a replica once it has caught up, and only then do other sites release theirs. `info` shows
+        the progress. If ``sites`` is empty, the cluster chooses `Cluster.replication_factor` sites. Every site that
         keeps any shard keeps shard 0 too, because shard 0 has the settings of the database.
 
         Raises `InvalidArgumentError` for a shard that doesn't exist, `UnknownSiteError`, `ReplicasRefusedError` for a

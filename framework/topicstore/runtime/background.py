@@ -1,8 +1,8 @@
 """Background tasks. Each task has one thread, which starts when the task is first woken, and runs until `stop`.
 
-Databases that are still open at the exit of the interpreter are closed before, so that no thread of this package runs
-then. Python would stop a daemon thread at an arbitrary point, which aborts the process if that is inside an engine's
-call (python/cpython#87135).
+Databases that are still open when the interpreter exits are closed first, so that no thread of this package runs after
+that. Python would stop a daemon thread at an arbitrary point, which aborts the process if the thread is inside an
+engine's call (python/cpython#87135).
 """
 
 from __future__ import annotations

@@ -50,7 +50,8 @@ def never() -> bool:
 def filters_of_all(slab: Slab) -> tuple[str, ...]:
     """Return filters of which exactly one matches each topic of a slab.
 
-    ``#`` doesn't match topics that begin with ``$`` (MQTT 5, section 4.7.2), so each such first level has a filter.
+    ``#`` doesn't match topics that begin with ``$`` (MQTT 5, section 4.7.2), so each first level with a ``$`` has a
+    filter of its own.
     """
     known = {node.path[0] for node in slab.learned() if node.path[0].startswith("$")}
     return "#", *(f"{level}/#" for level in sorted(known - {"$+"} | {"$SYS"}))

@@ -1008,7 +1008,7 @@ class ShardWriter:
                 return
             try:
                 if self._refusal is None and not self.read_only and self._failure is None:
-                    self.flush()  # after an orderly close everything is on disk, whatever the durability
+                    self.flush()  # after a clean close everything is on disk, whatever the durability
             finally:
                 self._refusal = "the database is closed"
                 self.moved_on.notify_all()

@@ -165,7 +165,7 @@ def add_generation(storage: Storage, layout: str | None = None, options: Mapping
 
 
 def check_shared(layout: str) -> None:
-    """Raise `UnsupportedError` for a layout that stores rows, which other backends can't store."""
+    """Raise `UnsupportedError` for a layout that stores SQL rows, which other sites' backends may not support."""
     if "sql" in registry().layout(layout).requires:
         raise UnsupportedError(f"a database that is shared through a cluster can't have layout {layout!r}")
 

@@ -144,7 +144,7 @@ class ShardOpener:
     def check_files(self) -> None:
         """Raise `DataLossError` if files are missing or have another size since the close. Changes nothing.
 
-        Of a database that a cluster shares, the copy of the shard is removed instead.
+        If a cluster shares the database, the copy of the shard is removed instead.
         """
         for number in range(self.manifest.shards):
             try:

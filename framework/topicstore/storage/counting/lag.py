@@ -6,7 +6,7 @@ messages are read at each of `_PROBES` points, which are evenly spaced in time. 
 the next point.
 
 If more messages follow, nothing is read, so that ten thousand readers cost little more than one. The estimate uses the
-number of messages of each topic, and the positions of its first and last
+number of messages of each topic, and the positions of its first and last message
 (`topicstore.storage.counting.contents`). A topic's messages are assumed to be distributed like all messages between the
 two.
 """

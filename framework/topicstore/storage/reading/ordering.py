@@ -180,7 +180,7 @@ def ordered(
 ) -> Iterator[MessageBatch]:
     """Return the batches of a replay in ``order``; see `topicstore.Database.replay`.
 
-    The request has the order `planned`.
+    ``request`` must have the order that `planned` returns.
     """
     if limit is not None:
         check_count("limit", limit, 0)
