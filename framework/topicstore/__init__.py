@@ -142,7 +142,7 @@ _MODULES = {
 """The module of each public name. Most programs, such as a shell that completes a command, need only a few of them."""
 
 
-if not TYPE_CHECKING:  # else type checkers would accept any name
+if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept any name
 
     def __getattr__(name: str) -> Any:
         """Import the object of a public name when the name is first used."""

@@ -125,7 +125,7 @@ class DatabaseInfo:
 def _kept(storage: Storage, settings: RetentionSettings) -> tuple[str, ...]:
     from .pubsub.persistence_rules import stored_rules
 
-    if storage.manifest.cluster is not None and settings.delivered is None:  # all messages are stored, and stay
+    if storage.manifest.cluster is not None and settings.delivered is None:  # every message is stored and kept
         return kept(settings, ["#"])
     return kept(settings, [rule.described for rule in stored_rules(storage.state(0))])
 
@@ -244,7 +244,7 @@ class Database:
         a signal handler or destructor calls it while the same thread is already writing. If the engine fails in one
         shard, the shards with lower numbers have already committed their part.
         """
-        self.storage.check_may_write()  # before the source is consumed, which may not be readable twice
+        self.storage.check_may_write()  # checked before a stream is consumed that can't be read again
         return self.storage.write(MessageBatch.of(messages), state or {})
 
     def publish(self, messages: Messages, *, state: Mapping[int, Sequence[StateWrite]] | None = None) -> PublishResult:
@@ -256,9 +256,9 @@ class Database:
         other sites receive stored messages.
 
         A message with ``retain`` becomes the retained message of its topic, kept in the topic's shard, even if it isn't
-        stored otherwise. On a site of a cluster it is kept in its publisher's shard; of a topic's messages in several
-        shards the last one counts, by position. A message with ``retain`` and an empty payload clears the retained
-        message (MQTT 5, section 3.3.1.3).
+        stored otherwise. On a site of a cluster it is kept in its publisher's shard; if several shards have one of the
+        topic, the one with the highest position counts. A message with ``retain`` and an empty payload clears the
+        retained message (MQTT 5, section 3.3.1.3).
 
         Messages are stored as by `store`, together with ``state`` and the retained messages of the same shard, before
         any message is delivered. Subscribers may receive stored and not stored messages in any relative order. Raises
@@ -281,8 +281,8 @@ class Database:
 
         ``limit`` is the maximum number of messages, at least 1. ``after`` is a topic: only greater topics are returned.
         To read page by page, pass the last topic of a page as ``after``; a page with fewer than ``limit`` messages is
-        the last. The call takes no lock, so pages may reflect different moments. Raises `InvalidFilterError` and
-        `InvalidArgumentError`.
+        the last. The call takes no lock, so pages may reflect different states of the database. Raises
+        `InvalidFilterError` and `InvalidArgumentError`.
         """
         from .pubsub.retained_lookup import retained
 
@@ -292,7 +292,8 @@ class Database:
     def writer(self, *, max_items: int = 1_000, flush_interval: Length = 0.1) -> Writer:
         """Return a writer that buffers messages and stores them in batches.
 
-        It stores its buffer at ``max_items`` messages, or ``flush_interval`` (a timedelta or seconds) after the first.
+        It stores its buffer at ``max_items`` messages, or ``flush_interval`` (a timedelta or seconds) after the
+        buffer's first message.
         """
         from .storage.buffered_writer import Writer
 
@@ -317,13 +318,13 @@ class Database:
         self.storage.flush()
 
     def recover(self) -> list[int]:
-        """Reopen the shards that became read-only after a failed write; return the numbers of those that take writes.
+        """Reopen the shards that became read-only after a failed write; return the numbers of the recovered shards.
 
         Call it after the cause, such as a full disk, has been removed. Subscriptions, sessions and replays continue;
         reads wait until the shard is open again. Afterwards, a shard has all acknowledged writes. The failed write is
         either present as a whole, which a `RuntimeWarning` reports, or absent.
 
-        While the cause persists, it raises the errors of `open` (several as an `ExceptionGroup`); the shards stay
+        While the cause persists, the call raises the errors of `open` (several as an `ExceptionGroup`); the shards stay
         readable and the call may be repeated. Raises `ShardReadOnlyError` if the backend isn't persistent.
         """
         return self.storage.recover()
@@ -404,7 +405,7 @@ class Database:
             is returned; with ``limit``, about twice that many are held.
 
         Messages are fetched in batches of ``batch_size`` and held in memory. In order of time, up to 64 messages of
-        every stream are held if that is more; with ``reverse``, four batches. A layout may decode more at once
+        every stream are held if that is more; with ``reverse``, four batches. A layout may decode more together
         (`block`: the rest of a merged segment for each shard and generation, up to some 50 MB). Messages that are
         deleted during the replay may be missing. Raises `GenerationDroppedError` if a generation is dropped before it
         was read.
@@ -470,7 +471,7 @@ class Database:
         order: Order = "time",
         limit: int | None = None,
     ) -> Explanation:
-        """Run a replay, or its first ``limit`` messages, and return a printable report of what it read and skipped."""
+        """Run a replay, up to ``limit`` messages, and return a printable report of what it read and skipped."""
         from .storage.reading.explain import explain
 
         return explain(self.storage, self._request(topic_filter, start, until, by, order, BATCH_SIZE), limit)
@@ -507,10 +508,10 @@ class Database:
 
         Only messages that may match the filter are counted. Counts of ``#`` and of the last 16 other filters are kept
         in memory, and a later call reads only the messages stored since. Messages that were counted in the background
-        or by a compaction are not read again. The layout ``block`` counts messages as it compacts them, and reads of
-        other messages no payloads. With other layouts a thread counts, and about 65,000 messages per shard are left to
-        read. Messages of topics that begin with ``$`` are always read; only filters that begin with ``$`` match them
-        (MQTT 5, section 4.7.2).
+        or by a compaction are not read again. The layout ``block`` counts messages as it compacts them, and doesn't
+        read the payloads of others. With other layouts a background thread counts messages, except the last 65,000 or
+        so of each shard. Messages of topics that begin with ``$`` are always read; only filters that begin with ``$``
+        match them (MQTT 5, section 4.7.2).
         """
         from .storage.counting import contents
 
@@ -526,7 +527,7 @@ class Database:
         """Return the last stored message (the highest position) of each matching topic, in ascending order of topics.
 
         If a device sends messages late, this message may have an older timestamp than messages stored before it. The
-        call first counts the messages of each topic in the way of `topics`, with its costs. It then reads few messages
+        call first counts the messages of each topic as `topics` does, at the same cost. It then reads few messages
         besides those that it returns.
         """
         from .storage.counting import contents
@@ -602,7 +603,7 @@ class Database:
 
     @property
     def cluster(self) -> Site | None:
-        """The process as a site of the cluster that shares the database; None if no cluster does.
+        """The `Site` of this process in the cluster that shares the database; None if no cluster shares it.
 
         Raises `DatabaseClosedError`.
         """
@@ -634,8 +635,8 @@ class Database:
     ) -> int:
         """Delete the matching messages stored before the call, and return their number.
 
-        ``shards`` are the numbers of the shards to delete from; None stands for all. A site of a cluster deletes from
-        shards that it owns; for another one it raises `ShardElsewhereError`, before anything is deleted.
+        ``shards`` are the numbers of the shards to delete from; None stands for all. A site of a cluster deletes only
+        from shards that it owns; for any other shard it raises `ShardElsewhereError`, before anything is deleted.
 
         ``start``, ``until`` and ``by`` select the same messages as in `replay`. They are deleted in chunks,
         concurrently with readers and writers. The call is not atomic; if it is interrupted, call it again to delete the
@@ -682,7 +683,8 @@ class Database:
 
         Readers, cursors, writers and the order of messages are not affected. Each step is one atomic write, so a crash
         loses nothing. The call also counts the messages that `topics` would otherwise have to read. With
-        ``auto_compact``, both also happen in the background, but only where the gain is worth the work.
+        ``auto_compact``, the database also compacts and counts in the background, but only where the gain is worth the
+        work.
 
         ``stop`` is called before each step; when it returns True, the remaining steps are skipped.
         """
@@ -731,7 +733,7 @@ class Database:
         cursors are valid in both.
 
         Archived generations are not copied: both databases read the same exported files. If the path of an export was
-        recorded as relative, the copy resolves it from its own directory; a warning reports if that is another place.
+        recorded as relative, the copy resolves it from its own directory; a warning reports a different path.
         Raises `UnsupportedError` if the backend lacks the capability ``checkpoint``, and `NotADatabaseError` if
         ``path`` exists.
         """
@@ -762,9 +764,9 @@ class Database:
         `ExceptionGroup`. If the call is interrupted, for example by Ctrl-C, the next call finishes it.
 
         A signal handler or destructor may call `close` while the same thread is inside another call of the database. It
-        can't wait for that call, and so returns at once; another thread closes the database after the interrupted call
-        has returned or raised `DatabaseClosedError`. The next `close`, the end of the ``with`` block, or the exit of
-        the interpreter waits for that thread and raises its errors.
+        can't wait for that call, and so returns immediately. Another thread closes the database after the interrupted
+        call has returned or raised `DatabaseClosedError`. The next `close`, the end of the ``with`` block, or the exit
+        of the interpreter waits for that thread and raises its errors.
         """
         if self.storage.inherited:
             return

@@ -88,7 +88,7 @@ def open(  # noqa: A001 - the usual name in other libraries
     """Open the database in the directory ``path``; by default, create it if it doesn't exist.
 
     The arguments from ``backend`` to ``plugins`` are recorded in the database's manifest when it is created. At later
-    openings they may be omitted; one that contradicts the manifest raises `ManifestMismatchError`.
+    openings they may be omitted; an argument that contradicts the manifest raises `ManifestMismatchError`.
 
     mode:       ``"a"`` (default): open for writing, creating the database if it doesn't exist. ``"x"``: create; raises
                 `NotADatabaseError` if it exists. ``"r+"``: open for writing; raises `DatabaseNotFoundError` if it
@@ -274,7 +274,7 @@ def _manifest_of(
 
 
 def shared_manifest(cluster: Cluster) -> Manifest:
-    """Return the manifest of copies of a cluster's database, without being a site.
+    """Return the manifest with which a process that isn't a site opens copies of a cluster's database.
 
     Nothing is written. Raises `DatabaseNotFoundError` if the log store has no cluster, `InvalidArgumentError`,
     `UnknownPluginError`, `BackendUnavailableError`, `InvalidOptionError`, `StorageUnavailableError`,
@@ -330,9 +330,10 @@ def begin_cluster(path: str | Path, cluster: str | Cluster, *, instead: bool = F
     for a copy that lacks a shard and for what a cluster does not have (queues, archived generations, the layout
     ``table``, a backend that keeps nothing), and the errors of `topicstore.open` with a cluster.
 
-    Each step can be repeated after an interruption: the log store is reserved for the database; each shard gets a base
-    and a cut at its index, where replicas begin, and stores the progress of the base; the manifest names the cluster,
-    so that the directory is not written without it any more; the first cluster document is created.
+    Each step can be repeated after an interruption. The log store is reserved for the database. Each shard gets a base
+    (a snapshot) and a cut (the index where replicas begin to read its log), and stores the progress of the base. The
+    manifest names the cluster, so that the directory is no longer written without it. The first cluster document is
+    created.
     """
     from .replication.counted_store import CountedLogStore
     from .replication.replica import begin_log, check_copied
@@ -454,7 +455,7 @@ def _open_queue(of: Manifest, settings: OpenSettings, path: Path, *, read_only: 
     settings = attrs.evolve(
         settings,
         options={name: values for name, values in of.options.items() if name in (of.backend, layout)},
-        permissions=permissions_of(path.parents[1]),  # those of the database's directory
+        permissions=permissions_of(path.parents[1]),  # the mode bits of the database's directory
         read_only=read_only,
         ballast=False,
     )

@@ -191,7 +191,7 @@ class Registry:
         return spec
 
     def make_layout(self, backend: BackendSpec, name: str, options: Mapping[str, Any]) -> Layout:
-        """Return a layout object with these options. Raises `IncompatibleError` if it can't run on the backend."""
+        """Return a layout object with these options. Raises `IncompatibleError` if the backend lacks a capability."""
         spec = self.layout(name)
         check_pair(backend, spec)
         target: type[Layout] = load_target(spec)
@@ -227,7 +227,7 @@ def _distribution(entry: importlib.metadata.EntryPoint) -> str:
     return _name(entry.dist) if entry.dist is not None else "an unknown distribution"
 
 
-@functools.cache  # each access to the name parses all metadata of the distribution
+@functools.cache  # each access to ``name`` parses all metadata of the distribution
 def _name(distribution: importlib.metadata.Distribution) -> str:
     return distribution.name
 

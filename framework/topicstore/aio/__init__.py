@@ -69,7 +69,7 @@ _MODULES = {
 }
 
 
-if not TYPE_CHECKING:  # else type checkers would accept any name
+if not TYPE_CHECKING:  # hidden from type checkers, which would otherwise accept any name
 
     def __getattr__(name: str) -> Any:
         """Import the object of a public name when the name is first used."""

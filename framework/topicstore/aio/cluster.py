@@ -10,7 +10,7 @@ __all__ = ["AsyncSite"]
 
 
 class AsyncSite(Face[Site]):
-    """The process as a site of a cluster, as `AsyncDatabase.cluster` returns it."""
+    """The site of this process in a cluster, as `AsyncDatabase.cluster` returns it."""
 
     @property
     def name(self) -> str:
@@ -19,7 +19,7 @@ class AsyncSite(Face[Site]):
 
     @property
     def failure(self) -> str | None:
-        """The error of the last round of the site's thread; None if it succeeded."""
+        """The error of the background thread's last round of heartbeats and takeovers; None if the round succeeded."""
         return self._find().failure
 
     @property
@@ -30,11 +30,11 @@ class AsyncSite(Face[Site]):
     forget = threaded(Site.forget)
 
     def owns(self, shard: int) -> bool:
-        """Return whether this site owns a shard."""
+        """Return whether this site owns a shard, that is, orders the shard's writes."""
         return self._find().owns(shard)
 
     def owner(self, shard: int) -> ShardOwner | None:
-        """Return the other site that owns a shard; None if there is none."""
+        """Return the other site that owns a shard; None if no other site does."""
         return self._find().owner(shard)
 
     info = threaded(Site.info)

@@ -90,7 +90,7 @@ class AsyncDatabase(Face[Database]):
 
     @property
     def cluster(self) -> AsyncSite | None:
-        """The process as a site of the cluster that shares the database; None if no cluster does."""
+        """The `Site` of this process in the cluster that shares the database; None if no cluster shares it."""
         site = self.synchronous.cluster
         if site is None:
             return None

@@ -76,7 +76,7 @@ class Iteration(AsyncIterator[T], Generic[T]):
             raise StopAsyncIteration
         ahead = self._ahead = self._ahead or self._threads.submit(self._read)
         await self._threads.finished(ahead)
-        if self._ahead is not ahead:  # another task has taken it, or the iteration was closed
+        if self._ahead is not ahead:  # another task has taken the portion, or the iteration was closed
             return
         self._ahead = None
         items, self._failure = ahead.result()

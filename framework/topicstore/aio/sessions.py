@@ -125,7 +125,7 @@ class AsyncSession(Face[Session]):
 class AsyncSharedSubscriptions(Collection[SharedSubscriptions]):
     """The shared subscriptions of one database, as returned by `AsyncSessions.groups`; see `SharedSubscriptions`.
 
-    Their settings are only in the synchronous interface (`AsyncDatabase.synchronous`).
+    Their settings are available only in the synchronous interface (`AsyncDatabase.synchronous`).
     """
 
     __aiter__ = iterated(SharedSubscriptions.__iter__)
@@ -203,12 +203,12 @@ class AsyncSessions(Collection[Sessions]):
         return self._face(await self._threads.make(opened, Session.disconnect))
 
     async def connected(self, client_id: str) -> AsyncSession | None:
-        """Return the session of a connected client, or None. Waits only to load the sessions the first time."""
+        """Return the session of a connected client, or None. Waits only while the sessions are first loaded."""
         session = (await self._sessions()).connected(client_id)
         return None if session is None else self._face(session)
 
     async def counts(self) -> SessionCounts:
-        """Return counts of the connected sessions; see `Sessions.counts`. Waits only to load them the first time."""
+        """Return counts of the connected sessions; see `Sessions.counts`. Waits only for their first loading."""
         return (await self._sessions()).counts()
 
     async def deliver(
@@ -322,7 +322,7 @@ class AsyncSessions(Collection[Sessions]):
 
         def ended(session: Session, why: Ended) -> None:
             if on_end is not None:
-                with contextlib.suppress(RuntimeError):  # the loop was closed
+                with contextlib.suppress(RuntimeError):  # the event loop was closed
                     loop.call_soon_threadsafe(lambda: on_end(self._face(session), why))
 
         return ended
@@ -335,7 +335,7 @@ class AsyncSessions(Collection[Sessions]):
         expiry_interval: Length | Keep | None = KEEP,
         partial: bool = False,
     ) -> list[TopicstoreError | None]:
-        """End connections after their DISCONNECTs; see `Sessions.disconnect`."""
+        """End connections whose clients have sent DISCONNECT; see `Sessions.disconnect`."""
         inner = [session.synchronous for session in sessions]
         return await self._threads.run(
             lambda: self._find().disconnect(

@@ -65,7 +65,7 @@ class AsyncSubscription(Beginning[Subscription], AsyncIterator[Message]):
         return self._there().acknowledged
 
     async def fetch(self, limit: int | None = None, timeout: Length | None = None) -> SubscriptionBatch:
-        """Return the next messages, at most ``limit``: at once if there are any, otherwise as soon as some arrive.
+        """Return the next messages, at most ``limit``: immediately if there are any, otherwise as soon as some arrive.
 
         After ``timeout`` seconds (None: no limit), the batch is empty, even if the window is full. Messages read for a
         cancelled call are returned by the next call, regardless of its ``limit``.

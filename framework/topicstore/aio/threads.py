@@ -68,7 +68,7 @@ class Threads(Executor):
             self._over.append(over)
             if not self._notified:  # one notification serves many futures: waking the loop for each is slow
                 self._notified = True
-                with contextlib.suppress(RuntimeError):  # the loop was closed
+                with contextlib.suppress(RuntimeError):  # the event loop was closed
                     self._loop.call_soon_threadsafe(self._look)
 
         future.add_done_callback(tell)
@@ -80,10 +80,10 @@ class Threads(Executor):
             raise RuntimeError("the database was opened in another event loop")
 
     def _look(self) -> None:
-        self._notified = False  # before the queue is read, so that a call that ends during the loop notifies again
+        self._notified = False  # reset before the queue is read, so that a call that ends meanwhile notifies again
         while self._over:
             over = self._over.popleft()
-            if not over.done():  # cancelled
+            if not over.done():  # the waiting task may have been cancelled
                 over.set_result(None)
 
     async def run(self, call: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -101,13 +101,13 @@ class Threads(Executor):
         return future.result()
 
     async def make(self, make: Callable[[], R], undo: Callable[[R], object]) -> R:
-        """Return the object that ``make`` creates in a thread. If the task is cancelled, ``undo`` gets the object."""
+        """Return the object that ``make`` creates in a thread. If the task is cancelled, call ``undo`` with it."""
         future = self.submit(make)
         try:
             await self.finished(future)
         except asyncio.CancelledError:
             if not future.cancel():
-                with contextlib.suppress(DatabaseClosedError):  # closing the database undoes the call as well
+                with contextlib.suppress(DatabaseClosedError):  # closing the database also closes the object
                     self.submit(_undo, future, undo)
             raise
         return future.result()
@@ -123,7 +123,7 @@ class Threads(Executor):
         closing = closer.submit(self._close, close)
         closer.shutdown(wait=False)
         await self.finished(closing)
-        closer.shutdown()  # waits for its thread, which has nothing left to do
+        closer.shutdown()  # waits for the executor's thread, which has nothing left to do
         closing.result()
 
     def leave(self) -> None:

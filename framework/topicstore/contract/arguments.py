@@ -55,12 +55,12 @@ def given(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def seconds(length: Length | None) -> Any:
-    """Return a timedelta or a text in seconds, and ``"infinity"`` as None; any other value is returned unchanged.
+    """Convert a timedelta or a text such as ``"30m"`` to seconds, and ``"infinity"`` to None.
 
-    Raises `InvalidArgumentError` for a text that is no duration.
+    Returns any other value unchanged. Raises `InvalidArgumentError` for a text that is no duration.
     """
     if isinstance(length, str):
-        from .quantities import INFINITY, parse_duration  # few programs write texts
+        from .quantities import INFINITY, parse_duration  # imported here, because few programs pass texts
 
         if length == INFINITY:
             return None
@@ -72,9 +72,9 @@ def seconds(length: Length | None) -> Any:
 
 
 def byte_count(size: object) -> Any:
-    """Return a text such as ``"8MB"`` in bytes, and ``"infinity"`` as None; any other value is returned unchanged.
+    """Convert a text such as ``"8MB"`` to a number of bytes, and ``"infinity"`` to None.
 
-    Raises `InvalidArgumentError` for a text that is no size.
+    Returns any other value unchanged. Raises `InvalidArgumentError` for a text that is no size.
     """
     if not isinstance(size, str):
         return size
@@ -87,7 +87,7 @@ def byte_count(size: object) -> Any:
 
 
 def check_length(name: str, length: object) -> float:
-    """Return a duration in seconds. Raises `InvalidArgumentError` if it is negative, too long or not a duration."""
+    """Convert a duration to seconds. Raises `InvalidArgumentError` if it is negative, too long or not a duration."""
     found = seconds(length) if isinstance(length, (timedelta, str)) else length
     if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < _LONGEST:
         raise InvalidArgumentError(f"{name} is a timedelta, a number of seconds, or a text as '30m', not {length!r}")

@@ -79,7 +79,7 @@ _DEFAULTS: dict[str, Any] = {"timestamp": None, "client_id": "", "qos": 0, "reta
 def selected(columns: Sequence[str] | None, *, ids: bool = False) -> pa.Schema:
     """Return the schema of some columns; of all columns if ``columns`` is None, with ``ids`` also shard and position.
 
-    Raises `InvalidArgumentError` unless the columns are different names of columns, at least one.
+    Raises `InvalidArgumentError` unless ``columns`` are one or more distinct column names.
     """
     if columns is None:
         return SCHEMA_WITH_IDS if ids else SCHEMA
@@ -215,7 +215,7 @@ def _plain(properties: Properties) -> dict[str, Any]:
 
 
 def whole(messages: Any) -> list[pa.RecordBatch]:
-    """Return the rows of an Arrow table, batch or stream in as few batches as possible, mostly one.
+    """Return the rows of an Arrow table, batch or stream in as few batches as possible, usually one.
 
     Errors about a message can then name the row in the whole input. Raises `InvalidMessageError` for Arrow data without
     columns.
@@ -223,7 +223,7 @@ def whole(messages: Any) -> list[pa.RecordBatch]:
     if isinstance(messages, pa.RecordBatch):
         return [messages]
     if isinstance(messages, pa.RecordBatchReader):
-        table = messages.read_all()  # not through the C interface, which would replace the reader's errors with its own
+        table = messages.read_all()  # the C interface would replace the reader's errors with its own
     else:
         try:
             table = pa.table(messages)
@@ -317,7 +317,7 @@ def _checked(array: pa.Array, field: pa.Field) -> Column:
     if field.name in ("topic", "client_id"):
         return _coded(array, check)
     if field.name == "timestamp":
-        array = array.cast(pa.int64())  # microseconds; to_pylist would make datetimes
+        array = array.cast(pa.int64())  # numbers of microseconds, as to_pylist would make datetimes
     try:
         column = check(_telling(array, field))
     except InvalidMessageError:

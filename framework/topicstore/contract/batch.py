@@ -34,7 +34,7 @@ _UNREAD: dict[str, Any] = {
 
 
 def unread(name: str, rows: int) -> Constant[Any]:
-    """Return the column that stands for the column ``name`` of stored messages if the caller doesn't read it."""
+    """Return a placeholder for the column ``name`` of stored messages, for callers that don't read this column."""
     return Constant(_UNREAD[name], rows)
 
 
@@ -49,7 +49,7 @@ class MessageBatch:
 
     Create a batch with `of`, `from_messages`, `from_arrow` or `replace`, which check the messages. The constructor
     doesn't check them: it is for layouts, whose messages were checked when they were stored. `Database.store` checks
-    every batch that it is given. Treat a batch and its columns as immutable.
+    every batch that is passed to it. Treat a batch and its columns as immutable.
 
     Stored messages have `positions` and ``shards``, a column of shard numbers, which is None until they are stored.
     """
@@ -97,7 +97,7 @@ class MessageBatch:
         of another type, and the errors of reading the stream.
         """
         if isinstance(messages, MessageBatch):
-            return messages.checked()  # its constructor checks nothing
+            return messages.checked()  # the constructor of a batch checks nothing
         if hasattr(messages, "__arrow_c_array__") or hasattr(messages, "__arrow_c_stream__"):
             from .arrow import whole
 
@@ -251,7 +251,7 @@ class MessageBatch:
         return int(positions[0]), int(positions[-1])
 
     def __len__(self) -> int:
-        return len(self.payloads)  # of new messages, the only column that always is a list
+        return len(self.payloads)  # the only column of new messages that is always a list
 
     def __getitem__(self, rows: slice) -> MessageBatch:
         if not isinstance(rows, slice):
@@ -303,7 +303,7 @@ class MessageBatch:
         return record_batch(own, len(self), selected(columns, ids=ids))
 
     def payload_bytes(self) -> int:
-        """Return the total size of the payloads in bytes. It is computed once, mostly when the payloads are checked."""
+        """Return the total size of the payloads in bytes. Computed once, usually when the payloads are checked."""
         if self._payload_bytes is None:
             self._payload_bytes = _size(self.payloads)
         return self._payload_bytes

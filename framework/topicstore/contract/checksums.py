@@ -30,7 +30,7 @@ def add_checksums(keys: Iterable[bytes], value: bytes) -> list[bytes]:
 
 
 def strip_checksum(key: bytes, stored: bytes) -> bytes:
-    """Return the value stored under ``key``, without its checksum. Raises `CorruptionError` if that is wrong."""
+    """Return the value stored under ``key``. Raises `CorruptionError` if its checksum is wrong."""
     value = stored[_SIZE:]
     if stored != add_checksum(key, value):
         raise CorruptionError("the checksum is wrong")

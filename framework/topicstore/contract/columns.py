@@ -79,7 +79,7 @@ class Texts:
 
     @classmethod
     def of(cls, values: list[str]) -> Texts:
-        """Return the object for a list of texts, none of which is unset."""
+        """Return the `Texts` of a list without unset entries."""
         texts = cls(np.array(values, dtype=object))
         texts.count = len(values)
         return texts
@@ -142,10 +142,10 @@ class Coded:
 
 
 class CodedNumbers:
-    """A number for each text of lists that `Coded` columns share, so that each text is looked up only once a list.
+    """A number for each text of lists that `Coded` columns share, so that each text of a list is looked up only once.
 
-    The numbers are from 0 to 2 ** 31 - 1. They are released together with the lists. Threads may use it at the same
-    time, if the number of a text never changes.
+    The numbers are from 0 to 2 ** 31 - 1. They are released together with the lists. Threads may use the object at the
+    same time, if the number of a text never changes.
     """
 
     def __init__(self) -> None:
@@ -183,7 +183,7 @@ class LazyColumn(ABC):
 
     @abstractmethod
     def tolist(self) -> list[Any]:
-        """Return Python objects; the same list each time."""
+        """Return the values as Python objects, the same list each time."""
 
     @abstractmethod
     def toarrow(self) -> Any:
@@ -210,7 +210,7 @@ class ArrowColumn(LazyColumn):
         return ArrowColumn(self._array[index]) if isinstance(index, slice) else self.tolist()[index]
 
     def tolist(self) -> list[Any]:
-        """Return Python objects."""
+        """Return the values as Python objects."""
         if self._list is None:
             self._list = self._array.to_pylist()
         return self._list
@@ -234,7 +234,7 @@ class ArrowArray(Protocol):
         """Return ``length`` elements from ``offset`` on."""
 
     def to_pylist(self) -> list[Any]:
-        """Return Python objects."""
+        """Return the values as Python objects."""
 
 
 Column: TypeAlias = Constant[Any] | list[Any] | npt.NDArray[Any] | Coded | LazyColumn | ArrowArray
@@ -260,7 +260,7 @@ def to_list(column: Column) -> list[Any]:
         return [column.value] * column.length
     if isinstance(column, (np.ndarray, Coded, LazyColumn)):
         return column.tolist()
-    return column.to_pylist() if hasattr(column, "to_pylist") else list(column)  # such as a tuple
+    return column.to_pylist() if hasattr(column, "to_pylist") else list(column)  # a tuple has no `to_pylist`
 
 
 def only(column: Column) -> Any:
@@ -269,7 +269,7 @@ def only(column: Column) -> Any:
 
 
 def to_integers(column: Column) -> npt.NDArray[np.int64]:
-    """Return a column of integers as an array."""
+    """Return a column of integers as a NumPy array."""
     if isinstance(column, np.ndarray):
         return column.astype(np.int64, copy=False)
     if isinstance(column, Constant):
@@ -322,7 +322,7 @@ def concat(columns: Sequence[Column]) -> Column:
         return Coded(np.concatenate([column.codes for column in columns]), columns[0].texts)
     arrays = [array for array in map(_as_array, columns) if array is not None]
     if len(arrays) == len(columns) and len({array.dtype for array in arrays}) == 1:
-        return np.concatenate(arrays)  # only arrays of one type: NumPy would make float64 of int64 and uint64
+        return np.concatenate(arrays)  # of one type, as int64 and uint64 would become float64
     return list(chain.from_iterable(map(to_iterable, columns)))
 
 
@@ -340,4 +340,4 @@ def _all_are(columns: Sequence[Column], kind: type[T]) -> TypeGuard[Sequence[T]]
 def _all_same(columns: Sequence[Constant[Any]]) -> bool:
     value = columns[0].value
     others = [column.value for column in columns if column.value is not value]
-    return all(type(other) is type(value) and other == value for other in others)  # True is not 1
+    return all(type(other) is type(value) and other == value for other in others)  # types are compared too: True == 1

@@ -1,7 +1,7 @@
-"""Cursors: places in a stream for one topic filter, and their stored form.
+"""Cursors: offsets (*places*) in a stream, for one topic filter, and their stored form.
 
 Stored form, version 1: ``0x01 | xxh64 of the rest, little-endian | msgpack array`` of
-database id, shard, generation, stream, filter and the layout's place.
+database id, shard, generation, stream, filter and the place, whose form the layout defines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Number = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, dict=True):
-    """A place in one stream, for one topic filter. It is immutable, and stays valid after restarts and compaction.
+    """An offset in one stream, for one topic filter. Immutable. Stays valid after restarts and compaction.
 
     Its fields other than ``topic_filter``, ``shard``, ``generation`` and ``stream`` are opaque.
     """
@@ -38,7 +38,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     def of(
         cls, database: bytes, shard: int, generation: int, stream: int, topic_filter: TopicFilter, place: bytes
     ) -> Self:
-        """Return a cursor for a filter that is parsed already."""
+        """Return a cursor for a filter that was parsed before."""
         cursor = cls(database, shard, generation, stream, topic_filter.text, place)
         cursor.__dict__["filter"] = topic_filter
         return cursor
@@ -49,7 +49,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return TopicFilter(self.topic_filter)
 
     def advance(self, place: bytes) -> Self:
-        """Return the cursor at another place of the same stream."""
+        """Return a cursor with the same filter at another offset, ``place``, of the stream."""
         return self.of(self.database, self.shard, self.generation, self.stream, self.filter, place)
 
     def to_bytes(self) -> bytes:

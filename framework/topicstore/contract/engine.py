@@ -1,8 +1,8 @@
 """The contract between a backend and a layout: ordered keys, atomic batches.
 
 A **backend** opens the engine of one shard. An **engine** keeps a fixed set of keyspaces,
-each an ordered map from keys of one shape to bytes. Only layouts call it and, for its state, the logical layer
-(topicstore's shards and storage).
+each an ordered map from keys of one shape to bytes. Only layouts call an engine, and topicstore's shards and storage
+(the logical layer), which keep state in it.
 
 Every engine must guarantee:
 
@@ -12,8 +12,8 @@ Every engine must guarantee:
   log, which survives if the process is killed. Engines that don't distinguish the two always sync,
   and don't declare the capability ``sync``.
 * A scan sees the engine as of the request of its first chunk, whatever is written while it
-  runs. A snapshot sees the engine as of the snapshot's creation. Both stay so for any time, and beside any number of
-  others, whatever is written, reclaimed or closed meanwhile.
+  runs. A snapshot sees the engine as of the snapshot's creation. Neither view changes, however long it is open, however
+  many others are open, and whatever is written, reclaimed or closed meanwhile.
 * Every reading method shows every change: `Reader.get`, `Reader.get_many` and scans in both directions. This also holds
   for keys that were read before the change, after `Engine.reclaim`, after reopening, and in other processes.
 * Keys of bytes of up to 65,550 bytes (a topic and a few more) and values of up to 300 MB work. So do batches,
@@ -27,9 +27,9 @@ Every engine must guarantee:
 * A key that doesn't fit its keyspace raises `InvalidArgumentError` before anything is applied. A
   range whose end isn't after its start is empty.
 * `close` invalidates open scans and snapshots, which then raise `DatabaseClosedError`. It releases every lock and
-  handle, even if other objects still refer to them or an error was raised, and is idempotent. Closing again changes
-  nothing for an engine that opened the shard afterwards, nor closing one engine for its siblings.
-* A forked child can open other shards like any process, or raises `ForkedProcessError` at once. It neither uses nor
+  handle, even if other objects still refer to them or an error was raised, and is idempotent. Closing an engine again
+  doesn't affect an engine that opened the shard afterwards. Closing one engine doesn't affect its siblings.
+* A forked child can open other shards like any process, or raises `ForkedProcessError` immediately. It neither uses nor
   closes shards that its parent has open; see `topicstore.contract.forking`.
 
 Capabilities a backend may declare (see `topicstore.contract.plugin_specs.BackendSpec`):
@@ -144,7 +144,7 @@ class WriteBatch:
 
     First come ``ranges``: (keyspace, start, end) deletes the keys from ``start``, inclusive, to ``end``, exclusive.
     Then ``runs``, in their order: (keyspace, keys, values) sets each key to its value, or removes the key if the
-    value is None. `operations` gives the runs as single changes. Last come ``rows``: (keyspace, table, rows) appends
+    value is None. `operations` returns the runs as single changes. Last come ``rows``: (keyspace, table, rows) appends
     rows to a table, in engines with the capability ``sql``.
     """
 
@@ -415,8 +415,8 @@ class Backend(ABC):
 
         A backend that can't distinguish a torn tail from damage to fsynced writes raises `LogDamagedError` and changes
         nothing. `open_damaged` then shows the writes that are left, and `repair_log` truncates the log. Both get the
-        error. A subclass of it may carry the place of the truncation: the log isn't searched again, and the kept
-        writes are those that `open_damaged` showed.
+        error. A subclass of `LogDamagedError` may carry the offset of the truncation. Then the log isn't searched
+        again, and `repair_log` keeps the writes that `open_damaged` has shown.
         """
 
     def repair_log(self, path: Path, damaged: CorruptionError) -> None:

@@ -130,18 +130,18 @@ class InvalidOptionError(InvalidArgumentError):
 
 
 class InvalidCursorError(InvalidArgumentError):
-    """The bytes are not a cursor, or the text is not a place: damaged, truncated, or of a newer version.
+    """The bytes are not a cursor, or the text is not a `Place`: damaged, truncated, or of a newer version.
 
     Nothing was read.
     """
 
 
 class WrongDatabaseError(InvalidCursorError):
-    """The cursor or place belongs to another database. Nothing was read; use the database that created it."""
+    """The cursor or `Place` belongs to another database. Nothing was read; use the database that created it."""
 
 
 class PlaceAheadError(InvalidCursorError):
-    """The cursor or place lies after all stored messages: the database has lost messages that were read before.
+    """The cursor or `Place` lies after all stored messages: the database has lost messages that were read before.
 
     It was restored from an older copy, or lost its last writes in a power failure. Messages stored since then may lie
     before the place, and would be skipped. Nothing was read. Restart at a time, which may repeat messages, or from
@@ -222,7 +222,7 @@ class ReadOnlyDatabaseError(UnrecoverableError):
 
 
 class SubscriptionClosedError(UnrecoverableError):
-    """The subscription was closed. A new one can be opened at its `acknowledged` place."""
+    """The subscription was closed. A new subscription can start at the `acknowledged` place of the closed one."""
 
 
 class UnknownPluginError(UnrecoverableError, LookupError):
@@ -234,7 +234,7 @@ class PluginError(UnrecoverableError):
 
 
 class BackendUnavailableError(UnrecoverableError, ImportError):
-    """The plugin is installed, but can't be imported, mostly because a module is missing.
+    """The plugin is installed, but can't be imported, usually because a module is missing.
 
     The message names the pip command.
     """
@@ -297,7 +297,7 @@ class StateConflictError(RecoverableError):
 
 
 class EngineError(UnrecoverableError):
-    """The storage engine failed. Acknowledged messages are safe; the message is the engine's."""
+    """The storage engine failed. Acknowledged messages are safe; the error's text is that of the engine."""
 
 
 class FileSystemError(UnrecoverableError, OSError):
@@ -331,13 +331,13 @@ class StorageFullError(RecoverableError):
 class TooManyOpenFilesError(RecoverableError):
     """The process, or the machine, has reached its limit of open files. Stored data is safe.
 
-    Close some, or raise the limit (``ulimit -n``), and try again; after a write that failed with this error, call
+    Close some files, or raise the limit (``ulimit -n``), and try again; after a write that failed with this error, call
     `Database.recover`. A shard of RocksDB or LevelDB needs about ten files at least, and more as it grows.
     """
 
 
 class QuotaExceededError(RecoverableError):
-    """The database, or a queue, has reached its limit of bytes or messages. Nothing of the call was stored.
+    """The database, or a queue, has reached its limit of bytes or messages. The call stored nothing.
 
     Delete messages, drop generations, commit the messages read from the queue, or raise the limit; then try again.
     """
@@ -407,8 +407,8 @@ class UnknownSiteError(UnrecoverableError, LookupError):
 class ShardElsewhereError(RecoverableError):
     """Another site of the cluster owns the shard, or this site has no copy to read. Send the call to the owner.
 
-    A server reads such a shard at a site that keeps it; then the error means that none has answered. Nothing was
-    stored.
+    A server forwards reads of such a shard to the sites that keep a copy; from a server, the error means that no such
+    site has answered. Nothing was stored.
     """
 
     def __init__(self, reason: str, shard: int = 0, site: str = "", address: str = "") -> None:
@@ -424,7 +424,7 @@ class ShardElsewhereError(RecoverableError):
 class ShardMovedError(RecoverableError):
     """Another site took over the shard during the call, or this site has released it. Send the call to the owner.
 
-    Look at ``stored`` first, so that nothing is stored twice.
+    Check the error's attribute ``stored`` first, so that nothing is stored twice.
     """
 
     def __init__(self, reason: str, *, stored: bool | None = False) -> None:

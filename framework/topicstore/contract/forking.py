@@ -48,7 +48,7 @@ def leak(*objects: object) -> None:
 
 
 def _leave_to_parent() -> None:
-    with contextlib.ExitStack() as left:  # calls each, even if another one raises
+    with contextlib.ExitStack() as left:  # so that all callbacks run, even if one raises
         for inherited in _all_remembered():
             left.callback(inherited.leave_to_parent)
 
@@ -111,7 +111,7 @@ def _end_without_libraries() -> None:
     """
     c = ctypes.CDLL(None)
     if hasattr(c, "on_exit"):
-        for last_first in (c["_exit"], c["fcloseall"]):  # run in reverse order, each with the exit status
+        for last_first in (c["_exit"], c["fcloseall"]):  # libc calls the last one first, each with the exit status
             c.on_exit(last_first, None)
 
 

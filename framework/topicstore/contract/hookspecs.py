@@ -1,9 +1,9 @@
 """The hooks a plugin may implement. Mark implementations with `topicstore.hookimpl`.
 
 A plugin is a module or object behind an entry point of the group ``topicstore``; the entry's
-name is the plugin's. Registration hooks are called on every installed plugin. The others are
-called only on the plugins that a database was opened with (``open(..., plugins=[...])``), and the hooks for
-authentication and authorization only on the plugins that a server's settings name.
+name is the plugin's. Registration hooks are called on every installed plugin. The other hooks are called only on the
+plugins that a database was opened with (``open(..., plugins=[...])``), and the hooks for authentication and
+authorization only on the plugins that a server's settings name.
 
 Requests are mutable, because a wrapper can't rebind an argument: change ``request`` before
 ``yield``, the result after it. These hooks are called with batches, never with single messages.
@@ -40,25 +40,25 @@ hookimpl = pluggy.HookimplMarker("topicstore")
 
 @hookspec
 def topicstore_backends() -> Sequence[BackendSpec]:
-    """Return the backends that the plugin brings."""
+    """Return the backends that the plugin provides."""
     raise AssertionError("specification only")
 
 
 @hookspec
 def topicstore_layouts() -> Sequence[LayoutSpec]:
-    """Return the layouts that the plugin brings."""
+    """Return the layouts that the plugin provides."""
     raise AssertionError("specification only")
 
 
 @hookspec
 def topicstore_logs() -> Sequence[LogStoreSpec]:
-    """Return the log stores that the plugin brings, one for each scheme of a URL."""
+    """Return the log stores that the plugin provides, one for each scheme of a URL."""
     raise AssertionError("specification only")
 
 
 @hookspec
 def topicstore_workloads() -> Sequence[WorkloadSpec]:
-    """Return the benchmark workloads that the plugin brings."""
+    """Return the benchmark workloads that the plugin provides."""
     raise AssertionError("specification only")
 
 

@@ -14,7 +14,7 @@ The logical layer guarantees to a slab:
 * `Slab.compact` runs concurrently with `Slab.store` and readers. No step of it runs concurrently with a step of a
   delete or of another compaction. Such steps may run between two of its steps, so each step must read the stored state
   again.
-* No read requests positions above ``bound``. All positions up to it are committed, and in the current generation
+* Reads never request positions above ``bound``. All positions up to it are committed, and in the current generation
   ``bound`` is never above the position that `Slab.visible` returns. It is -1 if nothing is committed.
 
 A slab guarantees to the logical layer:
@@ -25,7 +25,8 @@ A slab guarantees to the logical layer:
   any number of names, and for names that were not used for a long time.
 * After any change (a store, a failed store, a delete, a compaction, a reopening) every reading method returns exactly
   the remaining messages. No result that was cached before the change is returned.
-* A place is valid for any time, beside any number of other places, and in every process that opens the slab.
+* A place (an offset in a stream, in a form that the layout defines) stays valid for any time, beside any number of
+  other places, and in every process that opens the slab.
 * A read that has ended occupies no memory.
 
 Capabilities a layout may declare:
@@ -136,7 +137,7 @@ class DeleteStep:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Heads:
-    """Messages of a range of positions without their contents, from which they are counted.
+    """The metadata of messages in a range of positions, without the payloads. Messages are counted from it.
 
     The columns have equal length, and their rows may be in any order.
     """
@@ -226,8 +227,8 @@ class Slab(ABC):
         """Add to ``write`` all records that store the batch, whose positions and timestamps are set.
 
         The commit of ``write`` may fail, and the next `store` may be of another batch. So changes of the slab's
-        in-memory state must be harmless without the commit: records for it (new ids, learned structure) are added to
-        each write until `committed` is called.
+        in-memory state must be harmless without the commit: the records of these changes (new ids, learned structure)
+        are added to each write until `committed` is called.
         """
 
     @abstractmethod
@@ -249,14 +250,14 @@ class Slab(ABC):
     def visible(self, stream: int, watermark: int) -> int:
         """Return the highest position of a stream that may be read when later writes are above ``watermark``.
 
-        The current epoch stays hidden until it ends, because in the layout's order a later message may come before
-        messages of the epoch that were already read.
+        The current epoch (see `epoch`) stays hidden until it ends, because in the layout's order a later message may
+        come before messages of the epoch that were already read.
         """
         return (watermark + 1) // self.epoch * self.epoch - 1
 
     @abstractmethod
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
-        """Return the place in a stream before the first message at or after ``position``.
+        """Return the place (the offset) in a stream before the first message at or after ``position``.
 
         Raises `KeyError` if the stream doesn't exist. Places stay valid across restarts, deletes
         and compaction.
@@ -286,12 +287,12 @@ class Slab(ABC):
         """
 
     def heads(self, topic_filter: TopicFilter, first: int, last: int) -> Iterator[Heads]:
-        """Yield the heads of the matching messages at positions ``first`` to ``last``, inclusive.
+        """Yield the metadata (`Heads`) of the matching messages at positions ``first`` to ``last``, inclusive.
 
         The ranges of the yielded heads follow each other without gaps: the first begins at ``first``, and the last ends
-        at ``last``. A range may have no matching message. Between two of them the caller may cancel, so each
-        takes bounded memory and much less than a second. Raises the errors of `next` for unreadable messages; payloads
-        aren't checked. Only a slab that `reads_heads` implements it, and only with an `epoch` of 1.
+        at ``last``. A range may have no matching message. The caller may cancel between two heads, so each takes
+        bounded memory and much less than a second. Raises the errors of `next` for unreadable messages; payloads aren't
+        checked. Only a slab that `reads_heads` implements it, and only with an `epoch` of 1.
         """
         raise NotImplementedError
 
@@ -323,12 +324,12 @@ class Slab(ABC):
         return 0
 
     def compact(self, bound: int, *, whole: bool) -> Iterator[CompactStep]:
-        """Yield steps that rewrite the messages up to ``bound`` in a form that is faster to read. The default has none.
+        """Yield steps that rewrite the messages up to ``bound`` in a form that is faster to read.
 
         With ``whole``, all messages are rewritten into the layout's most compact form; without it, only those where the
         gain is worth the work. Each step is committed before the next is requested; after a failed commit, no other
         step is requested. Compaction preserves the order of messages and the validity of places. A step takes bounded
-        memory and much less than a second.
+        memory and much less than a second. The default yields no step.
         """
         return iter(())
 
@@ -345,7 +346,7 @@ class Slab(ABC):
         """Read everything up to ``bound``; yield each damaged place, and in between the numbers of intact messages.
 
         All keyspaces that the slab uses are read, and reading continues after damage. The numbers count every message
-        up to ``bound``, and others that are merged with these.
+        up to ``bound``, and later messages that are merged with them.
         """
 
 

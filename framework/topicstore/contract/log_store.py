@@ -67,8 +67,8 @@ class StorageUnavailableError(RecoverableError):
 class LogStoreRefusedError(StorageUnavailableError):
     """The store refuses the call: no permission, a wrong key, no such bucket. The message has the store's own words.
 
-    A store that refuses is not opened. A site that has it open repeats the call, because an administrator may correct
-    permissions meanwhile.
+    Opening a store that refuses fails. A site that has the store open repeats the call, because an administrator may
+    correct permissions meanwhile.
     """
 
 

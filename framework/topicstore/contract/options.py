@@ -31,7 +31,7 @@ def make_options(plugin: str, options_class: type, values: Mapping[str, Any]) ->
             raise InvalidOptionError(f"{plugin!r} has no option {name!r}; it has: {', '.join(known) or 'none'}")
     try:
         made: Any = msgspec.convert({name: _read(value) for name, value in values.items()}, options_class, strict=False)
-        msgspec.msgpack.encode(options_dict(made))  # raises if the options could not be stored
+        msgspec.msgpack.encode(options_dict(made))  # raises for a value that could not be stored
         return made
     except (msgspec.ValidationError, TypeError, ValueError, OverflowError) as bad:
         raise InvalidOptionError(f"options of {plugin!r}: {bad}{_choices(options_class, str(bad))}") from bad

@@ -1,8 +1,8 @@
 """The notation of durations and sizes, on the command line, in settings, over HTTP, and as text in Python.
 
 A duration is one or several numbers, each with a unit: ``"100ms"``, ``"30m"``, ``"2w"``, ``"1d12h"``. A size is a
-number with a unit: ``"8MB"``, ``"512 KiB"``. Units of sizes with an ``i`` are powers of 1,024, others of 1,000; their
-case doesn't count. ``"infinity"`` stands for no limit, where one may be left out.
+number with a unit: ``"8MB"``, ``"512 KiB"``. Units of sizes with an ``i`` are powers of 1,024, others of 1,000; case is
+ignored. ``"infinity"`` stands for no limit, where a limit is optional.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class OpenDatabase(Protocol):
 
 @attrs.frozen(kw_only=True)
 class Destinations:
-    """The destinations of a batch's rows: the shards' streams, a key, both, or neither."""
+    """The destinations of a batch's rows: the shards' streams, a key of a shard's state, both, or neither."""
 
     stored: npt.NDArray[np.bool_]
     """Whether each row is stored in the streams."""
@@ -92,8 +92,8 @@ class StoreResult:
     def batch(self) -> MessageBatch:
         """The messages as they were stored, with shards, positions and times, in the order in which they were given.
 
-        In a database with plugins these are the messages that the innermost plugin passed on: of a transform the stored
-        form, because only reads undo it.
+        In a database with plugins these are the messages that the innermost plugin passed on. If a plugin transforms
+        messages, they are in the transformed form.
         """
         return self.rejoin()
 

@@ -50,7 +50,10 @@ class State(Protocol):
         """Return the value of ``key``, or None."""
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) of all keys that begin with ``prefix``, in order, from a snapshot taken at the first."""
+        """Yield (key, value) of the keys that begin with ``prefix``, in order, from one snapshot.
+
+        The first ``next`` takes the snapshot.
+        """
 
     def write(self, writes: Iterable[StateWrite]) -> None:
         """Commit the writes atomically; write nothing, and raise `StateConflictError`, if a condition doesn't hold."""

@@ -71,7 +71,7 @@ def parse_when(text: str, now: int) -> int:
     if text == "now":
         return now
     if text.startswith("-") and not text[-1].isspace():
-        from .quantities import parse_microseconds  # few programs write such times
+        from .quantities import parse_microseconds  # imported here, because few programs pass such times
 
         with contextlib.suppress(ValueError):
             return now - parse_microseconds(text[1:])

@@ -74,7 +74,7 @@ class TopicFilter:
         """Whether the filter has no wildcard, so that it matches only the topic with the same text."""
 
     def level(self, depth: int) -> str:
-        """Return the text required at level ``depth`` of a topic, counted from 0; ``+`` if any text or none will do."""
+        """Return the text required at level ``depth`` of a topic, counted from 0; ``+`` if any or no level matches."""
         if depth < len(self.levels) and self.levels[depth] != "#":
             return self.levels[depth]
         return "+"
@@ -96,7 +96,7 @@ class TopicFilter:
         return all(a in ("+", b) for a, b in zip(mine, theirs, strict=False))
 
     def covers(self, other: TopicFilter) -> bool:
-        """Return True only if this filter matches every topic that another filter matches; rarely False if it does."""
+        """Return whether this filter certainly matches every topic that another filter matches. False may be wrong."""
         if other._open_ended and not (self._open_ended and len(self.levels) <= len(other.levels)):
             return False
         return self.matches(other.text)

@@ -1,8 +1,8 @@
 """Checks of messages before they are stored, one column at a time.
 
 Each function takes the values of one field for all rows of a batch and returns the column, as a `Constant` if all rows
-are equal. Topics and client ids of many rows become `Coded`, by the lookup that finds that they are valid. A function
-raises `InvalidMessageError` for the first invalid row, with the row's index.
+are equal. Topics and client ids of many rows become `Coded`: the lookup that checks them also finds their indices. A
+function raises `InvalidMessageError` for the first invalid row, with the row's index.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class _Checked:
         """Add texts that were not added before; ``size`` is the sum of their `_size_of`."""
         first, stop = len(self.codes), len(self.codes) + len(texts)
         packed = np.arange(first, stop, dtype=np.uint32).tobytes()
-        self.texts.extend(first, texts)  # before the codes, which make the texts visible to other threads
+        self.texts.extend(first, texts)  # set before the codes, which make the texts visible to other threads
         if stop > len(self.used):
             self.used = np.concatenate([self.used, np.zeros(stop, dtype=np.bool_)])
         self.codes.update(zip(texts, (packed[at : at + 4] for at in range(0, len(packed), 4)), strict=True))
@@ -143,13 +143,14 @@ class _Known:
             return False
         try:
             joined.encode()
-        except UnicodeEncodeError:  # an unpaired surrogate
+        except UnicodeEncodeError:  # a text has an unpaired surrogate
             return False
         return True
 
     def _remembered(self, new: list[str], column: Column, rows: int) -> Column:
         """Return a column whose new texts have passed their check, after adding these to the cache."""
-        # Without waiting: another thread, or the caller of a signal's handler, may be adding; a fork may have lost it.
+        # Never waits: the call that a signal handler interrupted may hold the lock, or a thread that a fork didn't
+        # copy.
         if not self._lock.acquire(blocking=False):
             return column
         try:
@@ -157,7 +158,7 @@ class _Known:
                 self._passing = max(self._passing - rows, 0)
                 return column
             checked = self._checked
-            if not checked.codes.keys().isdisjoint(new):  # another thread has added some
+            if not checked.codes.keys().isdisjoint(new):  # another thread has added some of the texts
                 new = [text for text in new if text not in checked.codes]
             size = _size_of(new)
             if checked.bytes + size > _KNOWN_BYTES:
@@ -171,8 +172,8 @@ class _Known:
         if isinstance(column, list) and rows >= _WORTH_CODES:
             try:
                 column = checked.coded(column)
-                checked.used[first : first + len(new)] = False  # they were not found again, but added
-            except KeyError:  # a text was displaced
+                checked.used[first : first + len(new)] = False  # `coded` found texts that were only just added
+            except KeyError:  # the cache no longer has one of the texts
                 return column
         return column
 
@@ -229,7 +230,7 @@ def is_plain(message: Message) -> bool:
 
 
 def check_payloads(values: list[Any]) -> Column:
-    """Check that payloads are bytes, at most `MAX_PAYLOAD` of them."""
+    """Check that each payload is a bytes object of at most `MAX_PAYLOAD` bytes."""
     return sized_payloads(values)[0]
 
 
@@ -240,7 +241,7 @@ def sized_payloads(values: list[Any]) -> tuple[Column, int]:
             if type(value) is not bytes:
                 raise InvalidMessageError(f"a payload is bytes, not {type(value).__name__}", index)
     size = sum(map(len, values))
-    if size > MAX_PAYLOAD:  # otherwise no single payload can exceed it
+    if size > MAX_PAYLOAD:  # otherwise no single payload can be too large
         for index, value in enumerate(values):
             if len(value) > MAX_PAYLOAD:
                 raise MessageTooLargeError(f"the payload has {len(value):,} bytes, more than {MAX_PAYLOAD:,}", index)

@@ -103,7 +103,7 @@ def payload_of(value: Any) -> bytes | None:
 
 
 def binary_of(value: Any) -> bytes | None:
-    """Return the bytes of a value in base64; bytes from Arrow are returned unchanged, and None if it is absent."""
+    """Decode a value from base64; return bytes from Arrow unchanged, and None for an absent value."""
     if isinstance(value, Raw):
         return _decoded("payload_base64", value, bytes)
     if value is None or isinstance(value, bytes):
@@ -124,7 +124,7 @@ def qos_of(value: Any) -> int:
 
 
 def flag_of(value: Any) -> bool:
-    """Return a value as a flag; False if it is absent."""
+    """Return a value as a bool; False if it is absent."""
     if not isinstance(value, str):
         value = str(_decoded("retain", value, bool | int) or False)  # type: ignore[arg-type]
     flag = _FLAGS.get(value.lower())
@@ -147,7 +147,7 @@ def time_of(value: Any, unit: str | None, finer: Callable[[object], None], zone:
 def properties_of(value: Any) -> Properties | None:
     """Return a JSON object as properties; None if it is absent.
 
-    Raises `ValueError`. In a text, a duplicate name is an error; for `Raw` JSON, the caller has checked this.
+    Raises `ValueError`. In a text, a duplicate name is an error; for `Raw` JSON, the caller has checked the names.
     """
     text = value if isinstance(value, str) else ""
     if isinstance(value, str):

@@ -76,7 +76,7 @@ def arrow_problem(document: bytes) -> memoryview:
 def parquet(batches: Iterable[pa.RecordBatch], *, rows: int = _GROUP_ROWS, size: int = _GROUP_BYTES) -> Iterator[bytes]:
     """Yield record batches of `topicstore.SCHEMA` as Parquet, a row group at a time.
 
-    A row group ends at about this number of rows, or at this ``size`` in bytes, and is held in memory.
+    A row group ends at about ``rows`` rows or ``size`` bytes, and is held in memory.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -95,7 +95,7 @@ _fields = msgspec.structs.astuple
 def decode_lines(lines: bytes, mapping: ColumnMap = PLAIN) -> list[Message]:
     """Return the messages of JSON lines, skipping blank lines. Raises `ValueError` unless each line is one message."""
     if mapping.plain:
-        with contextlib.suppress(ValueError):  # other forms than that of `encode_lines` take the slower way below
+        with contextlib.suppress(ValueError):  # forms other than that of `encode_lines` take the slower path below
             return list(map(_message, _decode_plain(lines)))
     return [_mapped(row, mapping) for row in _decode_rows(lines)]
 
@@ -295,7 +295,7 @@ def _mapping_parser(header: Sequence[str], mapping: ColumnMap) -> Callable[[Sequ
             name: field or None for name, field in zip(header, record, strict=True) if name in mapping.taken
         }
         text, binary = mapping.column_of("payload"), mapping.column_of("payload_base64")
-        if text in row and row.get(binary) is None:  # an empty payload, not an absent one
+        if text in row and row.get(binary) is None:  # an empty field is an empty payload, not an absent one
             row[text] = row[text] or ""
         return mapping.message(row)
 

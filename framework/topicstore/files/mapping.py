@@ -174,7 +174,7 @@ class ColumnMap:
         fixed:     texts COLUMN=TEXT, constants for all messages.
         ignored:   columns of the file to ignore.
         time_unit: the unit of numeric times; None to infer it.
-        zone:      the IANA name of the zone of times without one; None for UTC.
+        zone:      the IANA name of the time zone of times that name no zone; None for UTC.
         """
         sources: dict[str, Template] = {}
         told: list[str] = []
@@ -203,7 +203,7 @@ class ColumnMap:
 
     @property
     def plain(self) -> bool:
-        """Whether nothing is mapped: each column comes from the one of its own name, with default unit and zone."""
+        """Whether nothing is mapped: each column is the file's column of the same name, in default unit and zone."""
         return not self.sources and not self.ignored and self.time_unit is None and self.zone is UTC
 
     @cached_property
@@ -224,7 +224,7 @@ class ColumnMap:
         return self.taken | self.ignored
 
     def column_of(self, column: str) -> str:
-        """Return the file's column that is used unchanged for a message's column; empty if a template makes it."""
+        """Return the file's column that is used unchanged for a message's column; "" if a template is used."""
         source = self.sources.get(column)
         return column if source is None else source.column or ""
 

@@ -239,7 +239,7 @@ class _Kept:
             self._remove_locked(key)
             self._groups[key] = group, group.size
             self._size += group.size
-            while self._size > _KEPT_BYTES:  # perhaps the last one too, as one payload may be as large as the limit
+            while self._size > _KEPT_BYTES:  # even the new one, if its payloads exceed the limit
                 self._remove_locked(next(iter(self._groups)))
 
     def _remove_locked(self, key: tuple[object, int, int]) -> None:
@@ -310,7 +310,7 @@ class ArchiveSlab(Slab):
     # --- reading ---
 
     def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
-        """Return the only stream; an empty list if no topic matches for certain."""
+        """Return the only stream; an empty list if it is certain that no topic matches."""
         return [StreamInfo(stream=_STREAM, pattern="#")] if self._messages and self._may_match(topic_filter) else []
 
     def _may_match(self, topic_filter: TopicFilter) -> bool:

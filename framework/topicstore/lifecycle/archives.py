@@ -61,7 +61,7 @@ class Archives:
         the directory holds other files, lies inside the database, or lacks a generation that was archived there, as
         when a volume isn't mounted; `CorruptionError`, `StorageFullError`, `TooManyOpenFilesError`, `FileSystemError`.
         """
-        from .exporting import export  # imports pyarrow, which takes long
+        from .exporting import export  # a late import, because loading pyarrow is slow
 
         self._storage.check_open()
         return export(self._storage, check_path(target), generations, progress)
@@ -76,7 +76,8 @@ class Archives:
         messages are recorded in one write for each shard, so after a crash a shard has either the messages or the
         archive. An absolute ``target`` is recorded unchanged. A relative ``target`` is relative to the database's
         directory, so that both can be moved together. A generation that was archived elsewhere is copied, and read from
-        the new place. Deletes wait while a generation is archived. ``progress``: as in `export`, by whole generations.
+        the new location. Deletes wait while a generation is archived. ``progress``: as in `export`, by whole
+        generations.
 
         Cursors and replays that are reading a generation raise `GenerationArchivedError`; subscriptions and sessions
         continue. Raises the errors of `export`; then no local messages were removed.
@@ -117,7 +118,7 @@ def open_archive(database: Path, manifest: Manifest) -> OpenArchive:
     """Return the function that opens the archived generations of a database. This reads no file yet."""
 
     def opened(shard: int, record: GenerationRecord) -> Slab:
-        from .archive_slab import ArchiveSlab  # imports pyarrow, which takes long
+        from .archive_slab import ArchiveSlab  # a late import, because loading pyarrow is slow
         from .export_format import slab_directory
 
         directory = slab_directory(archive_directory(database, record.archive or ""), shard, record.number)

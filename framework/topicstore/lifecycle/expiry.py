@@ -5,7 +5,7 @@ rule may be for messages that no filter matches. A rule passes through the posit
 with the ordinary delete, in ranges of positions, and stores its progress after each range. So a rule reads each message
 once, and rewrites each block or key at most once for each range that ends in it. In the background, a range covers at
 least a quarter of the age. After an interruption the range is repeated. New messages get higher positions, so they are
-never before the stored progress. After a change of the rules, all begin again at the oldest message.
+never before the stored progress. After a change of the rules, every rule begins again at the oldest message.
 
 Stored form (state keyspace of every shard; keys begin with the byte 1, which is left out here)::
 
@@ -69,7 +69,7 @@ def expire(
 ) -> Expired:
     """Delete messages that have expired by the rules: all with ``at_once``, otherwise only ranges of full length.
 
-    On a site of a cluster, only in the shards that it owns.
+    A site of a cluster deletes messages only in the shards that it owns.
 
     ``now``: microseconds since the epoch. ``generations``: their ages, which also apply to messages with positions in
     the future.
@@ -107,9 +107,10 @@ def expire(
 def count_expired(
     storage: Storage, rules: Sequence[Rule], generations: Sequence[GenerationAge], now: int
 ) -> dict[str, int]:
-    """Return the number of messages that `expire` would delete at once, by the name of the rule. Reads their heads.
+    """Return the number of messages that `expire` would delete now, by the name of the rule.
 
-    Messages of topics that begin with ``$`` are counted only for filters that begin so.
+    The messages are read, without payloads if the layout can do so. Messages of topics that begin with ``$`` are
+    counted only for filters that begin with ``$``.
 
     Raises the errors of reading.
     """

@@ -78,7 +78,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """One row group of a part."""
+    """One row group of a Parquet file."""
 
     rows: int
     first: int
@@ -171,7 +171,7 @@ def begin_export(target: Path, manifest: Manifest) -> None:
 
 
 def read_head(target: Path) -> Head | None:
-    """Return the head of an export; None if the directory is no export."""
+    """Return the content of an export's head file; None if the directory is no export."""
     return _read(target / _HEAD, Head)
 
 
@@ -203,7 +203,7 @@ def _checksum(fields: dict[str, Any]) -> str:
 def _write(path: Path, value: msgspec.Struct) -> None:
     fields = msgspec.json.decode(msgspec.json.encode(value), type=dict[str, Any])
     data = {"format": FORMAT, "checksum": _checksum(fields), **fields}
-    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")  # unique, as several processes may write the file
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")  # a unique name, as several processes may write the file
     replace_file(path, msgspec.json.encode(data) + b"\n", temporary=draft)
 
 

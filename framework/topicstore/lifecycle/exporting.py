@@ -171,7 +171,7 @@ def archive(
             locks = [shard.generations.rewrite_lock for shard in storage.shards]
             slabs.extend(holding(locks, partial(archive_one, number)))
             if storage.listener is not None:
-                storage.listener.forget()  # ends scans under way, which read the local slabs
+                storage.listener.forget()  # ends running scans of the local slabs
 
     storage.ballast.given_up(storage.shards, archive_all)
     return report_of(target, numbers, slabs, began)
@@ -288,7 +288,7 @@ def _write_slab(
                     raise
                 continue  # messages of the slab were deleted meanwhile
             except GenerationArchivedError:
-                continue  # another call archived the generation; its rows are read from there
+                continue  # another call has archived the generation; replays read the archive
             staged.push(attempt.pop_all())
         return partial(_new_slab, unfinished, contents, directory, existing)
     return partial(existing, there)
@@ -327,7 +327,7 @@ def _check_same(storage: Storage, record: GenerationRecord, directory: Path, the
 
 
 def _record(shard: Shard, generation: int) -> GenerationRecord:
-    shard.generations.slab(generation)  # raises if it was dropped
+    shard.generations.slab(generation)  # raises if the generation was dropped
     return next(record for record in shard.generations.listed() if record.number == generation)
 
 
@@ -344,7 +344,7 @@ def _publish(unfinished: Path, directory: Path) -> Contents | None:
                 raise
             if (quicker := read_contents(directory)) is not None:
                 return quicker
-            _remove(directory, unfinished.parent)  # without a contents file, it was not written by an export
+            _remove(directory, unfinished.parent)  # a directory without contents file, not written by an export
         else:
             sync_directory(directory.parent)
             sync_directory(directory.parent.parent)

@@ -101,7 +101,7 @@ def check_stored(storage: Storage, exported: ExportedGeneration, first: int) -> 
     for batch in exported.rows():
         for message in batch.to_messages():
             row += 1
-            # ``in`` consumes the iterator up to the message, so this also verifies the order.
+            # ``in`` consumes the iterator up to the message, so the test also verifies the order.
             if message not in stored[storage.shard_of(message.client_id)]:
                 raise CorruptionError("is not in the database as it was exported", f"row {row:,}, {message.topic}")
 

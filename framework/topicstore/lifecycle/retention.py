@@ -9,18 +9,18 @@ was sealed. So messages stay for at least ``max_age``, and at most about ``rotat
 the values that layouts wrote (``live_bytes``), not of the engine's files, and only of local generations. The limit on
 bytes has precedence over all other limits: the oldest generations are dropped whatever they hold.
 
-In the background, a drop makes a generation invisible at once; a second thread then removes its messages, and a third
-thread frees their disk space. If messages are stored faster than they are removed, back-pressure makes writers wait.
+In the background, a drop makes a generation invisible immediately; a second thread then removes its messages, and a
+third one frees their disk space. If messages are stored faster than they are removed, back-pressure makes writers wait.
 So the bytes of all generations, including dropped ones not yet removed, exceed the limit by at most half of the limit
-and one batch. This is not guaranteed while dropping or archiving fails, nor after `stop`. Data that the
-engine has yet to compact takes additional disk space.
+and one batch. This is not guaranteed while dropping or archiving fails, nor after `stop`. Data that the engine has yet
+to compact takes additional disk space.
 
 With ``filters``, messages whose topics match a filter stay for the filter's time instead, shorter or longer; if several
 filters match, for the longest time. A generation is dropped as a whole when all its messages are too old for every
-filter. Messages that expire earlier are deleted (`topicstore.lifecycle.expiry`): by an explicit run at once, in the
-background at most a quarter of their age later. A generation without remaining messages is dropped. Messages of topics
-that begin with ``$``, except ``$SYS``, are deleted only if a filter names them or the layout learns topics; otherwise
-they are dropped with their generation.
+filter. Messages that expire earlier are deleted (`topicstore.lifecycle.expiry`): immediately by an explicit run, at
+most a quarter of the filter's time later in the background. A generation without remaining messages is dropped.
+Messages of topics that begin with ``$``, except ``$SYS``, are deleted only if a filter names them or the layout learns
+topics; otherwise they are dropped with their generation.
 
 A process trusts the wall clock when it opens the database. Afterwards no message is removed before the time has
 actually elapsed, even if the clock jumps forward, or is set back for a while during which messages are stored
@@ -28,14 +28,14 @@ actually elapsed, even if the clock jumps forward, or is set back for a while du
 opening, or in a `Retention.run` with an explicit time.
 
 On a site of a cluster, only the owner of shard 0 begins and drops generations and changes the settings, and each owner
-deletes messages in its own shards. All sites go by the settings that they have applied, at the latest a second later,
-and the background task also runs without stores, because other sites store.
+deletes messages in its own shards. All sites apply new settings within a second. Their background tasks also run
+without local stores, because other sites store.
 
 With ``archive_to``, generations are archived there instead of dropped (`Archives.archive`), and stay until they are
 dropped explicitly. Messages that expire by filters are deleted before the archiving. If archiving fails, the
 generations stay local, and the run raises. They also stay local if the archive lacks generations that were archived
 there, as when its volume isn't mounted. Then the run does all other work, issues a `RuntimeWarning`, and its report
-contains the reason. The background task reports both as its failure, and tries again within a minute.
+contains the reason. The background task reports either case as its failure, and tries again within a minute.
 
 Messages with an expiry interval (MQTT 5, section 3.3.2.3.3) are treated like all others: they stay stored, and replays
 return them, but deliveries to sessions and look-ups of retained messages leave out expired ones. Retained messages,
@@ -164,7 +164,7 @@ class Retention:
 
     def __init__(self, storage: Storage, expire: Callable[[Storage, int], int]) -> None:
         """``expire`` removes the retained messages that have expired at a given time, and returns their number."""
-        self._storage_ref = weakref.ref(storage)  # weak, so that a database without other references closes itself
+        self._storage_ref = weakref.ref(storage)  # weak: a database without other references closes itself
         self._expire = expire
         self._task = BackgroundTask("retention", self._work)
         self._removal = BackgroundTask("removal", lambda _: self._remove())
@@ -185,7 +185,7 @@ class Retention:
         """Whether this process owned shard 0 at the last run."""
         self._quota = storage.quota
         self._interest = storage.interest
-        storage.jobs.add(self._wake_if_due, messages=0)  # due at every store, for `ClockGuard.stored`
+        storage.jobs.add(self._wake_if_due, messages=0)  # due at every store, which `ClockGuard.stored` must see
         self._due = (FOREVER, FOREVER)
         """The monotonic time, and the number of bytes written, after which a run may be due."""
         self._refused: ManifestMismatchError | None = None
@@ -228,7 +228,7 @@ class Retention:
     def _read_locked(self) -> RetentionSettings:
         """Read the settings, of which another site of a cluster may have stored new ones."""
         state = self._storage().state(0)
-        applied = self._shards[0].writer.last_applied(_KEY)  # before reading, so that a later change is read again
+        applied = self._shards[0].writer.last_applied(_KEY)  # noted first, so that a later change is read again
         stored = state.get(_KEY)
         settings = RetentionSettings() if stored is None else _decode(_KEY, stored)
         if self._known is None or self._known[1] != settings:
@@ -269,7 +269,7 @@ class Retention:
             }
         )
         storage = self._storage()
-        with self._running, self._reading:  # so that the settings stored last apply
+        with self._running, self._reading:  # so that the last stored settings are adopted last
             settings = attrs.evolve(self._read_locked(), **changed)
             if changed.get("archive_to") is not None:
                 check_apart(storage.path, archive_directory(storage.path, changed["archive_to"]))
@@ -306,11 +306,11 @@ class Retention:
         if failing or not self._quota.reached(bound, removing=True):
             return
         if self._running.owned() or any(owned(shard.writer.lock) for shard in shards):
-            return  # called within a run, or by a signal handler within a store, which would wait for itself
+            return  # a run, or a store that a signal handler interrupted, would wait for itself
         try:
             self._sweep(storage, None, at_once=False)
         except (TopicstoreError, OSError):
-            self._task.wake()  # the task will get and report the same error
+            self._task.wake()  # the background task will meet and report the same error
             return
         while self._quota.reached(bound, removing=True) and removing_bytes(shards):
             if self._removal.failure is not None or self._task.stopping.wait(_PAUSE):
@@ -318,7 +318,7 @@ class Retention:
 
     def _wake_if_due(self) -> None:
         """Wake the background task, at a store, if a run may be due."""
-        self._guard.stored()  # also without limits, as a limit that is set later must not remove younger messages
+        self._guard.stored()  # even without limits: a limit that is set later must not remove too young messages
         time, written = self._due
         late = time < FOREVER and self._storage().clocks.monotonic() >= time
         if late or (written < FOREVER and written_bytes(self._storage().shards) >= written):
@@ -353,7 +353,7 @@ class Retention:
     ) -> list[Departure]:
         """Return the future removals, with time and reason: by generation, oldest first, and by filter. Read-only.
 
-        ``now``: as in `run`. ``limits``: arguments of `set`; the removals are those after such a call. ``count``: count
+        ``now``: as in `run`. ``limits``: arguments of `set`; the result is that after such a call. ``count``: count
         the messages that each filter removes now, by reading topics and sizes of all that match it and are old enough.
         """
         storage, at = self._storage(), self._given(now)
@@ -372,7 +372,7 @@ class Retention:
     def _run(self, storage: Storage, now: int | None, *, at_once: bool) -> RetentionReport:
         report = self._sweep(storage, now, at_once=at_once)
         if now is None:
-            now = min(storage.clock(), storage.steady())  # as in the background: `RetainedExpiry`
+            now = min(storage.clock(), storage.steady())  # the time that `RetainedExpiry` uses, too
         return attrs.evolve(report, expired=self._expire(storage, now))
 
     def start(self, interval: float) -> None:
@@ -409,7 +409,7 @@ class Retention:
 
     def _sweep(self, storage: Storage, given: int | None, *, at_once: bool) -> RetentionReport:
         with self._running:
-            # A site of a cluster may have no generation yet. It decides nothing before it has one.
+            # A site of a cluster that has no generation yet decides nothing.
             leads = self._led = storage.shards[0].writer.owned and bool(live_records(storage.shards))
             settings, written = self.settings, written_bytes(self._storage().shards)
             now, held_back, passed = given, 0, storage.clocks.monotonic()
@@ -422,11 +422,11 @@ class Retention:
             self._due = (passed + _AGAIN, FOREVER)  # the time of the next run if this one fails
             archiving, limits = settings.archive_to is not None, rules(settings)
             old = outdated(settings, self._in_turn(storage, now), now - held_back) if leads else []
-            if archiving and old:  # before messages that expire by a filter are archived
+            if archiving and old:  # so that expired messages aren't archived
                 expired = expire(storage, limits, self._ages(storage, now), now - held_back, at_once=True)
             self._refused = None
             gone = self._let_go(storage, settings, old, remove=at_once)
-            if not (archiving and old):  # after dropping generations, whose messages need not be deleted one by one
+            if not (archiving and old):  # after the drops, which save deletes
                 expired = expire(storage, limits, self._ages(storage, now), now - held_back, at_once=at_once)
             emptied = [one for one in self._in_turn(storage, now)[:-1] if leads and is_emptied(settings, one)]
             gone += self._let_go(storage, settings, emptied, remove=at_once)
@@ -503,7 +503,7 @@ def _let_go(storage: Storage, settings: RetentionSettings, generation: Generatio
     """Drop or archive a generation; return False if it was dropped before."""
     if settings.archive_to is None or is_emptied(settings, generation):
         return drop_generation(storage, generation.number, remove=remove)
-    from .exporting import archive  # imports pyarrow, which takes long
+    from .exporting import archive  # a late import, because loading pyarrow is slow
 
     archive(storage, settings.archive_to, [generation.number])
     return True

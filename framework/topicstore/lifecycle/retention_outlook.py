@@ -85,7 +85,7 @@ def outlook(
 ) -> list[Departure]:
     """Return the departures of the generations, oldest first, and then those by filter.
 
-    ``now``: the wall clock's time; ``held_back``: the microseconds of it that don't count as elapsed; ``newest``: the
+    ``now``: the wall clock's time; ``held_back``: the microseconds by which ``now`` has jumped ahead; ``newest``: the
     time of the newest message; ``expired``: the number of messages that a run deletes now, by the name of the rule;
     None: they weren't counted.
     """

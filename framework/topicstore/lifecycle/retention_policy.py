@@ -131,7 +131,7 @@ class RetentionSettings:
 
 @attrs.frozen
 class Rule:
-    """A rule by which messages are deleted before their generation."""
+    """A rule by which messages are deleted before their generation is dropped."""
 
     matches: str | None
     """The filter of the rule; None: it applies to messages that no filter matches."""
@@ -219,7 +219,7 @@ def must_rotate(settings: RetentionSettings, current: GenerationAge, now: int) -
 
 
 def outdated(settings: RetentionSettings, generations: Sequence[GenerationAge], now: int) -> list[GenerationAge]:
-    """Return the sealed generations to remove: the oldest ones above a limit, without gaps, and emptied ones."""
+    """Return the sealed generations to remove: the oldest ones beyond a limit, and emptied generations."""
     age = settings.whole_age
     oldest = 0 if age is None else now - age
     most = settings.drops_bytes

@@ -239,9 +239,9 @@ class Queue:
         return QueueBatch(messages=list(unpack(batch)), ids=batch.positions.tolist())
 
     def peek(self, limit: int = 1_000, *, after: int = 0) -> QueueBatch:
-        """Return at most ``limit`` messages after an id, by default after the head. Doesn't affect `read`.
+        """Return at most ``limit`` uncommitted messages after an id, by default the oldest. Doesn't affect `read`.
 
-        For several readers of one queue, each of which keeps its own place.
+        For several readers of one queue, each of which keeps track of its own position.
         """
         check_count("limit", limit)
         check_within("an id", after, 0, (1 << 64) - 1)
@@ -277,7 +277,7 @@ class Queue:
         max_bytes: int | str | Keep | None = KEEP,
         overflow: Overflow | Keep = KEEP,
     ) -> None:
-        """Change the bounds durably; None removes one. Omitted bounds and the queue's messages stay as they are."""
+        """Change the bounds durably; None removes a bound. Omitted bounds and the queue's messages stay as they are."""
         changed = given({"max_messages": max_messages, "max_bytes": byte_count(max_bytes), "overflow": overflow})
         for name in ("max_messages", "max_bytes"):
             if changed.get(name) is not None:

@@ -1,9 +1,10 @@
 """`Queues`: named, durable, bounded FIFO queues, for messages to forward while the receiver is down.
 
 A queue is a small separate database in the directory of its main database, with the same backend, durability and
-plugins, and so with the same safety and confidentiality. It has the same layout if that shows messages at once and in
-order of positions (``position_order``), otherwise the default layout. The queue's database has one shard and one topic,
-and so one stream. Generations are dropped when the head has passed them, which frees their disk space.
+plugins, and so with the same safety and confidentiality. It has the same layout if this layout shows messages
+immediately and in order of positions (``position_order``), otherwise the default layout. The queue's database has one
+shard and one topic, and so one stream. Generations are dropped when the head has passed them, which frees their disk
+space.
 
 Stored form: a directory ``queues/<name>`` with the name percent-encoded (RFC 3986, section 2.1). If the encoded name is
 longer than 200 characters, the directory is named by its first 150, ``%%``, and the xxh3_128 of the queue's name as 32
@@ -146,7 +147,7 @@ class Queues:
         from .record import load
 
         with (
-            contextlib.suppress(DatabaseNotFoundError),  # its creation was interrupted, or has just begun
+            contextlib.suppress(DatabaseNotFoundError),  # the queue's creation was interrupted, or has just begun
             contextlib.closing(self._open_queue(path, read_only=True)) as storage,
         ):
             record = load(storage.state(0))
@@ -176,7 +177,7 @@ class Queues:
         try:
             finished_manifest(path)
         except (DatabaseNotFoundError, NotADatabaseError):
-            return  # dropped meanwhile, or its creation was interrupted, or not a queue
+            return  # a queue that was dropped or isn't complete, or no queue
         with contextlib.closing(self._open_queue(path)) as storage:
             write_copy(storage, copy)
 
@@ -197,12 +198,12 @@ class Queues:
                 yield from queue.damages()
                 return
         if not path.exists():
-            return  # dropped meanwhile
+            return  # the queue was dropped meanwhile
         try:
             with contextlib.closing(self._open_queue(path, read_only=True)) as storage:
                 yield from verify(storage, DECODERS).damages
         except DatabaseNotFoundError:
-            return  # its creation was interrupted
+            return  # the queue's creation was interrupted
         except (EngineError, NewerFormatError, NotADatabaseError) as bad:  # the queue can't be opened
             place = bad.place if isinstance(bad, CorruptionError) else ""
             yield Damage(place=place or "its files", reason=str(bad))
@@ -225,7 +226,7 @@ class Queues:
             path = self._directory / _file_name(name)
             there = path.is_dir()
             if there:
-                path.rename(path.with_name(_GONE + path.name))  # after this, the queue doesn't exist
+                path.rename(path.with_name(_GONE + path.name))  # the commit point of the drop
                 sync_directory(self._directory)
                 self._sweep()
         return there or queue is not None

@@ -116,7 +116,7 @@ def newest_base(store: LogStore, shard: int) -> Base | None:
         head = names.base_head(shard, index)
         try:
             return BASES.decode(head, store.get(head), store.place)
-        except ObjectNotFoundError as missing:  # deleted in the meantime, unless it is still the highest base
+        except ObjectNotFoundError as missing:  # the base was deleted meanwhile, unless it is still the highest
             if index == gone:
                 raise CorruptionError("it is listed, and can't be read", f"{store.place}: base {head}") from missing
             gone = index

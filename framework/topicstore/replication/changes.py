@@ -14,11 +14,11 @@ A column of messages is an array of a form and its contents:
 2. an array of the texts, each once, and of each message's number of its text: unsigned 32-bit integers
 3. signed 64-bit integers
 4. unsigned 64-bit integers
-5. unsigned 64-bit integers that each are one more than the one before; only the first is stored
+5. consecutive unsigned 64-bit integers, of which only the first is stored
 
-Integers are little-endian. Payloads are an array of byte strings. Properties are an array: empty if no message has any,
-with one element if all are equal. Positions and times are the owner's: a site that applies a change never asks its own
-clock.
+Integers are little-endian. Payloads are an array of byte strings. Properties are an array: empty if no message has
+properties, with one element if all are equal. Positions and times are the owner's: a site that applies a change never
+asks its own clock.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def encode_change(pending: PendingWrite) -> bytes:
 
 
 def decode_change(shard: Shard, data: bytes, place: str) -> PendingWrite:
-    """Return the write of a shard that makes a change, ready to be applied.
+    """Return a change as a write of a shard, ready to be applied.
 
     Raises `NewerFormatError` for a form of a later version, and `CorruptionError`; both name ``place``.
     """
@@ -115,7 +115,7 @@ def decode_change(shard: Shard, data: bytes, place: str) -> PendingWrite:
 
 
 def read_change(data: bytes, shard: int, place: str) -> MessageBatch | Change:
-    """Return the messages that a change stores, an empty batch if it stores only state, or another change.
+    """Return the messages that a change stores (an empty batch if it stores only state); any other change as it is.
 
     ``shard`` is the shard's number. Raises the errors of `decode_change`.
     """
@@ -206,7 +206,7 @@ def _integers(column: Column) -> _Column:
 
 def _positions(positions: Positions) -> _Column:
     first, last = int(positions[0]), int(positions[-1])
-    if last - first == len(positions) - 1:  # they rise
+    if last - first == len(positions) - 1:  # positions strictly increase, so they are consecutive
         return _RISING, first
     return _UNSIGNED, positions.astype("<u8").tobytes()
 

@@ -23,7 +23,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 def retry_unanswered(call: Callable[[], T], timeout: float) -> T:
     """Return the result of ``call``, which is repeated for ``timeout`` seconds while the store gives no answer.
 
-    Raises the last `StorageUnavailableError` then; `LogStoreRefusedError` and all other errors at once.
+    After that time, raises the last `StorageUnavailableError`. Raises `LogStoreRefusedError` and all other errors
+    immediately.
     """
     deadline, pause = time.monotonic() + timeout, _FIRST_PAUSE
     while True:
@@ -59,6 +60,6 @@ class CircuitBreaker:
                 self.reason = reason
 
     def reset(self) -> None:
-        """Close the breaker: the store has answered a PUT, or the site begins a new epoch of the log."""
+        """Close the breaker: the store has answered a PUT, or the site takes the log over."""
         with self._lock:
             self._answered, self.reason = time.monotonic(), None

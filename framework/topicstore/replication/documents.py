@@ -40,7 +40,7 @@ class Documents:
                 return 0, None
             try:
                 return number, self._get(number)
-            except ObjectNotFoundError:  # deleted in the meantime, because a higher one exists
+            except ObjectNotFoundError:  # the document was deleted meanwhile, because a higher one exists
                 continue
 
     def newer(self, known: int) -> tuple[int, ClusterDocument] | None:
@@ -56,7 +56,8 @@ class Documents:
         """Create the next document; return the number of the current document, and the document.
 
         ``make`` receives the next number and the current document. It returns the next document, with a new random id,
-        or None to change nothing. It is called again whenever another site was faster. Raises the errors of `newest`.
+        or None to change nothing. It is called again whenever another site has created that document first. Raises the
+        errors of `newest`.
         """
         while True:
             number, document = self.newest()

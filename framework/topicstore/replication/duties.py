@@ -94,7 +94,7 @@ class Known:
 
 
 def duty(document: ClusterDocument, shard: int, known: Known, epoch: int, *, owned: bool) -> Duty:
-    """Return a site's next action for a shard. ``epoch`` is the last one that this process has taken; 0 for none."""
+    """Return a site's next action for a shard. ``epoch``: the process's last fencing token; 0 for none."""
     place = document.shards[shard]
     mine = place.owner == known.site and place.incarnation == known.incarnation
     if mine and place.epoch > epoch:
@@ -109,7 +109,7 @@ def entered(
 ) -> ClusterDocument:
     """Return the next cluster document, with this number, after a new process of a site has started.
 
-    The document assigns to the process the shards that its site owned before, and replicas of shards with too few.
+    The document assigns to the process the shards that its site owned before, and replicas of shards that have too few.
     """
     leaving = site in document.sites and document.sites[site].leaving
     sites = {**document.sites, site: Site(address, incarnation, leaving)}
@@ -163,7 +163,8 @@ def _able(shard: int, sites: Sequence[str], owner: str, alive: Collection[str], 
 def abdicated(document: ClusterDocument, number: int, known: Known, takeover_after: float) -> ClusterDocument | None:
     """Return the document in which a site is closed, and other replicas that seem alive own its shards.
 
-    A site that was to leave, and keeps no shard, is removed. Returns None if another process is the site by now.
+    A site that was to leave, and keeps no shard, is removed. Returns None if a later process of the same site has
+    entered.
     """
     me = document.sites.get(known.site)
     if me is None or me.incarnation != known.incarnation:
@@ -204,7 +205,7 @@ def assigned(document: ClusterDocument, shards: Sequence[int], sites: Sequence[s
 
 
 def leaving(document: ClusterDocument, site: str, *, leaves: bool = True) -> ClusterDocument | None:
-    """Return the document in which a site is to keep no shards or, unless it ``leaves``, joins again.
+    """Return the document in which a site ``leaves``, that is, is to keep no shards; with False, the site joins again.
 
     Returns None if the document already says so. Raises `UnknownSiteError`, and `ReplicasRefusedError` if a shard would
     be left without a site that may keep it.

@@ -1,4 +1,4 @@
-"""The inputs of the replication decisions: the head of a log entry, and a reader's progress."""
+"""The inputs of the replication decisions: the header of a log entry, and a reader's progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Kind(enum.IntEnum):
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """An entry without its changes."""
+    """The header of a log entry: the entry without its changes."""
 
     index: int
     """The entry's index in the log, from 0, without gaps."""

@@ -23,7 +23,7 @@ class SiteInfo:
     beats: bool
     """Whether the site has created a heartbeat within `Cluster.takeover_after`, as seen from the site that reports.
 
-    False at once for a site that was closed.
+    Immediately False for a site that was closed.
     """
     leaving: bool
     """Whether the site is to keep no shards (`Site.leave`)."""

@@ -2,7 +2,7 @@
 
 One thread writes. A caller that stores something proposes a change under the shard's lock, and waits for the change
 without the lock. Changes proposed while a PUT is in flight become the next entry (group commit). If there are such
-changes, their PUT begins at once, and a second thread applies the entry before meanwhile.
+changes, their PUT begins immediately, while a second thread applies the entry before.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Proposal:
 
         Raises `ShardMovedError`, the error with which applying the change failed, or `StorageUnavailableError` if
         there is no result within ``timeout`` seconds of the proposal; the change is then still in progress and may be
-        stored later. Until the store answers, `ShardLog.check` refuses further changes at once.
+        stored later. Until the store answers, `ShardLog.check` refuses further changes immediately.
         """
         left = None if timeout is None else max(self._proposed + timeout - time.monotonic(), 0.0)
         if not self._done.wait(left):
@@ -75,7 +75,7 @@ class Proposal:
             raise self._failure
 
     def settle(self, failure: BaseException | None = None) -> None:
-        """End the wait of `wait`: successfully, or with ``failure``, which `wait` raises. Only the first call counts.
+        """End the wait of `wait`: successfully, or with ``failure``, which `wait` raises. Later calls do nothing.
 
         Called by the log's threads one after the other.
         """
@@ -211,7 +211,7 @@ class ShardLog:
     # --- taking over ---
 
     def take_over(self, epoch: int) -> bool:
-        """Become the owner with an epoch that a cluster document has assigned to this process; return whether it did.
+        """Become the owner with an epoch (a fencing token) from a cluster document; return whether it succeeded.
 
         False means that another site has a higher epoch: continue with `LogReader.read`. No other thread may call
         `LogReader.read` during this call or while this site owns the shard. Raises the errors of `LogReader.read`,
@@ -291,9 +291,9 @@ class ShardLog:
         """Queue a change for the log; return without waiting for it. With ``alone``, it gets an entry of its own.
 
         The caller holds the shard's lock, so that proposals are queued in the order of their positions. Changes are
-        acknowledged in this order too: a batch too large for one change is proposed as several, and awaited by its
-        last. Raises `LogFullError`, `EntryTooLargeError` for more than `LARGEST_CHANGE` bytes less `CHANGE_OVERHEAD`,
-        `ShardMovedError`, or the error that has stopped the log.
+        acknowledged in this order too. So a batch that is too large for one change is proposed as several, and its
+        caller waits only for the last. Raises `LogFullError`, `EntryTooLargeError` for more than `LARGEST_CHANGE` bytes
+        less `CHANGE_OVERHEAD`, `ShardMovedError`, or the error that has stopped the log.
         """
         proposal = Proposal(change, first_position, last_position, alone, self)
         with self._lock:
@@ -311,7 +311,7 @@ class ShardLog:
         """Wait until a change of ``size`` bytes fits in the queue, or the log accepts no changes at all.
 
         The caller doesn't hold the shard's lock, which applying an entry may need. Raises `StorageUnavailableError`
-        after ``timeout`` seconds; then `check` refuses changes at once until the store answers.
+        after ``timeout`` seconds; then `check` refuses changes immediately until the store answers.
         """
         began = time.monotonic()
         with self._room:
@@ -325,7 +325,7 @@ class ShardLog:
         return not self._queue or self._queued + size + CHANGE_OVERHEAD <= _MOST_QUEUED
 
     def leave(self) -> None:
-        """Begin to release the shard: refuse further changes, write the queued ones, and then an entry that says so."""
+        """Begin to release the shard: refuse further changes, write the queued ones, and then a release entry."""
         with self._lock:
             self._leaving = True
             self._complete.notify_all()
@@ -417,7 +417,7 @@ class ShardLog:
                     break
             taken, self._queue = self._queue[:number], self._queue[number:]
             self._queued -= sum(len(proposal.change) + CHANGE_OVERHEAD for proposal in taken)
-            self._due = float("-inf")  # the changes that did not fit have waited long enough
+            self._due = float("-inf")  # the remaining changes have waited long enough
             self._room.notify_all()
             self._in_flight += 1
             return taken

@@ -47,7 +47,7 @@ _Mask = npt.NDArray[np.bool_]
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """A place in a shard's log."""
+    """A place in a shard's log, from which a reader continues."""
 
     position: int
     """The position up to which all messages were read."""
@@ -59,7 +59,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 @attrs.frozen
 class LogEntry:
-    """An entry of a log that counts, with the prefixes of the log before and after it."""
+    """A valid entry of a log, which was not fenced, with the prefixes of the log before and after it."""
 
     before: Progress
     after: Progress
@@ -75,7 +75,7 @@ class LogEntry:
 
     @property
     def size(self) -> int:
-        """The approximate size in bytes."""
+        """The approximate size of the entry in bytes."""
         return sum(map(len, self.stored)) + _OVERHEAD
 
     def batches(self) -> Iterator[MessageBatch]:
@@ -85,7 +85,7 @@ class LogEntry:
                 yield change
 
     def others(self) -> Iterator[Change]:
-        """Yield the other changes. An entry with messages has none, and isn't decoded. Raises `CorruptionError`."""
+        """Yield the changes other than messages. An entry with messages has none. Raises `CorruptionError`."""
         if self.after.last_position == self.before.last_position:
             for change in self._changes():
                 if not isinstance(change, MessageBatch):
@@ -111,13 +111,13 @@ class MessagesFrom:
         self._found: list[LogEntry] = []
 
     def write(self, entry: Entry, write: LocalWrite) -> None:
-        """Note the next entry; part of `topicstore.replication.log_reader.Machine`."""
+        """Keep the next entry; part of `topicstore.replication.log_reader.Machine`."""
         if write.changes:
             self._found.append(LogEntry(self.progress, write.progress, self._shard, self._log, entry.changes))
         self.progress = write.progress
 
     def take_base(self, base: Base) -> None:
-        """Note that the log is cut; part of `topicstore.replication.log_reader.Machine`."""
+        """Record that the log is cut; part of `topicstore.replication.log_reader.Machine`."""
         self.base = self.progress = base.progress
 
     def entries(self) -> Iterator[LogEntry]:
@@ -151,7 +151,10 @@ class MessagesFrom:
 
 
 def latest(store: LogStore, shard: int, start: Place) -> Place:
-    """Return the place at the end of a shard's log. Reads all entries after ``start``; raises as `MessagesFrom`."""
+    """Return the place at the end of a shard's log. Reads all entries after ``start``.
+
+    Raises the errors of `MessagesFrom.entries`.
+    """
     log, deleted = MessagesFrom(store, shard, start), start.deleted
     for entry in log.entries():
         if any(isinstance(change, Delete) for change in entry.others()):
@@ -163,7 +166,7 @@ def sought(store: LogStore, shard: int, position: int) -> Place | None:
     """Return the place before the first message above a position, without the oldest generations that were dropped.
 
     If all messages are at or below ``position``, this is the log's end. Returns None if the log is cut there, so that
-    only a copy of the shard says where it begins. Raises `CorruptionError` and `StorageUnavailableError`.
+    only a copy of the shard shows where that message is. Raises `CorruptionError` and `StorageUnavailableError`.
     """
     base = newest_base(store, shard)
     begin = base.progress if base is not None and base.progress.last_position <= position else BEGINNING
@@ -192,7 +195,7 @@ class _Generations:
         self._dropped: set[int] = set()
 
     def note(self, entry: LogEntry) -> None:
-        """Note the changes of the next entry."""
+        """Record the changes of generations in the next entry."""
         for change in entry.others():
             if isinstance(change, AddGeneration):
                 self._began.setdefault(change.number, entry.after)
@@ -211,10 +214,10 @@ class _Generations:
 
 @attrs.frozen
 class Limited:
-    """The first messages after a place that a reader wants."""
+    """The first messages that a reader selects after a place."""
 
     positions: Positions
-    """Their positions, ascending."""
+    """The positions of the messages, ascending."""
     end: Place
     """The place up to which the log was read, if it has no more of them."""
     marks: Sequence[Place]
@@ -238,7 +241,7 @@ def limited(
     wanted: Callable[[MessageBatch], MessageBatch],
     copied: Callable[[int, int], Positions],
 ) -> Limited:
-    """Return the first ``rows`` messages of a shard after a place, of those that ``wanted`` picks.
+    """Return the first ``rows`` messages of a shard after a place, of those that ``wanted`` selects.
 
     target: the place at which to end; None for the log's end.
     copied: returns the positions of the first ``rows`` such messages in a range of positions, both inclusive, from a
@@ -263,7 +266,7 @@ def limited(
             size += entry.size
             if size >= _MARK:
                 if marked == count and len(marks) > 1:
-                    marks.pop()  # no message was found after it
+                    marks.pop()  # no message was found after the last mark
                 marks.append(Place(position=entry.after.last_position, progress=entry.after, deleted=deleted))
                 size, marked = 0, count
     end = target or Place(position=log.progress.last_position, progress=log.progress, deleted=deleted)
@@ -274,9 +277,9 @@ def limited(
 
 
 class MessagesBetween:
-    """The messages of a shard between two places, without those that are deleted before the second one's prefix ends.
+    """The messages of a shard between two places, without those that the log up to the second place deletes.
 
-    A message that is deleted later counts, and so does one of a generation that is dropped: the log still has them.
+    Messages that are deleted later are included, and so are those of dropped generations: the log still has them.
     """
 
     def __init__(self, store: LogStore, shard: int, start: Place, end: Place) -> None:
@@ -340,7 +343,7 @@ class MessagesBetween:
 
 
 def rows_of_topics(topics: Column, wanted: Callable[[str], bool]) -> _Mask:
-    """Return for each row whether its topic is wanted; asks once for each different topic."""
+    """Return for each row whether its topic is wanted; ``wanted`` is called once for each distinct topic."""
     if isinstance(topics, Constant):
         return np.full(len(topics), wanted(topics.value))
     if isinstance(topics, Coded):

@@ -60,13 +60,13 @@ class LogReader:
     def read(self, epoch: int | None = None, *, certain: bool = False) -> Step:
         """Read and apply some of the entries after the last applied one.
 
-        ``epoch`` is the epoch of a site that takes over. Returns `Step.READ` if there may be more entries, `Step.FENCE`
-        at the log's end, and `Step.STOP` if an entry applied before the call has a higher epoch.
+        ``epoch`` is the fencing token of a site that takes over. Returns `Step.READ` if there may be more entries,
+        `Step.FENCE` at the log's end, and `Step.STOP` if an entry applied before the call has a higher epoch.
 
-        A call that finds nothing costs one GET, and does not notice at once that truncation has deleted the next entry.
+        A call that finds nothing costs one GET, and may not notice yet that truncation has deleted the next entry.
         With ``certain`` it looks for cuts too: at `Step.FENCE`, all that was acknowledged before the call is applied.
 
-        Raises `CorruptionError` if the log differs from the one applied on this site or has lost entries, and
+        Raises `CorruptionError` if the log differs from what this site has applied, or has lost entries, and
         `StorageUnavailableError`; entries applied earlier stay applied.
         """
         progress = self._machine.progress
@@ -81,7 +81,7 @@ class LogReader:
         if not found:
             self._nothing += 1
             return self._look(progress, thorough) if thorough or certain else Step.FENCE
-        cut = self.cut()  # only after reading; see `where_to_read`
+        cut = self.cut()  # cuts are looked for only after reading; see `where_to_read`
         if where_to_read(progress, cut) is Source.BASE:
             self.take_base()
             return Step.READ
@@ -96,7 +96,7 @@ class LogReader:
         """Look for the reason why there is no next entry: the log's end, truncation or, if ``thorough``, damage."""
         later = thorough and self._has_later(progress.next)
         if later and self._get(progress.next) is not None:
-            return Step.READ  # it was created in the meantime
+            return Step.READ  # the next entry was created meanwhile
         cut = self.cut()
         if thorough:
             self._nothing = 0
@@ -115,13 +115,13 @@ class LogReader:
             self._machine.write(entry, write)
 
     def last(self) -> Head | None:
-        """Return the head of the last applied entry; None if it was deleted or no entry is applied."""
+        """Return the header of the last applied entry; None if it was deleted or no entry is applied."""
         progress = self._machine.progress
         found = self._get(progress.next - 1) if progress.next else None
         return None if found is None else found.head
 
     def head(self, index: int) -> Head | None:
-        """Return the head of the entry at an index, None if there is none."""
+        """Return the header of the entry at an index, None if there is no entry."""
         found = self._get(index)
         return None if found is None else found.head
 
@@ -141,7 +141,7 @@ class LogReader:
             try:
                 self._machine.take_base(BASES.decode(name, self._store.get(name), self._store.place))
                 return
-            except ObjectNotFoundError as gone:  # deleted in the meantime, unless it is still the highest base
+            except ObjectNotFoundError as gone:  # the base was deleted meanwhile, unless it is still the highest
                 if index == tried:
                     raise CorruptionError(f"{gone.name} is missing", f"{self._store.place}: base {name}") from gone
                 tried = index

@@ -71,12 +71,12 @@ def entry(shard: int, index: int) -> str:
 
 
 def bases(shard: int) -> str:
-    """Return the prefix of the heads of a shard's bases, its snapshots."""
+    """Return the prefix of the manifests of a shard's bases, its snapshots."""
     return f"shards/{shard}/bases"
 
 
 def base_head(shard: int, index: int) -> str:
-    """Return the name of the head of a base that holds all entries below an index. The head is created last."""
+    """Return the name of the manifest of a base that holds all entries below an index. The manifest is created last."""
     return f"{bases(shard)}/{index:0{_DIGITS}}"
 
 
@@ -96,9 +96,9 @@ def generations(shard: int) -> str:
 
 
 def generation_head(shard: int, changed: int, generation: int) -> str:
-    """Return the name of the head of a sealed generation that the entry ``changed`` was the last to change.
+    """Return the name of the manifest of a sealed generation that the entry ``changed`` was the last to change.
 
-    The head is created after all parts, so a generation with a head is complete.
+    The manifest is created after all parts, so a generation with a manifest is complete.
     """
     return f"{generations(shard)}/{changed:0{_DIGITS}}/{generation:0{_DIGITS}}/head"
 

@@ -232,7 +232,7 @@ class _StoredEntry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """An entry of a log: the head, and the changes as byte strings in order."""
+    """An entry of a log: the header, and the changes as byte strings in order."""
 
     head: Head
     changes: tuple[bytes, ...]

@@ -54,7 +54,7 @@ class Stage(enum.IntEnum):
 
 
 def after_put(own: Head, answer: Answer, found: Head | None) -> Outcome:
-    """Return the outcome of a PUT of an entry or a fence; ``found`` is the head of the entry at its index, if taken.
+    """Return the outcome of a PUT of an entry or a fence; ``found`` is the header of the entry at a taken index.
 
     A store may answer "taken" although the object can't be read: a concurrent request won the race and then failed, or
     truncation has deleted the entry. This counts as no answer. Two owners never share an epoch, because each process
@@ -93,14 +93,14 @@ def may_release(in_flight: int, queued: int) -> bool:
 
 
 def tail(applied: int, pending: Sequence[int]) -> int:
-    """Return the last assigned position: that of the last pending change, or the applied one if none is pending."""
+    """Return the last assigned position: of the last pending change or, without one, of the applied changes."""
     return pending[-1] if pending else applied
 
 
 def seen(
     key: bytes, pending: Sequence[Mapping[bytes, bytes | None]], applied: Callable[[bytes], bytes | None]
 ) -> bytes | None:
-    """Return the value of ``key`` for a compare-and-set: from the last pending change that sets it, else the applied.
+    """Return the value of ``key`` for a compare-and-set: of the last pending change that sets it, or else as applied.
 
     Every pending change either enters the log before the change that is conditional on it, or fails together with it.
     """

@@ -26,7 +26,7 @@ def most(things: int, sites: int) -> int:
 
 
 def rank(shard: int, site: str) -> int:
-    """Return the 64-bit hash of a shard and a site; a shard prefers the sites with the highest."""
+    """Return the 64-bit hash of a shard and a site; a shard prefers the sites with the highest hashes."""
     return xxhash.xxh3_64_intdigest(b"%d/%b" % (shard, site.encode()))
 
 

@@ -70,7 +70,7 @@ def apply(progress: Progress, head: Head) -> list[LocalWrite]:
 def check_reaches(progress: Progress, last: Head | None, cut: int) -> None:
     """Raise `CorruptionError` if the log lost an applied entry, for example because an old backup was restored.
 
-    ``last`` is the head of the entry before ``progress.next``, or None if the log doesn't have that entry. ``cut`` is
+    ``last`` is the header of the entry before ``progress.next``, or None if the log doesn't have that entry. ``cut`` is
     the index below which the log may have been truncated. If it is at or above ``progress.next``, truncation may have
     deleted the entry, and nothing is raised.
     """

@@ -1,7 +1,8 @@
 """`Replica`: a shard of this site as the state machine of its log, and as the log to which the shard's writer proposes.
 
-The owner's replica keeps the prepared writes, and applies those whose changes an entry has. Every other replica decodes
-the changes. Both apply all changes of an entry in one write of the engine, with the progress.
+The owner's replica keeps the prepared writes, and applies each when an entry of the log has its change. Every other
+replica decodes the changes. Every replica applies all changes of an entry in one write of the engine, with the
+progress.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ def check_copied(shard: Shard) -> None:
 def begin_log(shard: Shard, store: LogStore, site: str) -> None:
     """Write a base of a shard that has no log yet, and a cut at its index, from which replicas begin.
 
-    The shard gets the progress of the base. It must not be written meanwhile, nor afterwards without its log. Bases of
-    earlier calls are superseded. Raises `StorageUnavailableError` and `CorruptionError`.
+    The shard gets the progress of the base. The shard must not be written during the call, and afterwards only through
+    its log. Bases of earlier calls are superseded. Raises `StorageUnavailableError` and `CorruptionError`.
     """
     number, writer = shard.number, shard.writer
     index = 1 + max(highest(store, names.bases(number)) or 0, highest(store, names.cuts(number)) or 0)
@@ -116,7 +117,7 @@ class Replica:
     patience: the seconds that a proposed write waits for others (`ShardLog`).
     breaker:  the site's circuit breaker for the log store; by default the replica has its own.
     settle:   called after entries or a base of other sites were read, and before they are applied. It returns once the
-              site owns no shard that it had lost when they were read.
+              site has released each shard that it had lost by the time of the read.
     """
 
     def __init__(
@@ -186,7 +187,8 @@ class Replica:
     def write(self, entry: Entry, write: LocalWrite) -> None:
         """Apply an entry's changes, if ``write.changes``, and store the progress, in one write of the engine.
 
-        A new epoch ends the span of messages that were stored only for sessions (`topicstore.storage.site_interest`).
+        A new owner's fence ends the span of messages that were stored only for sessions
+        (`topicstore.storage.site_interest`).
         """
         if not self.log.owned and not self._settled:
             self._settle()
@@ -379,8 +381,8 @@ class Replica:
     def confirm(self) -> None:
         """Return when this replica has applied all that was acknowledged before the call, on any site.
 
-        The owner looks for the next entry too: another site may have taken over, and it may not know yet. Raises
-        `StorageUnavailableError`, and the other errors of `follow`.
+        The owner looks for the next entry too, because another site may have taken over without the owner's knowledge.
+        Raises `StorageUnavailableError`, and the other errors of `follow`.
         """
         if not self._reading.acquire(timeout=-1 if self._timeout is None else self._timeout):
             raise StorageUnavailableError(f"{self._place}: the log could not be read{self.log.reason}")
@@ -401,9 +403,9 @@ class Replica:
         return False
 
     def take_over(self, epoch: int, meanwhile: Callable[[], object] = lambda: None) -> bool:
-        """Become the owner with an epoch; return False if a later one has begun. Raises as `ShardLog.take_over`.
+        """Become the shard's owner with an epoch, its fencing token; return False if a later epoch has begun.
 
-        ``meanwhile`` is called now and then while entries are read.
+        ``meanwhile`` is called now and then while entries are read. Raises the errors of `ShardLog.take_over`.
         """
         with self._reading:
             self.epoch, self.tries = epoch, self.tries + 1

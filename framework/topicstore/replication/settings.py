@@ -36,7 +36,7 @@ class Cluster:
                         three times ``beat_interval``.
     poll_interval:      seconds between two requests for the next entry of a shard that another site owns.
     flush_interval:     seconds that a change waits for others, which are then written to the log with it, in one
-                        request: this saves requests of a store that charges for them. 0: none waits.
+                        request. This saves requests of a store that charges for them. 0: no change waits.
     store_timeout:      seconds that a call, and each step of an opening, waits for the log store; more than
                         ``flush_interval``.
     log_retention:      seconds for which the log is kept for an unresponsive replica. A replica that comes back later

@@ -1,7 +1,8 @@
 """`Site`: this process as a member of a cluster. One thread sends heartbeats, watches other sites, and moves shards.
 
-Every `beat_interval` it sends a heartbeat, lists those of all sites, and reads a new document. It then does what
-`topicstore.replication.duties` says: it creates the next document, takes shards over, releases them or follows them.
+Every `beat_interval` the thread sends a heartbeat, lists those of all sites, and reads a new document. It then does
+what `topicstore.replication.duties` decides: it creates the next document, takes shards over, releases them or follows
+them.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class ReplicaLag:
 
 
 class Site:
-    """A process as a site of a cluster: `start` joins the cluster with the shards of a database; `close` leaves it."""
+    """A site of a cluster, run by this process. `start` joins the cluster with a database; `close` leaves it."""
 
     def __init__(self, cluster: Cluster, name: str, store: CountedLogStore) -> None:
         self.cluster = cluster
@@ -92,7 +93,7 @@ class Site:
         self.replicas: Sequence[Replica] = ()
         """The replicas of all shards, in order."""
         self.failure: str | None = None
-        """The error of the last round of the site's thread; None if it succeeded. Reading it needs no lock."""
+        """The error of the background thread's last round (see `look`); None if it succeeded. Reading needs no lock."""
         self.ended: str | None = None
         """The reason why this process has stopped taking part in the cluster; None while it does."""
         self._incarnation = secrets.token_bytes(16)
@@ -137,9 +138,9 @@ class Site:
     def claim(self, database: bytes, *, begun: bool = False) -> bytes:
         """Reserve the log store for a new cluster, of the database with this id; return the id that it is reserved for.
 
-        Several sites may create an empty cluster at once: they get one id. With ``begun``, the store is reserved for an
-        existing database. Raises `ClusterNotReadyError` if the other kind of call has reserved it, or a call for
-        another existing database.
+        Several sites may create an empty cluster at the same time: they get the same id. With ``begun``, the store is
+        reserved for an existing database. Raises `ClusterNotReadyError` if the store is reserved by a call of the other
+        kind, or for another existing database.
         """
         wanted = Claim(database=database, begun=begun)
         try:
@@ -204,7 +205,7 @@ class Site:
 
     def _look_at(self, number: int, document: ClusterDocument) -> None:
         if self._current is not None and self._current[0] >= number:
-            return  # another thread has read a later one
+            return  # another thread has read this document or a later one
         self._current = number, document
         missing = max(self.cluster.n_sites - max(document.most_sites, len(document.sites)), 0)
         for replica, place in zip(self.replicas, document.shards, strict=False):
@@ -223,7 +224,7 @@ class Site:
         """Enter the cluster, follow the logs of all shards, take over those that this site is to own, start the thread.
 
         Each step is repeated for `Cluster.store_timeout` while the store gives no answer. Raises
-        `StorageUnavailableError` then, `CorruptionError`, and the errors of creating a generation.
+        `StorageUnavailableError` after that time, `CorruptionError`, and the errors of creating a generation.
         """
         timeout, patience = self.cluster.store_timeout, self.cluster.flush_interval
         breaker = self._breaker
@@ -262,7 +263,7 @@ class Site:
             replica.log.release(max(deadline - time.monotonic(), 0))
 
     def _join(self, timeout: float | None = None) -> None:
-        """Wait until the site's thread has ended. In the thread itself, return at once."""
+        """Wait until the site's thread has ended. In the thread itself, return immediately."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
@@ -276,7 +277,7 @@ class Site:
     def _pass_on(self) -> None:
         if self._current is not None:
             takeover_after = self.cluster.takeover_after
-            with suppress(RecoverableError):  # otherwise other sites take the shards over by themselves
+            with suppress(RecoverableError):  # if it fails, other sites take over after a while
                 known = self._known_by(self._last(self._beats()))
                 self._change(lambda number, document: duties.abdicated(document, number, known, takeover_after))
         self.store.close()
@@ -344,7 +345,7 @@ class Site:
             back_off=self._after_failures.look(bool(failed), now),
         )
         # An existing heartbeat is this process's own, whose answer was lost, or that of another process of this site.
-        # The document says which of the two is the site, and the next heartbeat shows that it is alive.
+        # The document says which of the two processes acts as the site, and the next heartbeat shows that it is alive.
         with suppress(ObjectExistsError):
             self.store.create(name, BEATS.encode(name, beat))
             self._certain = now + self.cluster.takeover_after
@@ -447,7 +448,7 @@ class Site:
         for site, numbers in beats.items():
             for number in range(max(numbers), max(numbers) + _TRIES):
                 name = names.beat(site, number)
-                with suppress(ObjectNotFoundError):  # the site has created the next one, and deleted this one
+                with suppress(ObjectNotFoundError):  # the site has deleted this heartbeat after the next one
                     last[site] = BEATS.decode(name, self.store.get(name), self.store.place)
                     break
         return last
@@ -473,7 +474,7 @@ class Site:
         if what is not Duty.NOTHING and not replica.kept and not replica.keep():
             return  # the next round looks again
         if replica.failed and what in (Duty.TAKE_OVER, Duty.FOLLOW):
-            return  # until it is opened again, it can't apply anything, not even the fence that it would write
+            return  # a failed copy can't apply entries, not even its own fence, until it is reopened
         if what is Duty.TAKE_OVER:
             if replica.take_over(self.document.shards[number].epoch, self._beat):
                 self._reach(replica)
@@ -494,7 +495,7 @@ class Site:
         generations, writer = replica.shard.generations, replica.shard.writer
         with self._changing:
             plans = self.document.generations
-            for plan in plans:  # all of them before the first is dropped, which must not be the last one
+            for plan in plans:  # add all before a drop, which must not drop the current one
                 if plan.number > generations.current:
                     change = AddGeneration(plan.number, plan.layout, plan.options, writer.policy.now())
                     writer.finish_commit(writer.submit(generations.pending_add(change)))
@@ -533,17 +534,17 @@ class Site:
     # --- for the database ---
 
     def refresh(self, shards: Collection[int] | None = None) -> None:
-        """Return when this site has everything that was acknowledged before the call, of some shards; None: of all.
+        """Wait until this site has everything in ``shards`` (None: all) that was acknowledged before the call.
 
-        Replicas read their logs to the end; of shards that this site owns it looks for the next entry. Shards that this
-        site doesn't keep are left out. Raises `StorageUnavailableError`.
+        Replicas read their logs to the end. For a shard that this site owns, it looks for the next entry. Shards that
+        this site doesn't keep are left out. Raises `StorageUnavailableError`.
         """
         for shard, replica in enumerate(self.replicas):
             if replica.kept and (shards is None or shard in shards):
                 replica.confirm()
 
     def follow(self, shards: Collection[int]) -> None:
-        """Read the logs of those of some shards that this site has a whole copy of, without waiting for the next poll.
+        """Read the logs of these shards, if this site has a whole copy, without waiting for the next poll.
 
         Raises the errors of `Replica.follow`.
         """
@@ -553,7 +554,7 @@ class Site:
                 replica.follow(certain=False)
 
     def add_generation(self, layout: str, options: Mapping[str, Any]) -> int:
-        """Begin a new generation in all shards: at once in those that this site owns. Return its number."""
+        """Begin a new generation in all shards, immediately in those that this site owns. Return its number."""
         added = 0
 
         def change(generations: Sequence[GenerationPlan]) -> Sequence[GenerationPlan]:
@@ -587,16 +588,16 @@ class Site:
         self._change(lambda _, document: duties.with_generations(document, change))
         for replica in self.replicas:
             if replica.log.owned:
-                with suppress(ShardElsewhereError, ShardMovedError):  # the shard's next owner does it
+                with suppress(ShardElsewhereError, ShardMovedError):  # the shard's next owner makes the change
                     self._reach(replica)
 
     def owns(self, shard: int) -> bool:
-        """Return whether this site owns a shard. Sends no request to the log store."""
+        """Return whether this site owns a shard, that is, orders its writes. Sends no request to the log store."""
         replicas = self.replicas
         return shard < len(replicas) and replicas[shard].owned
 
     def owner(self, shard: int) -> ShardOwner | None:
-        """Return the site that owns a shard, as the last document says; None while no other site than this one does.
+        """Return the other site that owns a shard according to the last document; None if no other site does.
 
         The owner may have ended meanwhile, or may not have begun to write. Sends no request to the log store.
         """
@@ -640,11 +641,11 @@ class Site:
     # --- for the cluster ---
 
     def set_replicas(self, shard: int | None, sites: Sequence[str]) -> None:
-        """Assign the sites that are to keep a shard, or all shards if ``shard`` is None; with no sites, undo that.
+        """Assign the sites that are to keep a shard, or all shards if ``shard`` is None.
 
         Returns once the cluster's document says so. Copies are moved in the background, while the shards are written
-        and read: a site is a replica once it has caught up, and only then others release theirs. `info` shows the
-        progress. Unless sites are assigned, the cluster chooses `Cluster.replication_factor` of them. Every site that
+        and read: a site is a replica once it has caught up, and only then do other sites release theirs. `info` shows
+        the progress. If ``sites`` is empty, the cluster chooses `Cluster.replication_factor` sites. Every site that
         keeps any shard keeps shard 0 too, because shard 0 has the settings of the database.
 
         Raises `InvalidArgumentError` for a shard that doesn't exist, `UnknownSiteError`, `ReplicasRefusedError` for a

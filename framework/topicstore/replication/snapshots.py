@@ -3,7 +3,7 @@
 A part is a byte with the version of the form, 1, and a zstandard frame of a msgpack array of runs: the name of a
 keyspace, its keys, and their values. Keys of keyspaces with a shape are arrays of numbers. A base has all keys and
 values of the shard's engine except its identity, so that streams, and with them cursors, are the same on all sites; it
-doesn't depend on the engine. The shard's progress is not among the parts, because the head of the base has it.
+doesn't depend on the engine. The shard's progress is not among the parts, because the manifest of the base has it.
 """
 
 from __future__ import annotations

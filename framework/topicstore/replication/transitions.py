@@ -47,8 +47,8 @@ def after_create(
 def named(document: ClusterDocument, number: int, shard: int, site: str, incarnation: bytes) -> ClusterDocument:
     """Return the document, to be created with this number, that names a site's process the owner of a shard.
 
-    The number is the epoch: no two processes share an epoch, and later processes have higher ones. A restarted process
-    takes a new epoch, because its predecessor may be paused rather than dead.
+    The number is the owner's epoch (its fencing token): no two processes share an epoch, and later processes have
+    higher ones. A restarted process takes a new epoch, because its predecessor may be paused rather than dead.
     """
     place = document.shards[shard]
     replicas = place.replicas if site in place.replicas else (*place.replicas, site)
@@ -66,7 +66,7 @@ def advanced(
     """Return the next document on the way to the given replicas and owners; None if there is nothing to do yet.
 
     A new site joins first, and is listed as a replica once it has caught up. Other replicas are removed while all the
-    wanted ones have caught up, so that a shard never has too few. The owner is removed only after its heir has
+    wanted ones have caught up, so that a shard never has too few. The owner is removed only after its successor has
     taken over.
     """
     shards = tuple(

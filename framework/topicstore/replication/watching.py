@@ -53,8 +53,8 @@ class OwnersProgress:
     def look(self, reported: Mapping[int, int], now: float) -> Mapping[int, int]:
         """Record the index that each shard's owner has reported; return those recorded ``age`` seconds ago.
 
-        ``now`` is the time of the local monotonic clock, in seconds. Of reports that are old enough the latest is
-        returned, unless it is more than twice as old: then, and while none is, the result is empty.
+        ``now`` is the time of the local monotonic clock, in seconds. The latest report of at least this age is
+        returned. The result is empty if there is none, or if it is more than twice as old.
         """
         self._reported.append((now, reported))
         while len(self._reported) > 1 and now - self._reported[1][0] >= self._age:

@@ -1,8 +1,8 @@
 """Background tasks. Each task has one thread, which starts when the task is first woken, and runs until `stop`.
 
-Databases that are still open at the exit of the interpreter are closed before, so that no thread of this package runs
-then. Python would stop a daemon thread at an arbitrary point, which aborts the process if that is inside an engine's
-call (python/cpython#87135).
+Databases that are still open when the interpreter exits are closed first, so that no thread of this package runs after
+that. Python would stop a daemon thread at an arbitrary point, which aborts the process if the thread is inside an
+engine's call (python/cpython#87135).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class BackgroundTask:
             self._wake.set()
 
     def join(self) -> None:
-        """Wait until the thread has ended after `stop`. In the thread itself, return at once."""
+        """Wait until the thread has ended after `stop`. In the thread itself, return immediately."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 

@@ -40,9 +40,9 @@ def while_wanted(wanted: Callable[[], bool]) -> Iterator[None]:
 
 
 def wanted() -> Callable[[], bool] | None:
-    """Return the function that checks whether the calling thread's work is still wanted; None if it has none.
+    """Return the function that checks whether the calling thread's work is still wanted; None without a check.
 
-    A thread that reads on the caller's behalf passes it to `while_wanted`.
+    A thread that reads on the caller's behalf passes the function to `while_wanted`.
     """
     return _thread.wanted
 

@@ -48,7 +48,7 @@ class Clocks:
 
     @classmethod
     def given(cls, wall: Callable[[], int], passing: Callable[[], int] | None) -> Clocks:
-        """Return clocks of these functions. If ``passing`` is None, a custom wall clock is also the monotonic clock."""
+        """Return clocks with these functions. If ``passing`` is None, a custom ``wall`` is also the monotonic clock."""
         return cls(wall, passing or (monotonic if wall is now else wall))
 
 
@@ -94,7 +94,7 @@ class ClockGuard:
     def _trust(self) -> None:
         self._steady = SteadyClock(self._clocks)
         self._reported = self.held_back = 0
-        # Storing threads set these two without a lock; the next store corrects a stale value.
+        # Storing threads set these two fields without a lock; the next store corrects a stale value.
         self._lowest = 0
         """The lowest difference of the wall clock from elapsed time, in microseconds; 0 or negative."""
         self._unchanged = 0, self._clocks.monotonic()

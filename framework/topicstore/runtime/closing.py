@@ -83,7 +83,7 @@ def guarded(work: Callable[[], T], release: Release) -> T:
 
 
 def close_all(releases: Iterable[Release]) -> None:
-    """Call each release, even if an earlier one fails; then raise the errors, as `do_all` does."""
+    """Call each release function, even if an earlier one fails; then raise the errors, as `do_all` does."""
     do_all(releases, "could not be closed properly")
 
 
@@ -101,7 +101,7 @@ class Closer:
         self._releases: list[Release] = []
 
     def add(self, release: Release) -> None:
-        """Add an acquired resource by the function that releases it."""
+        """Register the function that releases an acquired resource."""
         self._releases.append(release)
 
     def release(self) -> None:
@@ -137,8 +137,8 @@ class Closing:
     def run(self, close: Callable[[], object], *, within: bool) -> None:
         """Call ``close``. ``within`` means that this thread is inside a call that must end first.
 
-        In that case another thread calls ``close``, and this method returns at once. An error is emitted as a warning.
-        The next call of this method waits for that thread, and raises its error.
+        In that case another thread calls ``close``, and this method returns without waiting. An error is emitted as a
+        warning. The next call of this method waits for that thread, and raises its error.
         """
         if not within:
             elsewhere, self._elsewhere = self._elsewhere, None

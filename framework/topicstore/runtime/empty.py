@@ -1,8 +1,8 @@
-"""One empty dictionary and one empty list, which stand for those of all objects that have none yet.
+"""One empty dictionary and one empty list, which are shared by all objects without items.
 
-Most sessions and feeds are idle, and an empty dictionary takes 64 bytes. The owner of an attribute makes a new one
-before it adds anything: ``self.waiting = self.waiting or {}``. Additions to the shared ones raise `TypeError`, so that
-no object can see another's items; removals find nothing, as in any empty one.
+Most sessions and feeds are idle, and an empty dictionary takes 64 bytes. An object replaces the shared one before it
+adds anything: ``self.waiting = self.waiting or {}``. Additions to the shared dictionary or list raise `TypeError`, so
+that no object can see another's items. Removals find nothing, as in any empty collection.
 """
 
 from __future__ import annotations

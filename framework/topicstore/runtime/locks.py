@@ -39,7 +39,7 @@ class FairLock(ProcessLock):  # type: ignore[misc]  # RLock isn't final at run t
         if owned(self):
             try:
                 take()
-            except BaseException:  # from a signal handler, after the acquisition: an owner never waits for the lock
+            except BaseException:  # raised by a signal handler after the acquisition, as an owner never waits
                 self.release()
                 raise
             return
@@ -80,7 +80,7 @@ def holding(locks: Sequence[FairLock], work: Callable[[], T]) -> T:
     def held() -> T:
         for lock in locks:
             check_not_owned(lock)
-            noted.append(lock)  # before it is acquired, because Ctrl-C may come in between
+            noted.append(lock)  # noted before it is acquired, because Ctrl-C may come in between
             lock.acquire()
         return work()
 

@@ -23,10 +23,10 @@ class AutoResetEvent:
         self._silent.acquire()
 
     def set(self) -> None:
-        """Wake the waiting thread, or end its next wait at once."""
+        """Wake the waiting thread, or end its next wait immediately."""
         try:
             self._silent.release()
-        except RuntimeError:  # already set
+        except RuntimeError:  # the event is set already
             return
 
     def wait(self, timeout: float | None) -> bool:
@@ -52,9 +52,9 @@ class Latch:
         return self._is_set
 
     def set(self) -> None:
-        """Wake all waiting threads. Later calls of `wait` return at once."""
+        """Wake all waiting threads. Later calls of `wait` return immediately."""
         self._is_set = True
-        with contextlib.suppress(RuntimeError):  # it was set before
+        with contextlib.suppress(RuntimeError):  # the latch is set already
             self._unset.release()
 
     def wait(self, timeout: float) -> bool:

@@ -24,7 +24,7 @@ __all__ = ["DamagedSlab"]
 
 
 class DamagedSlab(Slab):
-    """A slab that couldn't be opened: all methods that read or store messages raise the error of the opening.
+    """A slab that couldn't be opened: all methods that read or store messages raise the error of opening it.
 
     Its generation can be dropped, and a new one added. The other generations work as usual.
     """
@@ -37,29 +37,29 @@ class DamagedSlab(Slab):
         raise CorruptionError(self.error.reason, self.error.place) from self.error
 
     def store(self, batch: MessageBatch, write: WriteBatch) -> None:
-        """Raise the error of the opening."""
+        """Raise the error with which opening the slab failed."""
         self._refuse()
 
     def committed(self) -> None:
-        """Raise the error of the opening."""
+        """Raise the error with which opening the slab failed."""
         self._refuse()
 
     def streams(self, topic_filter: TopicFilter) -> list[StreamInfo]:
-        """Raise the error of the opening."""
+        """Raise the error with which opening the slab failed."""
         self._refuse()
 
     def begin(self, stream: int, topic_filter: TopicFilter, position: int) -> bytes:
-        """Raise the error of the opening."""
+        """Raise the error with which opening the slab failed."""
         self._refuse()
 
     def next(self, stream: int, topic_filter: TopicFilter, place: bytes, limits: ReadLimits) -> SlabStep:
-        """Raise the error of the opening."""
+        """Raise the error with which opening the slab failed."""
         self._refuse()
 
     def delete(
         self, topic_filter: TopicFilter, first: int, last: int, spare: Sequence[TopicFilter] = ()
     ) -> Iterator[DeleteStep]:
-        """Raise the error of the opening."""
+        """Raise the error with which opening the slab failed."""
         self._refuse()
 
     def info(self) -> SlabInfo:

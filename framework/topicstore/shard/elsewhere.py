@@ -127,7 +127,7 @@ class AskNewest(msgspec.Struct, tag="newest", frozen=True):
 
 
 class AskRanks(msgspec.Struct, tag="ranks", frozen=True):
-    """Asks for the `Ranks` of some positions up to a mark; see `topicstore.storage.reading.history`."""
+    """Asks for the `Ranks` of positions up to a watermark, ``mark``; see `topicstore.storage.reading.history`."""
 
     mark: int
 
@@ -159,20 +159,20 @@ class AskSlabs(msgspec.Struct, tag="slabs", frozen=True):
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """Selects values of a shard's state by their keys, and values of the owners that some of these keys name."""
+    """Selects values of a shard's state by the beginnings of keys, and by the client ids in some of these keys."""
 
     heads: tuple[bytes, ...]
     """Beginnings of keys, of `topicstore.shard.state.HEAD` bytes."""
     owners: bytes
-    """A beginning of keys that consist of it, a name without NUL, NUL, and an owner. These keys are selected, too."""
+    """A beginning of keys that continue with a name without NUL, NUL, and a client id. These keys are selected, too."""
     owned: tuple[bytes, ...]
-    """Beginnings of keys that consist of one of them and an owner."""
+    """Beginnings of keys that continue with such a client id."""
     parts: tuple[bytes, ...]
-    """Beginnings of keys that consist of one of them, an owner, NUL, and anything."""
+    """Beginnings of keys that continue with such a client id, NUL, and anything."""
 
     @property
     def watched(self) -> tuple[bytes, ...]:
-        """The beginnings of keys by whose changes the values count as changed: all but those of ``parts``."""
+        """The beginnings of the keys whose changes make earlier answers outdated: all but ``parts``."""
         return *self.heads, self.owners, *self.owned
 
 
@@ -203,7 +203,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A plan of a shard: the bound, and of each part the cursors, the epoch, the bound and the first position."""
+    """A plan of a shard: the bound, and for each part the cursors, epoch, bound and first position."""
 
     bound: int
     parts: list[tuple[list[Cursor], int, int, int]]
@@ -268,7 +268,7 @@ class ElsewhereReader(ShardReader):
         super().__init__(writer, generations)
         self._ask_site = ask
         self._looking = threading.Lock()
-        """Guards the next two. Reading `_end`, which is replaced as a whole, needs no lock."""
+        """Guards `_end` and `_seen`. Reading `_end`, which is replaced as a whole, needs no lock."""
         self._end: End | None = None
         """The furthest known end."""
         self._seen: End | None = None
@@ -325,7 +325,7 @@ class ElsewhereReader(ShardReader):
             raise self._ahead_error(position, self.last_position)
 
     def await_visible(self, position: int) -> None:
-        """Wait until the answering site has ended the epoch of a position, if that site owns the shard."""
+        """Wait until the answering site has ended the layout's epoch of a position, if that site owns the shard."""
         self.plan(b"", TopicFilter("#"), position, position, since=time.monotonic())
 
     # --- reading ---
@@ -340,7 +340,7 @@ class ElsewhereReader(ShardReader):
         since: float | None,
         timestamps: TimeRange | None = None,
     ) -> ShardPlan:
-        """Return a plan as `ShardReader.plan`."""
+        """Return a plan, as `ShardReader.plan` does."""
         times = None if timestamps is None else (timestamps.start, timestamps.until)
         waits = since is not None
         found = self._ask(AskPlan(topic_filter.text, first, bound, waits, times), Plan, waits=waits)
@@ -370,7 +370,7 @@ class ElsewhereReader(ShardReader):
         )
 
     def cursor(self, database: bytes, generation: int, stream: int, topic_filter: TopicFilter, position: int) -> Cursor:
-        """Return a cursor over a stream's matching messages from a position on, as `ShardReader.cursor`."""
+        """Return a cursor over a stream's matching messages from a position on: see `ShardReader.cursor`."""
         return self._ask(AskCursor(generation, stream, topic_filter.text, position), Cursor)
 
     def begin(self, cursors: Sequence[Cursor], position: int) -> list[Cursor]:
@@ -382,7 +382,7 @@ class ElsewhereReader(ShardReader):
         return self._ask(AskNewest(cursor, first, last, rows), tuple[int, int] | None)  # type: ignore[arg-type]
 
     def ranks(self, mark: int) -> Ranks:
-        """Return the ranks of positions up to ``mark``."""
+        """Return the ranks of positions up to a watermark, ``mark``."""
         return self._ask(AskRanks(mark), Ranks)
 
     def counts(self, topic_filter: TopicFilter, *, by_topic: bool) -> Tally:
@@ -421,7 +421,7 @@ class ElsewhereReader(ShardReader):
 
 
 def stream_of(batch: MessageBatch) -> bytes:
-    """Return the stored form of a batch in `Next`."""
+    """Return a batch as the Arrow IPC stream of a `Next`."""
     if not len(batch):
         return b""
     rows, sink = batch.to_arrow(ids=True), io.BytesIO()
@@ -441,6 +441,6 @@ def _batch(data: bytes, shard: int) -> MessageBatch:
 
 
 def counts_of(tally: Tally) -> Counts:
-    """Return the stored form of a tally."""
+    """Return a tally in the form in which it is sent."""
     columns: list[Any] = [np.ascontiguousarray(getattr(tally, name), "<u8").tobytes() for name in _NUMBERS]
     return Counts(list(tally.topics), list(tally.client_ids), columns)

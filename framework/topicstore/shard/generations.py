@@ -152,11 +152,11 @@ class Generations:
         while True:
             before = self._replacements
             if before % 2 and not self._replaced.owned():
-                with self._replaced:  # wait for the end
+                with self._replaced:  # waits until the replacement has ended
                     continue
             try:
                 result = read()
-            except TopicstoreError:  # half replaced contents may look damaged
+            except TopicstoreError:  # half-replaced contents may look damaged
                 if before == self._replacements:
                     raise
             else:
@@ -171,7 +171,7 @@ class Generations:
         return max(self.records, default=0)
 
     def listed(self) -> list[GenerationRecord]:
-        """Return the records of the live generations, oldest first, with the current one's counts from the tail."""
+        """Return the records of the live generations, oldest first. The current one has its counts from the tail."""
         with self._writer.lock:
             tail = self._writer.tail
             return [
@@ -192,7 +192,7 @@ class Generations:
         if not live:
             with self._replaced:
                 live = self.live
-        self._writer.check_open()  # after reading the list, because closing empties it
+        self._writer.check_open()  # checked after reading the list, because closing empties it
         return list(live)
 
     def slab(self, generation: int) -> Slab:
@@ -206,7 +206,7 @@ class Generations:
             with self._replaced:
                 slab = self.slabs.get(generation)
         if slab is None:
-            self._writer.check_open()  # a close empties the dictionary; in a fork the engine refuses
+            self._writer.check_open()  # raises if the shard was closed, which empties the dictionary
             if self._writer.elsewhere:
                 raise self._writer.elsewhere_error()
             if 0 < generation <= self.current:
@@ -260,7 +260,7 @@ class Generations:
     def _encode_add_locked(self, change: AddGeneration, pending: PendingWrite) -> None:
         writer, number, tail = self._writer, change.number, pending.tail
         if number <= self.current:
-            return  # two threads of an owner have proposed it
+            return  # two threads of the shard's owner have proposed the generation
         if number >= GENERATION_END:
             raise GenerationError(f"shard {writer.number} has used up its generations")
         layout, write = self._make_layout(change.layout, change.options), pending.write
@@ -340,8 +340,8 @@ class Generations:
     def pending_drop(self, change: DropGeneration) -> PendingWrite:
         """Return the write that makes a generation invisible.
 
-        It changes nothing if the generation is dropped already, or is the current one: a log that such a write is in
-        must stay readable.
+        The write changes nothing if the generation is dropped already, or is the current one, because a log with such a
+        write must stay readable.
         """
         return PendingWrite(self._writer, change=change, encode=partial(self._encode_drop_locked, change.number))
 

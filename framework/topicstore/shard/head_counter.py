@@ -46,7 +46,7 @@ class HeadCounter:
         self._texts = _TextBytes()
 
     def add(self, heads: Heads) -> None:
-        """Count messages."""
+        """Add the messages of these heads to the count."""
         topic, client_id = (
             np.zeros(len(heads.positions), np.int64) if names is None else names.numbers(column)
             for names, column in zip(self._names, (heads.topics, heads.client_ids), strict=True)
@@ -153,7 +153,7 @@ def count_heads(heads: Heads, rows: npt.NDArray[np.bool_] | None = None) -> Tall
 def worth_a_table(messages: int, pairs: int) -> bool:
     """Return whether messages with this many pairs of topic and client id are worth a tally table.
 
-    A table with a row for every few messages takes longer to make than it saves, and disk space.
+    A table with a row for every few messages takes more time to make than it saves, and wastes disk space.
     """
     return messages >= _ROWS_A_PAIR * pairs
 
@@ -182,7 +182,7 @@ def _ranked(texts: list[str], numbers: _Numbers) -> tuple[list[str], _Numbers]:
     used.sort(key=texts.__getitem__)
     ordered = [texts[number] for number in used]
     places = np.empty(len(texts), np.int64)
-    if any(map(eq, ordered, islice(ordered, 1, None))):  # several numbers stand for the same text
+    if any(map(eq, ordered, islice(ordered, 1, None))):  # a text has several numbers
         distinct = list(dict.fromkeys(ordered))
         ranks = {text: rank for rank, text in enumerate(distinct)}
         places[used] = [ranks[text] for text in ordered]
@@ -198,7 +198,7 @@ def _summed(parts: list[_Sums]) -> _Sums:
     topic, client_id, first, last, messages, size = (np.concatenate(column) for column in zip(*parts, strict=True))
     width = int(client_id.max()) + 1
     keys, pairs = topic * width + client_id, (int(topic.max()) + 1) * width
-    ordered = bool((keys[1:] >= keys[:-1]).all())  # true after a merge if each topic has one publisher
+    ordered = bool((keys[1:] >= keys[:-1]).all())  # as after a merge if each topic has one publisher
     if not ordered and pairs <= _DENSE * len(keys):
         counts = np.bincount(keys, messages, pairs)
         lowest, highest = np.full(pairs, np.iinfo(np.uint64).max, np.uint64), np.zeros(pairs, np.uint64)

@@ -134,12 +134,12 @@ class LastingEngine(Engine):
     def _replace_locked(self, open_engine: Callable[[], Engine], open_reader: Callable[[], Engine]) -> None:
         self._missing = EngineError("opening it again was interrupted")
         try:
-            with suppress(TopicstoreError):  # such as the error of the failed write; close releases everything anyway
+            with suppress(TopicstoreError):  # `close` may raise the failed write's error, but releases everything
                 self._engine.close()
             self._engine = open_engine()
         except Exception as failed:
             self._missing = failed
-            with suppress(Exception):  # the first error is raised below, and mostly has the same cause
+            with suppress(Exception):  # the error of `open_engine`, raised below, usually has the same cause
                 self._engine = open_reader()
                 self._missing = None
             raise
@@ -238,7 +238,10 @@ class LastingEngine(Engine):
             raise self.replaced(engine, closed) from closed
 
     def replaced(self, engine: Engine, closed: DatabaseClosedError) -> EngineError:
-        """Return the error for a read of a snapshot or iterator whose engine was replaced. Raises as `_after` does."""
+        """Return the error for a read of a snapshot or iterator whose engine was replaced.
+
+        Waits until the engine is open again. Raises ``closed`` if the shard was closed instead.
+        """
         self._after(engine, closed)
         return EngineError("the shard was closed and opened again meanwhile, because a write failed; read again")
 

@@ -1,8 +1,9 @@
 """Reading a shard: planning the streams that a replay reads, and reading the next messages of a stream.
 
-Layouts that don't order messages by position within an epoch hide the current epoch, to which messages are still added.
-A reader that needs these messages waits until the epoch's time is over, and then ends the epoch: it commits the epoch's
-end as the shard's last position. Later messages then get later positions, even if the clock is set back.
+Layouts that don't order messages by position within an epoch (a range of positions, `Slab.epoch`) hide the current
+epoch, to which messages are still added. A reader that needs these messages waits until the epoch's time is over, and
+then ends the epoch: it commits the epoch's end as the shard's last position. Later messages then get later positions,
+even if the clock is set back.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class SlabInfo(msgspec.Struct, frozen=True):
 
 
 class Slabs(msgspec.Struct, frozen=True):
-    """Descriptions of the live slabs of a shard, and the number of zones with messages of some times, and of all."""
+    """Descriptions of a shard's live slabs, and two counts of zones: those with timestamps in a range, and all."""
 
     slabs: list[SlabInfo]
     zones: tuple[int, int]
@@ -108,8 +109,8 @@ class ShardReader:
         has ended: at most one epoch's length after ``since`` (by `time.monotonic`). If ``since`` is None, it lowers
         the bound instead of waiting.
 
-        ``timestamps`` is a range of the messages' own times. The plan skips ranges of positions that are known to
-        have no message in it. It reads the others completely, so it may also return messages of other times.
+        ``timestamps`` is a range of the messages' own times. The plan skips ranges of positions that are known to have
+        no message in it. It reads all other ranges completely, so it may also return messages of other times.
         """
         if self._writer.log is None:
             return self._plan(database, topic_filter, first, bound, since=since, timestamps=timestamps)
@@ -151,7 +152,7 @@ class ShardReader:
     ) -> Iterator[tuple[GenerationRecord, Slab, int, int]]:
         """Yield (record, slab, first, last) of each range of positions to read, by generation and in order."""
         live = self._generations.with_slabs()
-        if self._writer.elsewhere:  # after reading the list, which is emptied later
+        if self._writer.elsewhere:  # checked after the read: dropping the copy sets it, then empties the list
             raise self._writer.elsewhere_error()
         if timestamps is not None:
             spans = self.spans(timestamps, first, bound)
@@ -180,12 +181,12 @@ class ShardReader:
     def streams(self, topic_filter: TopicFilter, first: int) -> list[tuple[int, int, str, bool]]:
         """Return the streams that may hold matching messages at or after a position.
 
-        Of each: the generation, the stream's number and pattern, and whether the generation is sealed.
+        Each is described by its generation, number and pattern, and by whether the generation is sealed.
         """
 
         def found() -> list[tuple[int, int, str, bool]]:
             live = self._generations.with_slabs()
-            if self._writer.elsewhere:  # after reading the list, which is emptied later
+            if self._writer.elsewhere:  # checked after the read: dropping the copy sets it, then empties the list
                 raise self._writer.elsewhere_error()
             return [
                 (record.number, info.stream, info.pattern, record.sealed is not None)
@@ -197,12 +198,12 @@ class ShardReader:
         return self._generations.undisturbed(found)
 
     def slabs(self, timestamps: TimeRange | None) -> Slabs:
-        """Return descriptions of the live slabs, and the numbers of zones as `zones` does, without ``timestamps`` 0."""
+        """Return descriptions of the live slabs, and the result of `zones`; without ``timestamps``, zeros instead."""
 
         def found() -> Slabs:
             records = {record.number: record for record in self._generations.listed()}
             live = self._generations.with_slabs()
-            if self._writer.elsewhere:  # after reading the list, which is emptied later
+            if self._writer.elsewhere:  # checked after the read: dropping the copy sets it, then empties the list
                 raise self._writer.elsewhere_error()
             slabs = [
                 SlabInfo(records.get(one.number, one), slab.info().streams, slab.epoch, attrs.astuple(slab.counters))
@@ -229,7 +230,7 @@ class ShardReader:
         slab = self._generations.slab(cursors[0].generation)
         filters = {cursor.topic_filter: cursor.filter for cursor in cursors}
         reaching = {stream for parsed in filters.values() for stream in slab.cover(parsed, position)}
-        # A layout may cover the filter by other streams than when the cursors were made; then none is left out.
+        # A layout may now cover the filter by other streams than the cursors'; then no cursor is left out.
         known = reaching <= {cursor.stream for cursor in cursors}
         return [
             cursor.advance(slab.begin(cursor.stream, cursor.filter, position))
@@ -258,7 +259,7 @@ class ShardReader:
         See `ReadLimits` for ``rows``, ``size`` in bytes, ``deadline`` and ``columns``.
 
         ``bound`` is the highest position to return, if it is below the watermark. ``final`` promises that the caller
-        never reads beyond ``bound``; in a read-only view, the read then includes the current epoch. Raises
+        never reads beyond ``bound``; in a read-only view, the read then includes the layout's current epoch. Raises
         `UnwantedError` if the read was cancelled (`topicstore.runtime.cancelling.while_wanted`).
         """
         check_wanted()
@@ -325,9 +326,9 @@ class ShardReader:
         return min(bound, slab.visible(stream, self._writer.watermark))
 
     def heads(self, generation: int, topic_filter: TopicFilter, first: int, last: int) -> Iterator[Heads]:
-        """Yield the heads of the matching messages of a generation at positions ``first`` to ``last``.
+        """Yield the metadata (`Heads`) of the matching messages of a generation at positions ``first`` to ``last``.
 
-        The generation's slab must read heads. Raises `UnwantedError` if the read was cancelled
+        The generation's slab must implement `Slab.heads`. Raises `UnwantedError` if the read was cancelled
         (`topicstore.runtime.cancelling.while_wanted`), and the errors of `next`.
         """
         while first <= last:
@@ -335,7 +336,7 @@ class ShardReader:
             try:
                 for heads in slab.heads(topic_filter, first, last):
                     check_wanted()
-                    self._check_still(generation, slab)  # otherwise messages may be missing
+                    self._check_still(generation, slab)  # a slab that was replaced during the read may lack messages
                     first = heads.last + 1
                     self._writer.counters.reads += 1
                     self._writer.counters.read_messages += len(heads.positions)
@@ -372,13 +373,13 @@ class ShardReader:
     def end_epoch(self, generation: int, position: int, *, wait: bool, since: float | None = None) -> None:
         """Make everything up to ``position`` visible to readers of a generation.
 
-        If the position lies in the current epoch, that epoch must end first. With ``wait``, wait for its end, at most
-        for the length of an epoch after ``since`` (by `time.monotonic`; None means the time of the call). Without
-        ``wait``, do nothing if the epoch isn't over.
+        If the position lies in the layout's current epoch, that epoch must end first. With ``wait``, wait for its end,
+        at most for the length of an epoch after ``since`` (by `time.monotonic`; None means the time of the call).
+        Without ``wait``, do nothing if the epoch isn't over.
         """
         writer, epoch = self._writer, self._generations.slab(generation).epoch
         if epoch == 1 or writer.read_only or not writer.owned:
-            return  # a replica's epochs end where its log says
+            return  # the log decides where a replica's epochs end
         latest = (time.monotonic() if since is None else since) + time_of(epoch) / 1e6
         with writer.lock:
             while generation == writer.generation and self._is_open_locked(position, epoch):
@@ -393,7 +394,7 @@ class ShardReader:
             writer.finish_all()  # another thread may have committed the epoch's end, but not made it visible yet
 
     def await_visible(self, position: int) -> None:
-        """Return when readers may see everything up to a committed position, that is, after its fsync and its epoch."""
+        """Return when readers may see everything up to a committed position: after its fsync and its layout's epoch."""
         if self._writer.policy.durability == "sync":
             self._writer.flush()
         record, _ = self._generations.with_slabs()[-1]

@@ -60,7 +60,7 @@ _VERSION = 1
 
 
 def check_identity(engine: Engine, database: bytes, shard: int) -> None:
-    """Check a shard's identity; store that of a new shard. Raises `CorruptionError` if it is another one."""
+    """Check that a shard has this identity; store it in a new shard. Raises `CorruptionError` for another identity."""
     mine = add_checksum(_KEY, msgspec.msgpack.encode((_VERSION, database, shard)))
     found = engine.get(STATE, _KEY)
     if found == mine:

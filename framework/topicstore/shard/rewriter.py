@@ -50,7 +50,8 @@ def never() -> bool:
 def filters_of_all(slab: Slab) -> tuple[str, ...]:
     """Return filters of which exactly one matches each topic of a slab.
 
-    ``#`` doesn't match topics that begin with ``$`` (MQTT 5, section 4.7.2), so each such first level has a filter.
+    ``#`` doesn't match topics that begin with ``$`` (MQTT 5, section 4.7.2), so each first level with a ``$`` has a
+    filter of its own.
     """
     known = {node.path[0] for node in slab.learned() if node.path[0].startswith("$")}
     return "#", *(f"{level}/#" for level in sorted(known - {"$+"} | {"$SYS"}))
@@ -98,7 +99,7 @@ class Rewriter:
         return pending.result
 
     def pending_delete(self, change: Delete) -> PendingWrite:
-        """Return the write that removes messages, in several writes before it."""
+        """Return a write that, before its commit, removes messages in several engine writes."""
         topic_filter = None if change.topic_filter is None else TopicFilter(change.topic_filter)
         spare = [*map(TopicFilter, change.spare)]
         work = functools.partial(self._delete_here, topic_filter, change.first, change.last, spare)
@@ -119,7 +120,7 @@ class Rewriter:
                     deleted += self._delete_in(record.number, one, start, end, spare)
                 except GenerationError:
                     if self._generations.records[record.number].archive is None:
-                        raise  # otherwise the generation was archived meanwhile
+                        raise  # with an archive, the generation was archived meanwhile
         return deleted
 
     def _delete_in(
@@ -130,7 +131,7 @@ class Rewriter:
         try:
             slab = generations.slab(generation)
         except GenerationDroppedError:
-            return 0  # dropped since it was listed: nothing is left to delete
+            return 0  # the generation was dropped after it was listed
         if not slab.cover(topic_filter):
             return 0
         step: DeleteStep | None = None
@@ -138,7 +139,7 @@ class Rewriter:
         def prepare(pending: PendingWrite) -> bool:
             """Add the next step to a write, under the lock. Returns False if there is nothing to write."""
             nonlocal step
-            step = next(steps, None) if generation in generations.slabs else None  # not if it was dropped meanwhile
+            step = next(steps, None) if generation in generations.slabs else None  # None after a drop
             if step is None or not step.write:
                 return False
             tables.join(step.write)
@@ -147,7 +148,7 @@ class Rewriter:
             return True
 
         with generations.rewrite_lock:
-            check_local(generations.archived_in(first, last))  # under the lock: it may have been archived meanwhile
+            check_local(generations.archived_in(first, last))  # no generation is archived while the lock is held
             tables = self._tables.withdraw(generation, topic_filter, first, last, spare)
             steps = slab.delete(topic_filter, first, last, spare)
             while True:  # each step releases the writer's lock, so that stores aren't blocked for long
@@ -206,11 +207,11 @@ class Rewriter:
             try:
                 writer.check_writable()
                 if slabs.get(generation) is not slab:
-                    return None  # dropped or archived
+                    return None  # the generation was dropped or archived
                 step = next(steps, None)
             except (CorruptionError, DatabaseClosedError):
                 if generation not in slabs:
-                    return None  # dropped meanwhile
+                    return None  # the generation was dropped meanwhile
                 raise
             if step is None:
                 return None
@@ -282,7 +283,7 @@ class Rewriter:
         except (CorruptionError, NewerFormatError) as bad:  # the rest of the slab can't be read
             damages.append(Damage(place=place, reason=str(bad)))
         if self._generations.slabs.get(record.number) is not slab:
-            return  # dropped or archived meanwhile, so messages are missing without damage
+            return  # the slab was dropped or archived, so messages are missing without damage
         yield from damages
         unchanged = whole and record in self._generations.listed()  # otherwise the counts aren't comparable
         if unchanged and not damages and counted != record.messages:

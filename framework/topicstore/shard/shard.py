@@ -59,7 +59,7 @@ class Shard:
             if ask is None:
                 self._asking = None
             else:
-                from .elsewhere import ElsewhereReader  # only for servers of a cluster
+                from .elsewhere import ElsewhereReader  # imported here, because few processes ask other sites
 
                 self._asking = ElsewhereReader(self.writer, self.generations, ask)
             self.read_copy(not self.writer.elsewhere)

@@ -42,7 +42,7 @@ class Applied(NamedTuple):
     """The last write that changed certain keys, as applied from a replicated log by this process.
 
     A cache of these keys' values is outdated when this value differs from the one at the time of caching. Opening,
-    reopening or copying the shard also counts as such a write; without a log, only these do.
+    reopening or copying the shard also counts as such a write; without a log, nothing else does.
     """
 
     number: int
@@ -181,9 +181,9 @@ class ShardState:
         return found
 
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield (key, value) of all keys that begin with ``prefix``, in order, from a snapshot taken at the first.
+        """Yield (key, value) of the keys that begin with ``prefix``, in order, from one snapshot.
 
-        Without a prefix, the framework's keys are left out.
+        The first ``next`` takes the snapshot. Without a prefix, the framework's keys are left out.
         """
         if prefix.startswith(RESERVED):
             return

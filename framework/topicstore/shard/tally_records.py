@@ -99,7 +99,7 @@ class Tally:
 
     @classmethod
     def of(cls, batch: MessageBatch) -> Self:
-        """Return the tally of stored messages."""
+        """Count stored messages by topic and client id."""
         rows = len(batch)
         if not rows:
             return cls.empty()

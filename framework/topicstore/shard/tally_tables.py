@@ -1,9 +1,10 @@
 """`TallyTables`: stored counts of a shard's messages by topic and client id, which save queries from reading messages.
 
 A table counts the messages in one range of positions of one generation. It is stored with its range, so an interrupted
-count is repeated. A compaction step with heads adds tables of those of its messages that no table counts, in its own
-write, unless nearly each message has a topic of its own. Eight adjacent tables of the same merge level are then merged
-into one, in a write that follows, so the number of tables grows with the logarithm of the number of messages.
+count is repeated. A compaction step that returns heads (`CompactStep.heads`) adds tables of its messages that no table
+counts, in its own write, unless nearly each message has a topic of its own. Eight adjacent tables of the same merge
+level are then merged into one, in a write that follows, so the number of tables grows with the logarithm of the number
+of messages.
 
 Messages that a delete removes are subtracted from the tables. The first write of the delete removes the affected
 tables, and one write after its last stores the reduced tables; until then the tables are absent.
@@ -106,7 +107,7 @@ class TallyTables:
     def tallies(
         self, generation: int, topic_filter: TopicFilter, known: Container[TallyRange] = ()
     ) -> Iterator[tuple[TallyRange, list[Tally] | None]]:
-        """Yield the range of each table, as `gather`, with the table's counts of a filter's messages, in parts.
+        """Yield the range of each table, with the table's counts of a filter's messages in several parts.
 
         Tables in ``known`` aren't read; their counts are None.
         """
@@ -229,7 +230,7 @@ class TallyTables:
         return total.total()
 
     def commit(self, generation: int, write: WriteBatch, ranges: list[TallyRange]) -> bool:
-        """Commit a change of a generation's tables, after which it has those of ``ranges``.
+        """Commit a change of a generation's tables; ``ranges`` are the ranges of all its tables afterwards.
 
         Returns False, and writes nothing, if the generation was dropped.
         """
@@ -237,7 +238,7 @@ class TallyTables:
 
         def prepare(pending: PendingWrite) -> bool:
             pending.write = write
-            return generation in self._generations.slabs  # otherwise it was dropped meanwhile, with its tables
+            return generation in self._generations.slabs  # a drop removes the tables, too
 
         return self._writer.commit(prepare) is not None
 

@@ -324,7 +324,7 @@ class ChangeLog(Protocol):
         """Raise the error that `encode_locked` raises while another site owns the shard."""
 
     def encode_locked(self, pending: PendingWrite) -> None:
-        """Give a prepared write the form in which it is proposed, and check that the log accepts it.
+        """Encode a prepared write for the log, and check that the log accepts it.
 
         Called under the writer's lock, so it must not wait. Raises `LogFullError`, and the errors of sites that may not
         propose writes.
@@ -446,7 +446,7 @@ class ShardWriter:
         self.tail = load_tail(engine)
         """The shard's tail. Guarded by `lock`; replaced as a whole, so it can be read without the lock."""
         self.log: ChangeLog | None = None
-        """The log that orders the writes, or None if writes are committed at once. Guarded by `lock`."""
+        """The log that orders the writes, or None if writes are committed immediately. Guarded by `lock`."""
         self.elsewhere = False
         """Whether this site of a cluster has no whole copy of the shard, so that it can't be read here."""
         self.proposed: deque[PendingWrite] = deque()
@@ -455,8 +455,8 @@ class ShardWriter:
         self._proposed_state = ProposedState(engine)
         """The state including all proposed writes. Guarded by `lock`."""
         self.opened = Applied(0, policy.monotonic())
-        """The opening, reopening or copying of the shard: another object after each. Guarded by `lock`, as is the next;
-        both are read without it."""
+        """The opening, reopening or copying of the shard: another object after each. It and `_applied` are guarded by
+        `lock`; reading them needs no lock."""
         self._applied: dict[bytes, Applied] = {}
         """By the first `HEAD` bytes of keys, the last applied write of the log that changed the framework's state
         under such keys."""
@@ -520,7 +520,7 @@ class ShardWriter:
         log = self.log
         if log is None:
             return 0
-        epoch = log.epoch  # before `owned`, since a site begins an epoch before it owns the shard
+        epoch = log.epoch  # read before `owned`, since a site begins an epoch before it owns the shard
         return epoch if log.owned else None
 
     def check_owned(self) -> None:
@@ -537,7 +537,7 @@ class ShardWriter:
     # --- writing ---
 
     def commit(self, prepare: Callable[[PendingWrite], object]) -> PendingWrite | None:
-        """Make one write to this shard alone, also past a log: prepare, commit and finish it.
+        """Prepare, commit and finish one write to this shard alone, bypassing the shard's log if it has one.
 
         ``prepare`` is called under the lock, and fills the write: it adds keys and values, and may change the tail
         and set `PendingWrite.install`. If it returns False, nothing is written and this method returns None.
@@ -595,7 +595,7 @@ class ShardWriter:
         slab = self.slab
         if rows and type(slab) is DamagedSlab:  # `isinstance` of an abstract class calls a Python function
             raise slab.error
-        if rows and slab is None and self.owned:  # a log refuses the write where another site owns the shard
+        if rows and slab is None and self.owned:  # if another site owns the shard, the log refuses the write
             raise GenerationError(f"shard {self.number} has no generation yet")
         if pending.state:
             stage(pending.state, self._proposed_state if self.proposed else self.engine, pending.write)
@@ -660,7 +660,7 @@ class ShardWriter:
         started = time.perf_counter()
         batch, write, listener = pending.batch, pending.write, self.listener
         rows = len(batch)
-        if rows and listener is not None:  # before the commit, so that no reader sees messages that were not announced
+        if rows and listener is not None:  # before the commit, so that readers see only announced messages
             pending.announced = listener.announce(self.number, batch)
         try:
             tail = msgspec.structs.replace(pending.tail, writes=self.tail.writes + 1)
@@ -755,7 +755,7 @@ class ShardWriter:
         return joined
 
     def last_applied(self, head: bytes) -> Applied:
-        """Return the last applied write of the log that changed keys of the state with this head; needs no lock."""
+        """Return the last applied write that changed keys of the state with this beginning; needs no lock."""
         opened = self.opened
         applied = self._applied.get(head[:HEAD], opened)
         return max(applied, opened)
@@ -798,7 +798,7 @@ class ShardWriter:
     def flush(self) -> None:
         """Fsync everything stored so far, whatever the durability; return when it is on disk."""
         self._fsync(self._end[0])
-        self._record(self._reached)  # again, if the last recording failed
+        self._record(self._reached)  # recorded again, in case the last recording failed
 
     def _fsync(self, number: int) -> None:
         """Fsync the engine's log, unless an earlier fsync already covers the write of this number."""
@@ -816,7 +816,7 @@ class ShardWriter:
             self.counters.flushes += 1
             self.counters.flush_seconds += time.perf_counter() - started
             self._fsynced, position = end
-            if self.policy.durability == "sync":  # otherwise the commit has advanced it
+            if self.policy.durability == "sync":  # otherwise the commit has advanced the watermark
                 self.watermark = position
             self._record(end)
 
@@ -835,7 +835,7 @@ class ShardWriter:
 
         ``open_generations`` reloads the generations. `lock` must be held, so that nothing is written in the meantime.
         Unless the contents were ``replaced``, the last position never falls below positions that readers have seen,
-        even if those writes were lost. With a log it may, because the log has the lacking writes.
+        even if those writes were lost. With a log, the last position may fall, because the log has the missing writes.
         """
         with self._fsync_lock:
             stored = load_tail(self.engine)
@@ -877,7 +877,7 @@ class ShardWriter:
             if (self.ahead(now) >= _SET_BACK) is not self._behind:
                 self._turn_behind()
             first = commit_position(pending.last_position, now)
-            if rows == 1:  # without an array
+            if rows == 1:  # needs no array of positions
                 pending.batch, pending.last_position = batch.placed(first, timestamps, self.number), first
                 return
             positions = consecutive_positions(first, rows)
@@ -1002,13 +1002,13 @@ class ShardWriter:
         If a call is interrupted, the next call finishes it.
         """
         if self._inherited:
-            return  # the engine's threads and files are the other process's
+            return  # the engine's threads and files belong to the parent process
         with self.lock, self._fsync_lock:
             if self.closed:
                 return
             try:
                 if self._refusal is None and not self.read_only and self._failure is None:
-                    self.flush()  # after an orderly close everything is on disk, whatever the durability
+                    self.flush()  # after a clean close everything is on disk, whatever the durability
             finally:
                 self._refusal = "the database is closed"
                 self.moved_on.notify_all()
@@ -1025,7 +1025,7 @@ class ShardWriter:
             self.engine.close()
         except BaseException as failed:
             self._failure = self._failure or failed
-            self.closed = isinstance(failed, Exception)  # then all is released; else Ctrl-C interrupted the close
+            self.closed = isinstance(failed, Exception)  # any other exception, such as Ctrl-C, interrupted the close
             raise
         self.closed = True
 

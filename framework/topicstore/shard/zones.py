@@ -81,7 +81,7 @@ def fill(zone: Zone, placed: MessageBatch) -> tuple[Sequence[ZoneRecord], Zone]:
     The batch must have positions and timestamps.
     """
     begin, rows, timestamps = 0, len(placed), placed.timestamps
-    if zone.messages + rows < SIZE:  # nearly always
+    if zone.messages + rows < SIZE:  # the usual case: the batch fills no zone
         return (), Zone(zone.first, zone.messages + rows, _extended(zone.spans, timestamps))
     full: list[ZoneRecord] = []
     while zone.messages + rows - begin >= SIZE:
@@ -120,7 +120,7 @@ def _extended(spans: tuple[Span, ...], timestamps: Column) -> tuple[Span, ...]:
         least, greatest = _bounds(timestamps)
     if spans:
         begin, end = spans[-1]
-        if begin <= least <= end + _NEAR and (greatest <= end or greatest - least <= _NEAR):  # nearly always
+        if begin <= least <= end + _NEAR and (greatest <= end or greatest - least <= _NEAR):  # the usual case
             return spans if greatest <= end else (*spans[:-1], (begin, greatest))
         if any(begin <= least and greatest <= end for begin, end in spans):
             return spans

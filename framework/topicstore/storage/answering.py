@@ -60,7 +60,7 @@ _PASSED = GenerationArchivedError, GenerationDroppedError, InvalidCursorError
 
 
 def answer(storage: Storage, shard: int, request: bytes) -> bytes:
-    """Return the answer to a request about a shard.
+    """Return the answer to another site's request about a shard.
 
     Raises `ShardElsewhereError` if this site doesn't keep the shard either, `msgspec.DecodeError` for a request of an
     unknown form, and the errors of reading and of `Site.refresh`.

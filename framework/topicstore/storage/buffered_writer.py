@@ -108,7 +108,7 @@ class Writer:
         self._failed: dict[_StoredLater, Exception] = {}
         """The failed messages whose failures the writer has not raised yet."""
         self._closing = Closing("writer")
-        self._storing = ProcessLock()  # stores batches in order
+        self._storing = ProcessLock()  # held while a batch is stored, so that batches are stored in order
         self._thread = threading.Thread(target=self._run, name="topicstore-writer", daemon=True)
         self._thread.start()
         end_at_exit(self, Writer.close)
@@ -196,7 +196,7 @@ class Writer:
             try:
                 result = self._storage.write(MessageBatch.from_messages([message for message, _ in items]), {})
                 ids = result.ids
-            except InvalidMessageError as bad:  # nothing of the batch was stored
+            except InvalidMessageError as bad:  # no message of the batch was stored
                 if bad.index is None:
                     return refused + [(future, None, bad) for _, future in items]
                 refused.append((items[bad.index][1], None, type(bad)(bad.reason)))
@@ -240,7 +240,7 @@ class Writer:
         with self._lock:
             self._closed = True
             self._changed.notify()
-        if threading.current_thread() is not self._thread:  # a future's callback may close
+        if threading.current_thread() is not self._thread:  # the callback of a future may close the writer
             self._thread.join()
         self.flush()
 

@@ -65,7 +65,7 @@ class FollowedState:
     def __init__(self, shard: Shard, selection: Selection) -> None:
         self._shard, self._selection = shard, selection
         self._lock = threading.Lock()
-        """Guards the next one, and the decision which copy is read."""
+        """Guards `_copy`, and the decision which copy is read."""
         self._copy: _StateCopy | None = None
         """The values at another site, unless this site has a copy of the shard with all changes that they include."""
         writer = shard.writer

@@ -1,4 +1,4 @@
-"""Adding, dropping and listing the generations of a database, which are the same in all shards; where archives lie."""
+"""Adding, dropping and listing the generations of a database, which are the same in all shards; archive locations."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class GenerationInfo:
 def live_records(shards: Sequence[Shard]) -> dict[int, list[GenerationRecord]]:
     """Return the generations that exist in all shards, oldest first, each with its record in every shard.
 
-    Shards without a copy yet at this site of a cluster are left out, and those that it doesn't keep.
+    Shards are left out if this site of a cluster doesn't keep them, or has no copy of them yet.
     """
     kept = [shard for shard in shards if not shard.writer.elsewhere and shard.generations.current]
     by_shard = [{record.number: record for record in shard.generations.listed()} for shard in kept]
@@ -68,7 +68,8 @@ def live_records(shards: Sequence[Shard]) -> dict[int, list[GenerationRecord]]:
 def generation_infos(storage: Storage) -> list[GenerationInfo]:
     """Return the live generations, oldest first.
 
-    A site of a cluster that has no copy of a shard yet, because no owner has written one, returns the planned ones.
+    A site of a cluster that has no copy of a shard yet, because no owner has written one, returns the planned
+    generations.
     """
     storage.check_open()
     # With all locks held, so that the shards list the same generations.
@@ -164,7 +165,7 @@ def add_generation(storage: Storage, layout: str | None = None, options: Mapping
 
 
 def check_shared(layout: str) -> None:
-    """Raise `UnsupportedError` for a layout that stores rows, which other backends can't store."""
+    """Raise `UnsupportedError` for a layout that stores SQL rows, which other sites' backends may not support."""
     if "sql" in registry().layout(layout).requires:
         raise UnsupportedError(f"a database that is shared through a cluster can't have layout {layout!r}")
 

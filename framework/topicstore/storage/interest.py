@@ -2,14 +2,14 @@
 
 A *span* is a range of positions of a shard in which every message is stored only for sessions, except those of topics
 that a filter of the span matches: the filters of the persistence rules of that time. A message that is stored for
-another reason ends the spans before it is stored. So a message is outside of every span, or matches a filter of its
-span, if anything but a session asked for it. The log of a shard orders the end of its span before the message, so this
-holds after any crash.
+another reason ends the spans before it is stored. So a message that is stored for any other reason than a session is
+outside of every span, or matches a filter of its span. The log of a shard orders the end of its span before the
+message, so this holds after any crash.
 
-The spans of all shards begin and end together, once for many messages, unless programs store and clients publish in
-turns. Of more than 10,000 spans of a shard the oldest is forgotten: its messages then stay like all others.
-`topicstore.shard.interest_records` has the stored form, and `topicstore.storage.site_interest` the spans of a database
-that a cluster shares.
+The spans of all shards begin and end together, once for many messages, unless stores by programs alternate with
+publishes by clients. Of more than 10,000 spans of a shard the oldest is forgotten: its messages then stay like all
+others. `topicstore.shard.interest_records` has the stored form, and `topicstore.storage.site_interest` the spans of a
+database that a cluster shares.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST = 10_000
 
 @attrs.define(eq=False)
 class InterestSpans:
-    """The spans of one open database. Thread-safe."""
+    """The ranges of one open database's messages that are stored only for sessions. Thread-safe."""
 
     _shards: Sequence[Shard]
     _lock: FairLock = attrs.field(factory=FairLock, init=False)
@@ -71,7 +71,7 @@ class InterestSpans:
                 return True
             if self._end_locked():
                 return False
-            self.may_be_open = True  # before `storing` is read
+            self.may_be_open = True  # set before `storing` is read: `Storage.write` does the reverse
             if self.storing:
                 self.may_be_open = False
                 return False
@@ -150,7 +150,7 @@ class InterestSpans:
 
     def _change_locked(self, shard: int, gone: Sequence[int], new: Sequence[Span]) -> None:
         writes = {write.key: write for write in (*map(removal, gone), *map(stored, new))}
-        spans = self._spans.pop(shard)  # after an error, which may come after the commit, they are read again
+        spans = self._spans.pop(shard)  # if the write fails, perhaps after its commit, the spans are read again
         self._state(self._shards[shard]).write(writes.values())
         found = {after: one for after, one in spans.items() if after not in gone} | {one.after: one for one in new}
         self._spans[shard] = dict(sorted(found.items()))

@@ -85,7 +85,7 @@ def encode_keyed(
     """Yield (shard, state key, value) of the messages of a batch that have a key, in order of rows.
 
     ``placed`` are the messages that are stored in the streams, with their positions and times. ``now`` is the time of
-    the others.
+    all other messages.
     """
     stored, keyed = where.stored, where.keyed
     rows = np.fromiter(keyed, np.intp, len(keyed))
@@ -118,7 +118,7 @@ def read_keyed(request: ReadRequest, shard: Shard) -> ReadResult:
     except msgspec.DecodeError as bad:
         raise InvalidCursorError(f"the cursor's place is not one of keyed messages: {bad}") from bad
     found: ReadResult = shard.generations.undisturbed(lambda: _read(request, shard, start, end))
-    if shard.writer.elsewhere:  # after reading, because a copy may be removed meanwhile
+    if shard.writer.elsewhere:  # checked after reading, because a copy may be removed meanwhile
         raise shard.writer.elsewhere_error()
     return found
 

@@ -122,7 +122,7 @@ class ShardOpener:
         spec, options = registry().backend(manifest.backend), settings.options
         make_layout = functools.partial(registry().make_layout, spec)
         check_pair(spec, registry().layout(manifest.layout))
-        for name in () if manifest.complete else options:  # those of a complete database were already checked
+        for name in () if manifest.complete else options:  # the options of a complete database were checked
             if name not in (manifest.backend, manifest.layout):
                 raise InvalidArgumentError(
                     f"options are by plugin: {{'{manifest.backend}': {{...}}, "
@@ -132,7 +132,7 @@ class ShardOpener:
         target: type[Backend] = load_target(spec)
         backend = target(make_options(manifest.backend, target.Options, options.get(manifest.backend, {})))
         backend.check_path(path)
-        make_layout(manifest.layout, options.get(manifest.layout, {}))  # refuses bad options
+        make_layout(manifest.layout, options.get(manifest.layout, {}))  # raises for invalid options
         open_archive = settings.open_archive(path, manifest)
         return cls(path, manifest, backend, spec.capabilities, settings, make_layout, open_archive)
 
@@ -144,7 +144,7 @@ class ShardOpener:
     def check_files(self) -> None:
         """Raise `DataLossError` if files are missing or have another size since the close. Changes nothing.
 
-        Of a database that a cluster shares, the copy of the shard is removed instead.
+        If a cluster shares the database, the copy of the shard is removed instead.
         """
         for number in range(self.manifest.shards):
             try:
@@ -330,7 +330,7 @@ class ShardOpener:
     def _shard(self, number: int, engine: Engine, *, read_only: bool) -> Shard:
         manifest = self.manifest
         policy = WritePolicy(
-            # Of a shared database, the log is durable, and a shard that has lost writes reads them there again.
+            # The log of a shared database is durable: a shard that has lost writes reads them from the log again.
             durability=manifest.durability if manifest.cluster is None else "commit",
             timestamps=manifest.timestamps,
             late=manifest.late,

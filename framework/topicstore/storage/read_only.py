@@ -113,7 +113,7 @@ class ReadOnlyShards(Sequence[Shard]):
         return self._views[index]
 
     def __iter__(self) -> Iterator[Shard]:
-        return iter(self._views)  # all from the same refresh, even if another one happens meanwhile
+        return iter(self._views)  # snapshots of one refresh, even if another follows meanwhile
 
     def __len__(self) -> int:
         return self._count

@@ -3,9 +3,9 @@
 Shards are independent of each other. Within a shard, a generation is read only after the end of the previous one.
 Within a generation, streams are independent, and take turns batch by batch, so that none waits for another to finish.
 
-In order of time, streams are merged by position. If a layout has epochs, each stream is first
-sorted one epoch at a time, which holds an epoch of each stream in memory. The merge holds some messages of every stream
-in memory before it returns the first message.
+In order of time, streams are merged by position. If a layout has epochs (`Slab.epoch`), each stream is first sorted one
+epoch at a time, which holds an epoch of each stream in memory. The merge holds some messages of every stream in memory
+before it returns the first message.
 
 The plan of a replay by timestamp omits the ranges that are known to have no message of the requested times. From each
 fetched batch, only messages of these times are kept.
@@ -183,7 +183,7 @@ def plan_replay(request: ReplayRequest, shards: Sequence[Shard], database: bytes
     last = None if request.until is None else first_position(request.until) - 1
     bounds = [
         shard.writer.watermark if shard.elsewhere is None else shard.elsewhere.current_watermark() for shard in shards
-    ]  # before planning, which may wait
+    ]  # read before planning, which may wait
     if last is not None:
         bounds = [min(bound, last) for bound in bounds]
     first, timestamps = first_position(request.start), request.timestamps

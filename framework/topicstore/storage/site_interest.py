@@ -70,7 +70,7 @@ class SiteInterestSpans(InterestSpans):
             self._began = None
         return super()._end_locked()
 
-    def _begin_locked(self, spare: tuple[str, ...]) -> None:  # `current` stays None
+    def _begin_locked(self, spare: tuple[str, ...]) -> None:  # leaves `current` None
         periods = self._owned()
         owned = [shard for shard in self._shards if shard.writer.owned]
         failures = [self._tried_locked(partial(self._begin_in_locked, shard, spare)) for shard in owned]

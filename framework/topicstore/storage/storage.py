@@ -75,15 +75,15 @@ T = TypeVar("T")
 
 
 class StorageListener(CommitListener, Protocol):
-    """A listener that ends with the database."""
+    """A listener for commits that is stopped when the database is closed."""
 
     watchers: list[Callable[[int], object]]
     """Functions that are called with a shard's number when new messages of it are visible, by the thread that stores.
-    They must return at once and not raise. Appending to the list, and removing from it, needs no lock."""
+    They must return immediately and not raise. Appending to the list, and removing from it, needs no lock."""
 
     @property
     def followed(self) -> bool:
-        """Whether anybody follows a filter."""
+        """Whether any reader follows a filter."""
 
     def stop(self) -> None:
         """End all waits, and stop notifying; called before the database is closed."""
@@ -156,7 +156,7 @@ class Storage:
         if manifest.cluster is None:
             self.interest = InterestSpans(shards)
         else:
-            from .site_interest import SiteInterestSpans  # few databases are shared
+            from .site_interest import SiteInterestSpans  # imported here, because few databases are shared
 
             self.interest = SiteInterestSpans(shards)
         """The positions of messages that are stored only because sessions wait for them."""
@@ -213,7 +213,7 @@ class Storage:
         storing, write = self.interest.storing, object()
         try:
             if stores and not passing:
-                storing.add(write)  # before `may_be_open` is read
+                storing.add(write)  # added before `may_be_open` is read: `InterestSpans.begin` does the reverse
                 if self.interest.may_be_open:
                     self._end_spans(batch)
             if stores:
@@ -269,7 +269,7 @@ class Storage:
                 recovered.append(shard.number)
 
         failed = [shard for shard in self.shards if shard.writer.failure is not None]
-        self.interest.forget()  # before they take writes again: they may lack the last changes of spans
+        self.interest.forget()  # before the shards take writes again: they may lack the last changes of spans
         try:
             do_all([partial(recover, shard) for shard in failed], "could not be opened again")
         finally:
@@ -326,9 +326,9 @@ class Storage:
         """Raise `PlaceAheadError` for a cursor after all stored messages, if its layout can detect that.
 
         A read-only database next to a writing process accepts every cursor, because it may not see all messages yet.
-        A site of a cluster does so for shards that it doesn't keep. Of others, which may be behind the site that made
-        the cursor, it reads the logs to their ends first if need be. The call then raises the errors of `Site.refresh`,
-        too.
+        A site of a cluster accepts every cursor of a shard that it doesn't keep. Its copy of another shard may be
+        behind the site that made the cursor: before it raises, the call reads the logs to their ends. It then also
+        raises the errors of `Site.refresh`.
         """
         self._check_own(cursor)
         shard, site = self.shards[cursor.shard], self.site
@@ -346,7 +346,7 @@ class Storage:
                     raise
             except (KeyError, ValueError, InvalidCursorError):
                 if site is None:
-                    return  # not a place in a stream, but maybe one among keyed messages: `read` checks that
+                    return  # perhaps a place among keyed messages, which `read` checks
             site.refresh()
             site = None
 
@@ -388,7 +388,7 @@ class Storage:
         """Return a plan that reads a shard's matching messages at positions ``first`` to ``last`` (None: to the end).
 
         ``since`` and ``timestamps`` are those of `topicstore.shard.reader.ShardReader.plan`. Without ``since``, the
-        messages of an epoch that hasn't ended are left out.
+        messages of a layout's epoch that hasn't ended are left out.
         """
         found = self.shards[shard]
         watermark = found.writer.watermark if found.elsewhere is None else found.elsewhere.watermark
@@ -430,14 +430,13 @@ class Storage:
             shard.read_elsewhere(ask)
 
     def follow_states(self, followed: Sequence[FollowedState]) -> None:
-        """Let `look_elsewhere` read these states anew where only other sites keep their shards."""
+        """Register states that `look_elsewhere` reads again if only other sites keep their shards."""
         self._followed = followed
 
     def look_elsewhere(self, shards: Collection[int] | None = None) -> None:
-        """Ask for the ends of some shards that only other sites keep; None: of all, and for the followed states.
+        """Ask other sites for the ends of those of ``shards`` (None: all) that only other sites keep.
 
-        Wakes the listener of shards with new messages.
-
+        With None, also ask for the states of `follow_states`. Notifies the listener of shards that have new messages.
         Raises `ShardElsewhereError`, several as an `ExceptionGroup`.
         """
 
@@ -490,7 +489,10 @@ class Storage:
     # --- closing ---
 
     def on_close(self, stop: Callable[[], object]) -> None:
-        """Register ``stop``, to be called before the shards are closed, last registered first. Raises as `listen`."""
+        """Register ``stop``, to be called before the shards are closed, last registered first.
+
+        Raises `DatabaseClosedError`.
+        """
         with self._registering:
             self.check_open()
             self._on_close.append(stop)

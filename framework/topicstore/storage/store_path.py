@@ -31,8 +31,8 @@ def store_batch(
 ) -> StoreResult:
     """Commit each shard's part of a batch; all parts are checked before the first is committed.
 
-    Raises the errors of `topicstore.database.Database.store`; with `StoreRequest.failures`, those of logs are put there
-    instead.
+    Raises the errors of `topicstore.database.Database.store`; with `StoreRequest.failures`, errors of logs are added to
+    it instead.
     """
     started = time.perf_counter()
     pending: list[PendingWrite] = []
@@ -52,14 +52,14 @@ def store_batch(
             try:
                 holding([one.writer.lock for one in pending], submit)
                 break
-            except LogFullError:  # nothing was proposed
+            except LogFullError:  # no write was proposed
                 _wait_for_room(pending, failures)
     except BaseException:
         for one in pending:
             if not one.number:
                 one.writer.counters.failed_batches += 1
         raise
-    finally:  # even if a shard failed, because others have committed
+    finally:  # even if one shard failed, because other shards have committed
         finish_commits(pending, failures)
     stored = pending if not failures else [one for one in pending if one.writer.number not in failures]
     seconds = time.perf_counter() - started

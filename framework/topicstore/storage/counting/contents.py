@@ -5,10 +5,10 @@ without their payloads where the layout can do that. Only messages that may matc
 concern the stored form of messages, without plugins. Topics that begin with ``$`` are in no table. Only filters with
 the same first level match them (MQTT 5, section 4.7.2).
 
-Counts by topic are cached in memory (`TopicCounts`), those of ``#`` and of the filters that were requested last. They
-are initialized from the tally tables. Afterwards each table that is added is added to them. Other messages are each
-read once: a call reads those stored since the last call. After a delete or the drop of a generation, the counts of the
-shard are computed again.
+Counts by topic are cached in memory (`TopicCounts`), those of ``#`` and of the filters that were requested last. The
+cached counts are initialized from the tally tables. Afterwards each new table is added to them. Messages without a
+table are read once: a call reads those stored since the last call. After a delete or the drop of a generation, the
+counts of the shard are computed again.
 
 `Levels` has the children of a level of topics, each with the counts of all topics below it.
 """
@@ -104,7 +104,7 @@ class TopicCounts:
             return elsewhere.counts(counts.topic_filter, by_topic=True)
         if shard.writer.read_only:  # no caching, because deletes of the writing process aren't visible here
             return _ShardCounts(counts.topic_filter).brought_up(storage, shard)
-        shard.tallies.counted = partial(self._note, shard.number)  # before reading tables, so that no table is missed
+        shard.tallies.counted = partial(self._note, shard.number)  # set before the tables are read, to miss none
         with self._lock:
             of_shard = counts.shards.setdefault(shard.number, _ShardCounts(counts.topic_filter))
         with of_shard.lock:
@@ -123,7 +123,7 @@ class TopicCounts:
         with self._lock:
             kept, text = self._kept, topic_filter.text
             counts = kept.pop(text) if text in kept else _FilterCounts(topic_filter)
-            kept[text] = counts  # moved to the end
+            kept[text] = counts  # the end is for the most recently used
             for other in [other for other in kept if other != "#"][:-_FILTERS]:
                 del kept[other]
             return counts
@@ -168,7 +168,7 @@ class _ShardCounts:
         self._total = Gathering(Tally.by_topic)
         self._spans: dict[int, list[Span]] = {}
         """By generation, the ranges of positions whose messages ``_total`` counts, in order."""
-        self._waiting.clear()  # tables that were made before a delete
+        self._waiting.clear()  # forgets tables that were made before a delete
 
     def is_valid(self, shard: Shard) -> bool:
         """Return whether messages were counted, and none was deleted since."""
@@ -181,7 +181,7 @@ class _ShardCounts:
                 return shard.generations.undisturbed(partial(self._brought_up, storage, shard))
             except (GenerationArchivedError, GenerationDroppedError):
                 self._forget(_NEVER)
-            except BaseException:  # a part of a generation may have been counted
+            except BaseException:  # the counts may have a part of a generation
                 self._forget(_NEVER)
                 raise
 
@@ -206,7 +206,7 @@ class _ShardCounts:
             spans = [Span(counted.before, counted.last) for counted in ranges]
         for span in uncounted(spans, record.first_position - 1, last):
             self._total.add(read_counts(storage, shard, number, self._filter, span, began, topics=True))
-        shard.generations.slab(number)  # raises if it was dropped
+        shard.generations.slab(number)  # raises if the generation was dropped
         self._spans[number] = [Span(record.first_position - 1, max([last, *(span.last for span in spans)]))]
 
     # --- new tables ---
@@ -443,7 +443,7 @@ def _clients(
             last = shard.writer.watermark if record.last_position is None else record.last_position
             for span in uncounted(ranges, record.first_position - 1, last):
                 total.add(read_counts(storage, shard, number, topic_filter, span, began, clients=True))
-            shard.generations.slab(number)  # raises if it was dropped
+            shard.generations.slab(number)  # raises if the generation was dropped
         except GenerationArchivedError:
             continue  # the next attempt reads the archived generation
         except GenerationDroppedError:

@@ -1,10 +1,11 @@
 """Counting messages: when a count is requested, and into stored tally tables, one range at a time.
 
-Messages of a layout that reads heads are counted by its compactions, each in the same write. Only gaps that these leave
-are counted here: those before the last table, such as of partly deleted messages, and sealed generations. Messages of
-other layouts are all counted here, by `compact` and in the background: each range of `RANGE` messages of a shard's
-generation becomes a table of `topicstore.shard.tally_tables`. The rest at the end of a sealed generation, or before a
-range that is already counted, becomes a smaller table. Deletes wait while a range is read and counted.
+Messages of a layout that implements `Slab.heads` are counted by its compactions, each in the same write. Only gaps that
+these compactions leave are counted here: those before the last table, such as of partly deleted messages, and sealed
+generations. Messages of other layouts are all counted here, by `compact` and in the background: each range of `RANGE`
+messages of a shard's generation becomes a table of `topicstore.shard.tally_tables`. The rest at the end of a sealed
+generation, or before a range that is already counted, becomes a smaller table. Deletes wait while a range is read and
+counted.
 
 `KeptRows` caches the counts of a filter's messages from tally tables. Reading the tables of many topics takes seconds,
 and histograms of the same filter are requested repeatedly, with other times. Only deletes change a table.
@@ -63,7 +64,7 @@ _Key = tuple[int, int, str]
 
 
 class KeptRows:
-    """A cache of the rows of one open database. Its methods are thread-safe."""
+    """A cache of rows of the tally tables of one open database. Its methods are thread-safe."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -133,7 +134,7 @@ def read_counts(
     topics: bool = False,
     clients: bool = False,
 ) -> Tally:
-    """Read the matching messages of a range of positions, from heads if possible, and return their tally.
+    """Read the matching messages of a range of positions, if possible without payloads, and return their tally.
 
     The tally is by topic, by client id, or by both. ``since`` is that of `topicstore.shard.reader.ShardReader.plan`.
     Raises the errors of reading.
@@ -209,7 +210,7 @@ def count(storage: Storage, shard: Shard, stop: Callable[[], bool] = never, *, w
         try:
             for gap in gaps:
                 counted += _count_gap(storage, shard, record, gap, stop)
-        except GenerationDroppedError:  # dropped or archived after it was listed
+        except GenerationDroppedError:  # the generation was dropped or archived after it was listed
             continue
     return counted
 

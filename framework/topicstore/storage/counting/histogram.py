@@ -131,7 +131,7 @@ class Part:
         return cls(*(np.frombuffer(column, "<f8") for column in rows))
 
     def rows(self) -> Rows:
-        """Return the columns in the form in which they are sent."""
+        """Return the columns as the `Rows` that a site sends to another."""
         first, last, messages, times, ranks = (
             np.ascontiguousarray(column, "<f8").tobytes()
             for column in (self.first, self.last, self.messages, self.times, self.ranks)
@@ -186,7 +186,7 @@ def _gathered(storage: Storage, shard: Shard, record: GenerationRecord, topic_fi
             if room < 0 and positions[-1] < end:
                 rows.append(_estimated(seen, (before, int(positions[-1]), end), times, ranks))
                 break
-    shard.generations.slab(number)  # raises if it was dropped
+    shard.generations.slab(number)  # raises if the generation was dropped
     if not any(len(each) for each, _, _ in rows):
         return None
     begin, finish, messages = (np.concatenate(column) for column in zip(*rows, strict=True))
@@ -232,7 +232,7 @@ def _density(storage: Storage, shard: Shard, record: GenerationRecord, last: int
     """
     ends = shard.reader.zone_ends(record.number)
     times = np.array([time_of(position) for position in (record.first_position, *ends, last)], np.float64)
-    full = (min(SIZE * number, record.messages) for number in range(len(ends) + 1))  # a sealed one's last isn't full
+    full = (min(SIZE * number, record.messages) for number in range(len(ends) + 1))  # the last zone may have fewer
     ranks = np.array([*full, max(record.messages, 1)], np.float64)
 
     def first() -> float:

@@ -6,7 +6,7 @@ messages are read at each of `_PROBES` points, which are evenly spaced in time. 
 the next point.
 
 If more messages follow, nothing is read, so that ten thousand readers cost little more than one. The estimate uses the
-number of messages of each topic, and the positions of its first and last
+number of messages of each topic, and the positions of its first and last message
 (`topicstore.storage.counting.contents`). A topic's messages are assumed to be distributed like all messages between the
 two.
 """
@@ -199,7 +199,7 @@ class LagCounter:
             return np.sort(np.concatenate([np.empty(0, np.uint64), *found]))
 
     def caught_up(self, places: Sequence[int], unread: Iterable[bool]) -> list[int]:
-        """Return the places; a place after which nothing is unread is advanced to the end of its shard.
+        """Return a reader's positions by shard, advanced to the shard's end where nothing is unread.
 
         ``unread`` says for each shard whether messages are unread.
         """
@@ -224,7 +224,7 @@ class LagCounter:
         return unread
 
     def far(self, topic_filter: TopicFilter, shard: int, place: int) -> bool:
-        """Return whether so many messages follow a place that they are estimated. Reads nothing."""
+        """Return whether so many messages follow a position that their number is estimated. Reads nothing."""
         if not covers(topic_filter) or self._storage.shards[shard].writer.read_only:
             return False  # there are no counts for an estimate
         return place < self.marks[shard] and self._history(shard).after(place) >= _FAR
@@ -257,7 +257,7 @@ class LagCounter:
         while True:
             try:
                 return self._counted_from(topic_filter, shard, place, wanted)
-            except GenerationDroppedError:  # dropped or archived: count again, without it or from its export
+            except GenerationDroppedError:  # count again, without the generation or from its export
                 continue
 
     def _counted_from(self, topic_filter: TopicFilter, shard: int, place: int, wanted: Wanted | None) -> _Unread:

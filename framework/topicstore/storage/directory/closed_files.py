@@ -68,7 +68,7 @@ class ClosedFiles:
     def remove(self) -> None:
         """Remove the list if it exists, and fsync the removal."""
         (self.directory / _FILE).unlink(missing_ok=True)
-        sync_directory(self.directory)  # always: a process may have been killed after it removed the list
+        sync_directory(self.directory)  # even without a list: a process may have been killed after removing it
 
     def check(self, shard: int) -> None:
         """Raise `DataLossError` if a file that a shard had when it was closed is missing or has another size.

@@ -86,7 +86,7 @@ def open_own(path: Path, flags: int, *, links: bool = False) -> int:
     except OSError as bad:
         if bad.errno == errno.ELOOP:
             raise _link(path) from bad
-        if bad.errno in (errno.EISDIR, errno.ENXIO):  # errors for a directory, and for a socket
+        if bad.errno in (errno.EISDIR, errno.ENXIO):  # the path is a directory or a socket
             raise CorruptionError(_NO_FILE, str(path)) from bad
         raise
     with Closer() as closer:

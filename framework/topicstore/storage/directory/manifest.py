@@ -237,7 +237,7 @@ def check_same(
 
 
 def merged_options(manifest: Manifest, options: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Return the manifest's options, with those given for the backend in place of the stored ones."""
+    """Return the manifest's options, in which the given options of the backend replace the stored ones."""
     merged: dict[str, Mapping[str, Any]] = {**manifest.options}
     if manifest.backend in options:
         merged[manifest.backend] = {**merged.get(manifest.backend, {}), **options[manifest.backend]}

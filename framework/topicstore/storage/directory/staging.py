@@ -4,8 +4,8 @@
 
     <parent>/.unfinished-<32 hexadecimal digits>/       in use by a process, or left by a killed one
 
-A staging directory is locked while it is in use. So a process that creates one recognizes those that killed processes
-have left in the same parent directory, and removes them.
+A staging directory is locked while it is in use. So a process that creates one recognizes the directories that killed
+processes have left in the same parent directory, and removes them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def sweep_staging(parent: Path) -> None:
             with suppress(OSError):  # it was removed meanwhile, belongs to another user, or isn't a directory
                 handle = _open(path)
                 try:
-                    if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):  # otherwise a process writes there
+                    if _lock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB):  # a process that still writes there has the lock
                         shutil.rmtree(path, ignore_errors=True)
                 finally:
                     os.close(handle)

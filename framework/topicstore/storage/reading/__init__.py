@@ -1,1 +1,1 @@
-"""Variants of replays: orders, pages, ranges of message times, following, and explanations."""
+"""Variants of replays: by order, in pages, by the messages' own times, and explained."""

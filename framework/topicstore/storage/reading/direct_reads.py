@@ -45,7 +45,7 @@ def run_as_stored(
     """Yield the batches of plans of one shard, of about ``rows`` rows each."""
 
     def fetch(cursor: Cursor, bound: int, limit: int) -> ReadResult:
-        storage.check_open()  # so that closing the database ends the run early
+        storage.check_open()  # raises once the database is closed, so that closing ends the run early
         return shard.reader.next(cursor, rows=limit, size=_BATCH_BYTES, bound=bound, final=True)
 
     return replays.run(ReplayPlan(shards=list(plans), order=order, batch_size=rows or _BATCH, timestamps=None), fetch)

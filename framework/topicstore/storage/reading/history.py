@@ -56,7 +56,7 @@ class History:
         return int(self.ranks[-1] - self.ranks[known]) if known < len(self.ranks) else 0
 
     def ranks_at(self, positions: Positions) -> Numbers:
-        """Return the ranks of positions."""
+        """Return the ranks of any positions, interpolated between the known ones."""
         return self.ranks_of_times(_times(positions))
 
     def ranks_of_times(self, times: Numbers) -> Numbers:
@@ -64,12 +64,12 @@ class History:
         return np.interp(times, _times(self.positions), self.ranks)
 
     def before(self, position: int, messages: float) -> int:
-        """Return the position between which and ``position`` about ``messages`` messages were stored.
+        """Return a position such that about ``messages`` messages lie between it and ``position``.
 
-        It is 0 if there are fewer.
+        Returns 0 if fewer messages lie before ``position``.
         """
         base = int(self.positions[0])
-        offsets = (self.positions - self.positions[0]).astype(np.float64)  # differences, which floats represent well
+        offsets = (self.positions - self.positions[0]).astype(np.float64)  # floats have enough digits for differences
         rank = float(np.interp(position - base, offsets, self.ranks)) - messages
         return base + int(np.interp(rank, self.ranks, offsets)) if rank > 0 else 0
 

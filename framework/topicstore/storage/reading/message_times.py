@@ -56,7 +56,7 @@ def position_ranges(
 
     All messages in the ranges that match the filter are the request's. If the request compares the messages' own times,
     the matching messages are read, of all generations or only of ``generations``. Like a replay, the function waits for
-    the end of the current epoch. The caller may delete the messages of a range during the iteration.
+    the end of the layout's current epoch. The caller may delete the messages of a range during the iteration.
     """
     last = bound if request.until is None else min(bound, first_position(request.until) - 1)
     first = first_position(request.start)
@@ -70,7 +70,7 @@ def position_ranges(
         if generations is not None and record.number not in generations:
             continue
         for span in shard.reader.spans(request.timestamps, first, last):
-            with suppress(GenerationDroppedError):  # dropped meanwhile, so it has no messages to delete
+            with suppress(GenerationDroppedError):  # a generation that was dropped meanwhile has no messages to delete
                 plan = plan_generation(storage, shard, record.number, request.topic_filter, *span, since=since)
                 if plan.generations:
                     yield from _ranges(run_as_stored(storage, shard, [plan], "time"), request.timestamps)

@@ -180,12 +180,12 @@ def ordered(
 ) -> Iterator[MessageBatch]:
     """Return the batches of a replay in ``order``; see `topicstore.Database.replay`.
 
-    The request has the order `planned`.
+    ``request`` must have the order that `planned` returns.
     """
     if limit is not None:
         check_count("limit", limit, 0)
         check_count("batch_size", request.batch_size)
-        if request.timestamps is None and order != "timestamp":  # otherwise more messages may have to be read
+        if request.timestamps is None and order != "timestamp":  # other replays may read more messages than they return
             request = attrs.evolve(request, batch_size=max(1, min(limit, request.batch_size)))
     if reverse and order == "any":
         raise InvalidArgumentError("a replay that goes back is in order of time or of timestamps: leave out order")
