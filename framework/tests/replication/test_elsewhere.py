@@ -18,9 +18,10 @@ from topicstore.storage.counting.histogram import histogram
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until
 
+from .conftest import Sites
 from .test_moving import agreed, keeps
 from .test_site_groups import GROUP_TEXT, Walk, joined, received, settled
-from .test_sites import NOW, Sites, owns
+from .test_sites import NOW, owns
 
 SHARDS = 4
 
