@@ -81,6 +81,10 @@ class ShardReader:
         """The highest position that readers may see."""
         return self._writer.watermark
 
+    def current_watermark(self) -> int:
+        """Return `watermark`, which the reader of a shard of other sites asks for anew."""
+        return self.watermark
+
     @property
     def last_position(self) -> int:
         """The last position that was assigned."""
@@ -354,11 +358,11 @@ class ShardReader:
         """Raise `PlaceAheadError` if ``position`` is above the highest position that the shard ever assigned.
 
         A position in the same epoch (of ``epoch`` positions) is accepted, because versions of topicstore differ in
-        whether they commit the epoch's end.
+        whether they commit the epoch's end. Raises `ShardElsewhereError` if this site of a cluster has no whole copy.
         """
         last = self._writer.tail.last_position
         if position > last | (epoch - 1):
-            raise self._ahead_error(position, last)
+            raise self._writer.elsewhere_error() if self._writer.elsewhere else self._ahead_error(position, last)
 
     def _ahead_error(self, position: int, last: int) -> PlaceAheadError:
         return PlaceAheadError(

@@ -326,13 +326,16 @@ class Storage:
         """Raise `PlaceAheadError` for a cursor after all stored messages, if its layout can detect that.
 
         A read-only database next to a writing process accepts every cursor, because it may not see all messages yet.
-        A site of a cluster does so for shards that it doesn't keep. Of others, which may be behind the site that made
-        the cursor, it reads the logs to their ends first if need be. The call then raises the errors of `Site.refresh`,
-        too.
+        A site of a cluster, which may be behind the site that made the cursor, reads the log to its end first if need
+        be, and asks another site about a shard that it doesn't keep. The call then raises the errors of `Site.refresh`
+        and `ShardElsewhereError`, too.
         """
         self._check_own(cursor)
         shard, site = self.shards[cursor.shard], self.site
-        if self.mode == "read-only" or shard.elsewhere is not None:
+        if self.mode == "read-only":
+            return
+        if shard.elsewhere is not None:
+            shard.elsewhere.check_place(cursor)
             return
         while True:
             try:

@@ -62,7 +62,10 @@ class RetentionChange(msgspec.Struct, forbid_unknown_fields=True):
 
 @get("/retention", guards=[needs("read")], tags=["retention"], sync_to_thread=True)
 def retention(context: TheContext) -> RetentionState:
-    """Return the limits, sizes of stored values, and planned removals with times and reasons."""
+    """Return the limits, sizes of stored values, and planned removals with times and reasons.
+
+    A site of a cluster asks the others about shards that it doesn't keep. If none answers, the response is 503.
+    """
     retention, found = context.db.retention, context.db.generations()
     return RetentionState(
         **attrs.asdict(retention.settings),
@@ -89,7 +92,8 @@ def set_retention(
 def outlook(context: TheContext, data: JSONBody[RetentionChange]) -> list[Departure]:
     """Return the removals that would be planned if the limits were changed so, with counts. Nothing is changed.
 
-    The messages that filters remove are counted, which reads topics and sizes of those that are old enough.
+    The messages that filters remove are counted, which reads topics and sizes of those that are old enough. A site of
+    a cluster asks the others about shards that it doesn't keep. If none answers, the response is 503.
     """
     return context.db.retention.outlook(limits=_given(data), count=True)
 
