@@ -115,7 +115,7 @@ class DatabaseInfo:
     generations: list[GenerationInfo]
     shards: list[ShardInfo]
     """Of a shard that this site of a cluster doesn't keep, the statistics are those of a site that keeps it."""
-    uncounted: Mapping[int, str] = attrs.field(factory=dict)
+    missing: Mapping[int, str] = attrs.field(factory=dict)
     """The shards of a cluster that are not included, and for each the reason why no site that keeps it answered."""
 
     @property
@@ -144,12 +144,12 @@ def database_info(
 ) -> DatabaseInfo:
     """Return the statistics of a database. This is cheap: it reads no messages."""
     generations, manifest = generation_infos(storage), storage.manifest
-    shards, uncounted = list[ShardInfo](), dict[int, str](generations[-1].uncounted)
+    shards, missing = list[ShardInfo](), dict[int, str](generations[-1].missing)
     for shard in storage.shards:
         try:
             shards.append(shard_info(shard))
         except ShardElsewhereError as error:
-            uncounted[shard.number] = str(error)
+            missing[shard.number] = str(error)
     return DatabaseInfo(
         path=str(storage.path),
         id=manifest.id,
@@ -175,7 +175,7 @@ def database_info(
         clock_ahead=retention.clock_ahead,
         generations=generations,
         shards=shards,
-        uncounted=uncounted,
+        missing=missing,
     )
 
 
@@ -670,7 +670,7 @@ class Database:
         """Return the live generations, oldest first.
 
         A server of a cluster asks the others about shards that it doesn't keep. Shards of which no site answers are
-        left out: see `GenerationInfo.uncounted`.
+        left out: see `GenerationInfo.missing`.
         """
         return generations.generation_infos(self.storage)
 
@@ -765,7 +765,7 @@ class Database:
         """Return sizes, generations and counters. This is cheap: it reads no messages.
 
         A server of a cluster asks the others about shards that it doesn't keep. Shards of which no site answers are
-        left out: see `DatabaseInfo.uncounted`.
+        left out: see `DatabaseInfo.missing`.
         """
         made = self._compaction, self._counting, self._retained_expiry, self._made_publisher, self._sessions
         return database_info(self.storage, self.retention, *made)

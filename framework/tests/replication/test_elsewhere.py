@@ -403,7 +403,7 @@ def test_counts_and_planned_removals_cover_all_shards(dbs: dict[str, ts.Database
         assert [*range(SHARDS)] == [one.number for one in found.shards]
         assert {2} == {len(one.slabs) for one in found.shards}
         assert found.streams >= 2 * SHARDS
-        assert ({}, {}) == (found.uncounted, found.generations[0].uncounted)
+        assert ({}, {}) == (found.missing, found.generations[0].missing)
         coming = db.retention.outlook(db.clock() + 1_000_000, limits=limits, count=True)
         assert [100, 10] == [one.messages for one in coming[:2]]
         assert [expired] == [one.messages for one in coming if one.what == "what matches t/3"]
@@ -411,8 +411,8 @@ def test_counts_and_planned_removals_cover_all_shards(dbs: dict[str, ts.Database
     missing = set(range(SHARDS)) - set(keeps(db))
     db.storage.read_elsewhere(None)
     found = db.info()
-    assert missing == found.uncounted.keys() == found.generations[-1].uncounted.keys()
-    assert all("is not kept on this site" in why for why in found.uncounted.values())
+    assert missing == found.missing.keys() == found.generations[-1].missing.keys()
+    assert all("is not kept on this site" in why for why in found.missing.values())
     assert set(keeps(db)) == {one.number for one in found.shards}
     assert found.messages < 110
     with pytest.raises(ts.ShardElsewhereError, match="is not kept on this site"):

@@ -152,6 +152,22 @@ def test_any_server_answers_every_route_and_command(five: Cluster) -> None:
     explained = five.ask(site, "GET", "/api/v5/messages/explain?filter=five/%23").json
     assert (count, SHARDS) == (explained["messages"], len(explained["slabs"]))
     assert count == five.ask(site, "GET", "/api/v5/messages/histogram?filter=five/%23").json["messages"]
+    info = five.ask(site, "GET", "/api/v5/info").json
+    assert ({}, [*range(SHARDS)]) == (info["missing"], [one["number"] for one in info["shards"]])
+    assert info["messages"] >= count
+    (generation,) = five.ask(site, "GET", "/api/v5/generations").json["items"]
+    assert ({}, info["messages"]) == (generation["missing"], generation["messages"])
+    (departure,) = five.ask(site, "GET", "/api/v5/retention").json["outlook"]
+    assert info["messages"] == departure["messages"]
+    limits = {"filters": {"five/#": "1ms"}}
+    coming = five.ask(site, "POST", "/api/v5/retention/outlook", limits).json
+    assert [count] == [one["messages"] for one in coming if one["generation"] is None]
+    names = sorted(client_of({shard}, "session-") for shard in range(SHARDS))
+    for name in names:
+        with PahoClient(five.sites[site].port, name, clean=False, expiry=3_600) as client:
+            client.subscribe("sessions/#", 1)
+    listed = five.ask(site, "GET", "/api/v5/sessions?prefix=session-").json
+    assert ({}, names) == (listed["missing"], [one["client_id"] for one in listed["items"]])
     streams = five.ask(site, "GET", "/api/v5/streams?filter=five/%23").json["items"]
     assert {*range(SHARDS)} == {one["shard"] for one in streams}
     statement = "SELECT topic FROM messages WHERE topic LIKE 'five/%'"
@@ -159,6 +175,10 @@ def test_any_server_answers_every_route_and_command(five: Cluster) -> None:
     assert (200, count) == (table.status, len(table.json["rows"]))
     for command, *arguments, rows in (
         ("latest", "five/#", 5),
+        ("sessions", "--no-lag", 0),
+        ("info", 0),
+        ("generations", 0),
+        ("retention", 0),
         ("replay", "five/#", count),
         ("sql", statement, "--csv", count),
         ("topics", "five/#", 5),

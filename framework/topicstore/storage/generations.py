@@ -54,7 +54,7 @@ class GenerationInfo:
     """The number of live messages."""
     live_bytes: int
     """The size of the live messages' values, in bytes. Deletes and compactions lower it by the bytes that they free."""
-    uncounted: Mapping[int, str] = attrs.field(factory=dict)
+    missing: Mapping[int, str] = attrs.field(factory=dict)
     """The shards of a cluster that are not included, and for each the reason why no site that keeps it answered."""
 
 
@@ -99,9 +99,9 @@ def generation_infos(storage: Storage) -> list[GenerationInfo]:
     """
     storage.check_open()
     live, failed = all_live_records(storage)
-    uncounted = {shard: str(error) for shard, error in failed.items()}
+    missing = {shard: str(error) for shard, error in failed.items()}
     if not live and storage.site is not None:
-        return _planned(storage.site.document.generations, storage.clock(), uncounted)
+        return _planned(storage.site.document.generations, storage.clock(), missing)
     return [
         GenerationInfo(
             number=number,
@@ -111,14 +111,14 @@ def generation_infos(storage: Storage) -> list[GenerationInfo]:
             sealed=None if one.sealed is None else max(record.sealed or 0 for record in records),
             messages=sum(record.messages for record in records),
             live_bytes=sum(record.live_bytes for record in records),
-            uncounted=uncounted,
+            missing=missing,
         )
         for number, records in live.items()
         for one in records[:1]
     ]
 
 
-def _planned(plans: Sequence[GenerationPlan], now: int, uncounted: Mapping[int, str]) -> list[GenerationInfo]:
+def _planned(plans: Sequence[GenerationPlan], now: int, missing: Mapping[int, str]) -> list[GenerationInfo]:
     """Return the generations that every shard of a cluster is to have, as created and sealed now, and empty."""
     return [
         GenerationInfo(
@@ -129,7 +129,7 @@ def _planned(plans: Sequence[GenerationPlan], now: int, uncounted: Mapping[int, 
             sealed=None if plan.number == len(plans) else now,
             messages=0,
             live_bytes=0,
-            uncounted=uncounted,
+            missing=missing,
         )
         for plan in plans
         if not plan.dropped

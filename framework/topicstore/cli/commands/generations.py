@@ -19,7 +19,7 @@ from topicstore.storage.generations import GenerationInfo
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["generations", "generations_table", "uncounted_lines"]
+__all__ = ["generations", "generations_table", "missing_lines"]
 
 
 @click.group(cls=GroupWithDefault, default="list", subcommand_metavar="[list|add|drop] PATH …")
@@ -40,7 +40,7 @@ def list_(db: AnyDatabase) -> Answer:
     yield generations_table(found, archived=archived)
     for number, place in archived.items():
         yield visible(f"generation {number} is exported to {place}")
-    yield from uncounted_lines(found[-1].uncounted)
+    yield from missing_lines(found[-1].missing)
 
 
 def generations_table(
@@ -62,9 +62,9 @@ def generations_table(
     return make_table(*headers, title=title, rows=rows)
 
 
-def uncounted_lines(uncounted: Mapping[int, str]) -> Iterator[str]:
+def missing_lines(missing: Mapping[int, str]) -> Iterator[str]:
     """Yield a line for each shard of a cluster that is not counted, with the reason."""
-    for number, why in uncounted.items():
+    for number, why in missing.items():
         yield click.style(f"shard {number} is not counted: {visible(why)}", fg="yellow")
 
 

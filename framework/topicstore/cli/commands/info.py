@@ -16,7 +16,7 @@ from topicstore.contract.times import format_time
 from topicstore.database import DatabaseInfo
 from topicstore.storage.directory.manifest import Manifest
 
-from .generations import generations_table, uncounted_lines
+from .generations import generations_table, missing_lines
 
 if TYPE_CHECKING:
     from rich.panel import Panel
@@ -59,7 +59,7 @@ def info(db: AnyDatabase) -> Answer:
             )
         if shard.failure is not None:
             yield click.style(f"shard {shard.number} takes no writes: {visible(shard.failure)}", fg="red")
-    yield from uncounted_lines(found.uncounted)
+    yield from missing_lines(found.missing)
 
 
 def _summary(found: DatabaseInfo, manifest: Manifest) -> Panel:

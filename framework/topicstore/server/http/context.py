@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import attrs
 from litestar.di import NamedDependency
@@ -28,6 +28,8 @@ from .threads import RequestThreads
 from .tokens import Tokens
 
 __all__ = ["Context", "Mqtt", "TheContext"]
+
+T = TypeVar("T")
 
 
 class Mqtt(Protocol):
@@ -93,6 +95,11 @@ class Forwards(Protocol):
 
     async def ask(self, calls: Mapping[Any, Any], kind: type[Any]) -> list[Any]:
         """Send requests to their sites, and return their answers."""
+
+    async def gather(
+        self, request: Any, shards: Collection[int], own: Callable[[Collection[int]], T], kind: type[T]
+    ) -> tuple[list[T], dict[int, str]]:
+        """Send a reading request to the owners of shards; return the answers, and why shards have none."""
 
     def raise_first(self, answers: Sequence[object], done: str) -> None:
         """Raise the first error among answers; its text also has ``done``, the description of the completed part."""

@@ -31,7 +31,7 @@ class Generation(msgspec.Struct, kw_only=True):
     live_bytes: int
     archived: str | None
     """The export to which the generation was archived; None if it is in the database."""
-    uncounted: Mapping[int, str]
+    missing: Mapping[int, str]
     """The shards that are not included, and for each the reason why no site of the cluster that keeps it answered."""
 
 
@@ -88,7 +88,7 @@ def _generations(db: ts.Database) -> list[Generation]:
             messages=one.messages,
             live_bytes=one.live_bytes,
             archived=archived.get(one.number),
-            uncounted=one.uncounted,
+            missing=one.missing,
         )
         for one in db.generations()
     ]

@@ -39,7 +39,7 @@ class GrantedScope(msgspec.Struct):
 def info(context: TheContext) -> DatabaseInfo:
     """Return sizes, counts, generations and shards of the database, as `Database.info` does.
 
-    A site of a cluster asks the others about shards that it doesn't keep. `uncounted` has the shards of which no site
+    A site of a cluster asks the others about shards that it doesn't keep. `missing` has the shards of which no site
     answers, and why.
     """
     return context.db.info()

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
 import attrs
 import msgspec
-from litestar import delete, get, post
-from litestar.exceptions import ClientException
+from litestar import Request, delete, get, post
+from litestar.exceptions import ClientException, HTTPException
 from litestar.params import PathParameter, QueryParameter
 
-from topicstore.server.http.context import TheContext
+from topicstore.server.http.context import Context, TheContext
 from topicstore.server.http.guards import needs
-from topicstore.server.http.parameters import After, Limit, Page
+from topicstore.server.http.parameters import SHARDS, After, Limit, Page, shards_asked
 from topicstore.sessions import GroupMember, SessionInfo, SessionNotFoundError, Sessions
 from topicstore.storage.counting.lag import Lag
 
 __all__ = ["ROUTES"]
+
+T = TypeVar("T")
 
 _ClientId = Annotated[str, PathParameter(description="The session's client id, percent-encoded.")]
 _ClientIds = Annotated[
@@ -102,9 +105,17 @@ class GroupEntry(msgspec.Struct, kw_only=True):
     """The group's lag; null if the group has no members."""
 
 
-@get("/sessions", guards=[needs("read")], tags=["sessions"], sync_to_thread=True)
-def sessions(
+class SessionPage(Page[SessionEntry]):
+    """A page of sessions."""
+
+    missing: dict[int, str] = msgspec.field(default_factory=dict)
+    """The shards of a cluster whose sessions are left out, and for each the reason why its owner has not answered."""
+
+
+@get("/sessions", guards=[needs("read")], tags=["sessions"])
+async def sessions(
     context: TheContext,
+    request: Request[Any, Any, Any],
     after: After = None,
     limit: Limit = 100,
     prefix: _Prefix = None,
@@ -114,30 +125,54 @@ def sessions(
     sort: Annotated[
         Literal["client_id", "lag"], QueryParameter(description="By client id, or by lag, of which the longest first.")
     ] = "client_id",
-) -> Page[SessionEntry]:
+) -> SessionPage:
     """Return a page of the sessions, sorted by client id; with `lag=true` including the lag of each.
 
     With `sort=lag` there is only one page, with the sessions that lag; the session with the oldest next message comes
-    first.
+    first. On a site of a cluster, each site lists the sessions of its own shards; `missing` has the shards whose
+    owners don't answer.
     """
-    held = context.db.sessions
-    chosen = [
-        one
-        for one in held.clients(connected=connected)
-        if one.startswith(prefix or "") and (search is None or search in one)
-    ]
+    if sort == "lag" and after is not None:
+        raise ClientException("those that are furthest behind are one page: leave out after, or raise limit")
+    db = context.db
+
+    def own(shards: Collection[int]) -> SessionPage:
+        held = db.sessions
+        chosen = [
+            one
+            for one in held.clients(connected=connected)
+            if one.startswith(prefix or "") and (search is None or search in one) and db.shard_of(one) in shards
+        ]
+        if sort == "lag":
+            return SessionPage(items=_entries(held, held.longest_behind(chosen, limit), lag=True))
+        first = 0 if after is None else bisect_right(chosen, after)
+        shown = chosen[first : first + limit]
+        following = shown[-1] if first + limit < len(chosen) else None
+        return SessionPage(items=_entries(held, shown, lag=lag), next=following)
+
+    pages, missing = await _of_all_sites(context, request, range(db.manifest.shards), own, SessionPage)
+    for page in pages:
+        missing |= page.missing
+    items = [one for page in pages for one in page.items]
     if sort == "lag":
-        if after is not None:
-            raise ClientException("those that are furthest behind are one page: leave out after, or raise limit")
-        return Page(items=_entries(held, held.longest_behind(chosen, limit), lag=True))
-    first = 0 if after is None else bisect_right(chosen, after)
-    shown = chosen[first : first + limit]
-    return Page(items=_entries(held, shown, lag=lag), next=shown[-1] if first + limit < len(chosen) else None)
+        items.sort(key=lambda one: (-1.0 if one.lag is None else -one.lag.seconds, one.client_id))
+        return SessionPage(items=items[:limit], missing=missing)
+    # A page may end with a session that has ended meanwhile, and is left out of its items.
+    ends = [page.next for page in pages if page.next is not None]
+    items = sorted((one for one in items if not ends or one.client_id <= min(ends)), key=lambda one: one.client_id)
+    following = items[limit - 1].client_id if len(items) > limit else min(ends, default=None)
+    return SessionPage(items=items[:limit], next=following, missing=missing)
 
 
-@get("/sessions/{client_id:str}", guards=[needs("read")], tags=["sessions"], sync_to_thread=True)
+@get(
+    "/sessions/{client_id:str}", guards=[needs("read")], tags=["sessions"], opt={"of_owner": True}, sync_to_thread=True
+)
 def session(context: TheContext, client_id: _ClientId) -> SessionEntry:
-    """Return a session: its subscriptions with their lag, and its messages in flight."""
+    """Return a session: its subscriptions with their lag, and its messages in flight.
+
+    On a site of a cluster, the owner of the session's shard answers.
+    """
+    _check_owned(context, client_id)
     held = context.db.sessions
     entry = _entry(held[client_id], held.lag(client_id)[client_id])
     live = held.connected(client_id)
@@ -183,14 +218,53 @@ def groups(context: TheContext) -> Page[GroupEntry]:
     )
 
 
-@get("/lag", guards=[needs("read")], tags=["sessions"], opt={"way": "heavy"}, sync_to_thread=True)
-def lag(context: TheContext, client_id: _ClientIds = None) -> dict[str, dict[str, Lag]]:
+@get("/lag", guards=[needs("read")], tags=["sessions"], opt={"way": "heavy"})
+async def lag(
+    context: TheContext, request: Request[Any, Any, Any], client_id: _ClientIds = None
+) -> dict[str, dict[str, Lag]]:
     """Return the lag of sessions by client id and filter; of all sessions if none is named.
 
     For each filter and shard, up to 10,000 waiting messages are counted, if at most 65,536 messages of any topic follow
     there. Larger numbers are estimated; then `exact` is false.
+
+    On a site of a cluster, the owners of the sessions' shards answer. If one doesn't, the response is 503.
     """
-    return context.db.sessions.lag(*(client_id or ()))
+    db = context.db
+
+    def own(shards: Collection[int]) -> dict[str, dict[str, Lag]]:
+        held = db.sessions
+        wanted = held.clients() if client_id is None else client_id
+        there = [one for one in wanted if db.shard_of(one) in shards]
+        return {name: dict(found) for name, found in _lags(held, there).items()}
+
+    asked = range(db.manifest.shards) if client_id is None else {db.shard_of(one) for one in client_id}
+    found, missing = await _of_all_sites(context, request, asked, own, dict[str, dict[str, Lag]])
+    for shard, why in missing.items():
+        raise HTTPException(status_code=503, detail=f"the sessions of shard {shard} can't be read: {why}")
+    lags = dict(sorted(pair for some in found for pair in some.items()))
+    for one in client_id or ():
+        if one not in lags and SHARDS not in request.headers:  # a site that has forwarded the request checks it itself
+            raise SessionNotFoundError(f"there is no session of client {one!r}")
+    return lags
+
+
+async def _of_all_sites(
+    context: Context,
+    request: Request[Any, Any, Any],
+    shards: Collection[int],
+    own: Callable[[Collection[int]], T],
+    kind: type[T],
+) -> tuple[list[T], dict[int, str]]:
+    """Return the answers of the sites that own some shards, and by shard why there is none: `Forwarder.gather`."""
+    if context.forwarder is None:
+        return [await asyncio.get_running_loop().run_in_executor(context.threads, own, shards)], {}
+    named = set(shards_asked(request, context.db.manifest.shards))
+    return await context.forwarder.gather(request, sorted(named.intersection(shards)), own, kind)
+
+
+def _check_owned(context: Context, client_id: str) -> None:
+    """Raise `ShardElsewhereError` if another site of a cluster owns the shard of a client id."""
+    context.db.storage.shards[context.db.shard_of(client_id)].writer.check_owned()
 
 
 def _entries(held: Sessions, clients: Sequence[str], *, lag: bool) -> list[SessionEntry]:
