@@ -306,6 +306,40 @@ def test_a_shared_subscription_has_members_at_all_sites(dbs: dict[str, ts.Databa
         assert sorted(members) == [member.client_id for member in group.members]
 
 
+def test_changed_records_of_members_are_reported_and_read(dbs: dict[str, ts.Database]) -> None:
+    """A shard's owner reports its changed records of shared subscriptions, and a site without a copy reads these alone.
+
+    Messages are reported without heads.
+    """
+    Keepers(dbs)
+    settled(*dbs.values())
+    db = min(dbs.values(), key=lambda one: len(keeps(one)))
+    shard = missing_at(db)
+    owner = next(one for one in dbs.values() if owns(one)[shard])
+    assert owner.storage.listener is not None
+    reports: list[frozenset[bytes]] = []
+    owner.storage.listener.watchers.append(
+        lambda moved, heads: reports.append(frozenset(heads)) if moved == shard else None
+    )
+    client = client_of(shard, owner)
+    stored(dbs, [100 + shard])
+    assert {frozenset()} == {heads for heads in reports if db.storage.followed_heads.isdisjoint(heads)}
+    assert [] == [heads for heads in reports if heads and not db.storage.followed_heads.isdisjoint(heads)]
+    assert not db.storage.copies_states
+    joined(owner, client)
+    assert [heads for heads in reports if not db.storage.followed_heads.isdisjoint(heads)]
+    db.storage.look_elsewhere((), set(range(SHARDS)) - {shard})
+    before = [member for group in db.sessions.groups for member in group.members]
+    db.storage.look_elsewhere((), {shard})
+    assert db.storage.copies_states
+    db.storage.look_elsewhere((), {owner.shard_of(GROUP_TEXT)})
+    owner.storage.catch_up()
+    db.storage.catch_up()
+    (group,) = db.sessions.groups
+    assert [client] == [member.client_id for member in group.members]
+    assert [] == [member for member in before if member.connected]
+
+
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 40))])
 def test_members_at_sites_that_keep_some_shards_get_each_message(
     dbs: dict[str, ts.Database], monkeypatch: pytest.MonkeyPatch, seed: int

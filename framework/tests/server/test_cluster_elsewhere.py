@@ -17,6 +17,7 @@ from urllib.request import Request, urlopen
 import pytest
 from topicstore.replication.documents import Documents
 from topicstore.replication.log_stores import open_log_store
+from topicstore.storage.shard_map import ShardMap
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.mqtt.paho_client import PahoClient
@@ -39,6 +40,12 @@ def shards(cluster: Cluster) -> list[dict[str, Any]]:
 def keeps(cluster: Cluster, site: str) -> set[int]:
     """Return the shards that a site keeps."""
     return {int(one["id"]) for one in shards(cluster) if site in [replica["site"] for replica in one["replicas"]]}
+
+
+def shares(cluster: Cluster, site: str) -> set[str]:
+    """Return the members of shared subscriptions that have a share of the messages, as a site has them."""
+    found = cluster.ask(site, "GET", "/api/v5/groups").json["items"]
+    return {one["client_id"] for group in found for one in group["members"] if sum(one["slices"])}
 
 
 def publish(cluster: Cluster, topic: str, numbers: range) -> None:
@@ -213,9 +220,10 @@ def test_a_shared_subscription_has_members_at_all_servers(five: Cluster) -> None
 
 
 def test_new_messages_are_reported_to_servers_that_do_not_own_their_shard(five: Cluster) -> None:
-    """A session gets messages of shards of other servers at once, though its server polls only once an hour.
+    """Sessions get messages of shards of other servers at once, though their server polls only once an hour.
 
-    Its server keeps a copy of one of the shards, and none of the other.
+    Their server keeps a copy of one of the shards, and none of the other. It also assigns a shared subscription, and so
+    learns of a member whose session is in that shard.
     """
     lacking = next(site for site in NAMES if 0 < len(five.owned(site)) < len(keeps(five, site)) < SHARDS)
     owned, kept = five.owned(lacking), keeps(five, lacking)
@@ -237,6 +245,18 @@ def test_new_messages_are_reported_to_servers_that_do_not_own_their_shard(five: 
                 }
                 assert 200 == five.ask("a", "POST", "/api/v5/messages", message).status
                 assert [str(one) for one in range(number + 1)] == client.payloads(number + 1)
+        names = (f"$share/g{number}/hourly-shared/#" for number in range(1_000))
+        group = next(name for name in names if ShardMap(SHARDS).of(name) in owned)
+        with ExitStack() as closing:
+            clients = {client_of({shard}, "hourly-member-") for shard in (min(owned), others[0])}
+            members = [closing.enter_context(PahoClient(five.sites[lacking].port, name)) for name in clients]
+            for member in members:
+                member.subscribe(group, 1)
+            wait_until(lambda: shares(five, lacking) == clients, "a share of each member")
+            publish(five, "hourly-shared", range(40))
+            wait_until(lambda: sum(len(member.messages) for member in members) >= 40, "all messages")
+            got = [text for member in members for text in member.payloads(len(member.messages))]
+            assert sorted(map(str, range(40))) == sorted(got)
     finally:
         five.sites[lacking].kill()
         env["TOPICSTORE__CLUSTER__POLL_INTERVAL"] = five.settings["CLUSTER__POLL_INTERVAL"]

@@ -75,6 +75,17 @@ class FollowedState:
         """The values, to be read by selected keys only. `ShardElsewhereError` is raised while they are unknown."""
 
     @property
+    def heads(self) -> Sequence[bytes]:
+        """The heads of the keys by whose changes the values count as changed."""
+        return self._selection.watched
+
+    @property
+    def copied(self) -> bool:
+        """Whether there are values, and they are read at another site."""
+        copy = self._current()
+        return copy is not None and bool(copy.pairs)
+
+    @property
     def known(self) -> bool:
         """Whether the values can be read."""
         return self._current() is not None or not self._shard.writer.elsewhere

@@ -77,9 +77,10 @@ T = TypeVar("T")
 class StorageListener(CommitListener, Protocol):
     """A listener that ends with the database."""
 
-    watchers: list[Callable[[int], object]]
-    """Functions that are called with a shard's number when new messages of it are visible, by the thread that stores.
-    They must return at once and not raise. Appending to the list, and removing from it, needs no lock."""
+    watchers: list[Callable[[int, Collection[bytes]], object]]
+    """Functions that are called with a shard's number when new messages of it are visible, by the thread that stores,
+    and with the heads of keys (`CommitListener.changed`) when its state has changed. They must return at once and not
+    raise. Appending to the list, and removing from it, needs no lock."""
 
     @property
     def followed(self) -> bool:
@@ -436,8 +437,20 @@ class Storage:
         """Let `look_elsewhere` read these states anew where only other sites keep their shards."""
         self._followed = followed
 
-    def look_elsewhere(self, shards: Collection[int] | None = None) -> None:
-        """Ask for the ends of some shards that only other sites keep; None: of all, and for the followed states.
+    @property
+    def followed_heads(self) -> frozenset[bytes]:
+        """The heads of the keys by whose changes the states of `follow_states` count as changed."""
+        return frozenset(head for one in self._followed for head in one.heads)
+
+    @property
+    def copies_states(self) -> bool:
+        """Whether a state of `follow_states` has values that only other sites keep."""
+        return any(one.copied for one in self._followed)
+
+    def look_elsewhere(self, shards: Collection[int] | None = None, states: Collection[int] | None = None) -> None:
+        """Ask for the ends of some shards that only other sites keep, and for the followed states of some.
+
+        None: of all shards.
 
         Wakes the listener of shards with new messages.
 
@@ -456,8 +469,8 @@ class Storage:
                 self.listener.extended(shard.number)
 
         looks = [partial(look, shard) for shard in self.shards if shards is None or shard.number in shards]
-        states = [one.look for one in self._followed] if shards is None else []
-        do_all([*looks, *states], "could not be reached")
+        reads = [one.look for one in self._followed if states is None or one.state.shard in states]
+        do_all([*looks, *reads], "could not be reached")
 
     def catch_up(self, shards: Collection[int] | None = None, *, states: bool = False) -> None:
         """Wait until reads of some shards, or of all, see everything that any site acknowledged before the call.
