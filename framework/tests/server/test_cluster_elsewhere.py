@@ -195,6 +195,20 @@ def test_any_server_answers_every_route_and_command(five: Cluster) -> None:
         assert (0, "", rows) == (done.returncode, done.stderr, done.stdout.count("five/")), done.stdout
 
 
+def test_a_repeated_import_stores_nothing_twice(five: Cluster) -> None:
+    """An import that is repeated through another server continues from its progress, whatever that server keeps."""
+    clients = [client_of({shard}, "import") for shard in range(SHARDS)]
+    rows = [
+        {"topic": "imported", "payload": f"{client} {n}", "client_id": client} for n in range(9) for client in clients
+    ]
+    (file := five.root / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for site in sorted(NAMES, key=lambda one: len(keeps(five, one))):
+        words = ["import", str(five.root / site), str(file)]
+        done = run([sys.executable, "-m", "topicstore.cli", *words], capture_output=True, text=True, check=False)
+        assert 0 == done.returncode, done.stderr
+        assert sorted(row["payload"] for row in rows) == sorted(five.payloads(site, "imported"))
+
+
 def test_a_shared_subscription_has_members_at_all_servers(five: Cluster) -> None:
     """Members at all servers, which keep different shards, get each message once."""
     with ExitStack() as closing:

@@ -292,7 +292,7 @@ class Forwarder:
     async def _ask(self, owner: ShardOwner, call: Call, kind: type[T]) -> T | HTTPException:
         try:
             async with self.send(owner, call) as reply:
-                data = b""
+                data = bytearray()
                 async for piece in reply.pieces:
                     data += piece
                     if len(data) > _LARGEST_ANSWER:

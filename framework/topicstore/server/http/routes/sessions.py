@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import attrs
 import msgspec
@@ -15,13 +14,11 @@ from litestar.params import PathParameter, QueryParameter
 
 from topicstore.server.http.context import Context, TheContext
 from topicstore.server.http.guards import needs
-from topicstore.server.http.parameters import SHARDS, After, Limit, Page, shards_asked
+from topicstore.server.http.parameters import SHARDS, After, Limit, Page
 from topicstore.sessions import GroupMember, SessionInfo, SessionNotFoundError, Sessions
 from topicstore.storage.counting.lag import Lag
 
 __all__ = ["ROUTES"]
-
-T = TypeVar("T")
 
 _ClientId = Annotated[str, PathParameter(description="The session's client id, percent-encoded.")]
 _ClientIds = Annotated[
@@ -150,7 +147,7 @@ async def sessions(
         following = shown[-1] if first + limit < len(chosen) else None
         return SessionPage(items=_entries(held, shown, lag=lag), next=following)
 
-    pages, missing = await _of_all_sites(context, request, range(db.manifest.shards), own, SessionPage)
+    pages, missing = await context.gather(request, range(db.manifest.shards), own, SessionPage)
     for page in pages:
         missing |= page.missing
     items = [one for page in pages for one in page.items]
@@ -238,28 +235,15 @@ async def lag(
         return {name: dict(found) for name, found in _lags(held, there).items()}
 
     asked = range(db.manifest.shards) if client_id is None else {db.shard_of(one) for one in client_id}
-    found, missing = await _of_all_sites(context, request, asked, own, dict[str, dict[str, Lag]])
+    found, missing = await context.gather(request, asked, own, dict[str, dict[str, Lag]])
     for shard, why in missing.items():
-        raise HTTPException(status_code=503, detail=f"the sessions of shard {shard} can't be read: {why}")
+        text = f"the sessions of shard {shard} can't be read: {why}"
+        raise HTTPException(status_code=503, detail=text, headers={"Retry-After": "1"})
     lags = dict(sorted(pair for some in found for pair in some.items()))
     for one in client_id or ():
         if one not in lags and SHARDS not in request.headers:  # a site that has forwarded the request checks it itself
             raise SessionNotFoundError(f"there is no session of client {one!r}")
     return lags
-
-
-async def _of_all_sites(
-    context: Context,
-    request: Request[Any, Any, Any],
-    shards: Collection[int],
-    own: Callable[[Collection[int]], T],
-    kind: type[T],
-) -> tuple[list[T], dict[int, str]]:
-    """Return the answers of the sites that own some shards, and by shard why there is none: `Forwarder.gather`."""
-    if context.forwarder is None:
-        return [await asyncio.get_running_loop().run_in_executor(context.threads, own, shards)], {}
-    named = set(shards_asked(request, context.db.manifest.shards))
-    return await context.forwarder.gather(request, sorted(named.intersection(shards)), own, kind)
 
 
 def _check_owned(context: Context, client_id: str) -> None:
