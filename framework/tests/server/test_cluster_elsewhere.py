@@ -227,6 +227,9 @@ def test_a_shared_subscription_has_members_at_all_servers(five: Cluster) -> None
             ) and all(found)
 
         wait_until(divided, "a share of each member")
+        for site in NAMES:
+            (group,) = five.ask(site, "GET", "/api/v5/groups").json["items"]
+            assert 0 == group["lag"]["messages"]
         publish(five, "shared", range(100))
         wait_until(lambda: sum(len(one.messages) for one in members) >= 100, "all messages")
         got = [text for one in members for text in one.payloads(len(one.messages))]

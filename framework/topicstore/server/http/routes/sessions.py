@@ -99,7 +99,7 @@ class GroupEntry(msgspec.Struct, kw_only=True):
     returned: int
     dropped: tuple[int, ...]
     lag: Lag | None
-    """The group's lag; null if the group has no members."""
+    """The group's lag; null if the group has no members, or in a cluster no site that owns their sessions answers."""
 
 
 class SessionPage(Page[SessionEntry]):
@@ -200,19 +200,28 @@ def kick(context: TheContext, client_id: _ClientId) -> Kicked:
     return Kicked(client_id, context.db.sessions.kick(client_id))
 
 
-@get("/groups", guards=[needs("read")], tags=["sessions"], sync_to_thread=True)
-def groups(context: TheContext) -> Page[GroupEntry]:
-    """Return the shared subscriptions, sorted by filter, with the members and the lag of each group."""
-    held = context.db.sessions
-    return Page(
-        items=[
-            GroupEntry(
-                **attrs.asdict(one, recurse=False),
-                lag=_lag_of_group(held, f"$share/{one.name}/{one.topic_filter}", [m.client_id for m in one.members]),
-            )
-            for one in held.groups
-        ]
-    )
+@get("/groups", guards=[needs("read")], tags=["sessions"])
+async def groups(context: TheContext, request: Request[Any, Any, Any]) -> Page[GroupEntry]:
+    """Return the shared subscriptions, sorted by filter, with the members and the lag of each group.
+
+    On a site of a cluster, each site counts the lag of the groups with members in its own shards.
+    """
+    db = context.db
+
+    def own(shards: Collection[int]) -> Page[GroupEntry]:
+        held, found = db.sessions, []
+        for one in held.groups:
+            here = [member.client_id for member in one.members if db.shard_of(member.client_id) in shards]
+            lag = _lag_of_group(held, f"$share/{one.name}/{one.topic_filter}", here)
+            found.append(GroupEntry(**attrs.asdict(one, recurse=False), lag=lag))
+        return Page(items=found)
+
+    pages, _ = await context.gather(request, range(db.manifest.shards), own, Page[GroupEntry])
+    entries: dict[tuple[str, str], GroupEntry] = {}
+    for entry in (entry for page in pages for entry in page.items):
+        known = entries.setdefault((entry.name, entry.topic_filter), entry)
+        known.lag = entry.lag if known.lag is None else known.lag
+    return Page(items=[entries[key] for key in sorted(entries)])
 
 
 @get("/lag", guards=[needs("read")], tags=["sessions"], opt={"way": "heavy"})
