@@ -367,7 +367,10 @@ class Retention:
         live, failed = all_live_records(storage)
         for error in failed.values():
             raise error
-        newest = time_of(max(shard.reader.current_watermark() for shard in storage.shards))
+        shards = storage.shards
+        newest = time_of(
+            max(one.reader.watermark if one.elsewhere is None else one.elsewhere.current_watermark() for one in shards)
+        )
         there = ages(live, time)
         expired = count_expired(storage, rules(settings), there, time - held_back) if count else None
         return outlook(settings, there, time, newest, held_back, expired)

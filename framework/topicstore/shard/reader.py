@@ -81,10 +81,6 @@ class ShardReader:
         """The highest position that readers may see."""
         return self._writer.watermark
 
-    def current_watermark(self) -> int:
-        """Return `watermark`, which the reader of a shard of other sites asks for anew."""
-        return self.watermark
-
     @property
     def last_position(self) -> int:
         """The last position that was assigned."""

@@ -54,7 +54,10 @@ class MessagesTable(ds.Dataset):  # type: ignore[misc]
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._bounds = [shard.reader.current_watermark() for shard in storage.shards]
+        self._bounds = [
+            shard.reader.watermark if shard.elsewhere is None else shard.elsewhere.current_watermark()
+            for shard in storage.shards
+        ]
         self._wanted = wanted()
         """Whether the calling thread's work is still wanted. DuckDB reads in other threads."""
         self.error: BaseException | None = None

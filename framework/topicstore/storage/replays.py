@@ -181,7 +181,9 @@ def plan_replay(request: ReplayRequest, shards: Sequence[Shard], database: bytes
     """
     began = time.monotonic()
     last = None if request.until is None else first_position(request.until) - 1
-    bounds = [shard.reader.current_watermark() for shard in shards]  # before planning, which may wait
+    bounds = [
+        shard.writer.watermark if shard.elsewhere is None else shard.elsewhere.current_watermark() for shard in shards
+    ]  # before planning, which may wait
     if last is not None:
         bounds = [min(bound, last) for bound in bounds]
     first, timestamps = first_position(request.start), request.timestamps
