@@ -297,15 +297,33 @@ def test_only_sites_ask_each_other(five: Cluster) -> None:
 
 
 def test_a_server_asks_another_one_while_an_owner_is_dead(five: Cluster) -> None:
-    """A shard whose owner has died is read at another server that keeps it, before any server takes it over."""
+    """A shard whose owner has died is read at another server that keeps it, before any server takes it over.
+
+    Its sessions, of which only the owner knows the connections, are reported as missing.
+    """
     lacking = next(site for site in NAMES if len(keeps(five, site)) < SHARDS)
     shard = min(set(range(SHARDS)) - keeps(five, lacking))
     owner = next(site for site in NAMES if shard in five.owned(site))
     expected = sorted(str(number) for number in FIRST)
     reader = client_of(five.owned(lacking) or {shard}, "after-")
     with PahoClient(five.sites[lacking].port, reader) as client:
+        gone = five.owned(owner)
         five.sites[owner].kill()
         assert expected == sorted(five.payloads(lacking, "five/%23"))
+        assert {} == five.ask(lacking, "GET", "/api/v5/info").json["missing"]
+        page = five.ask(lacking, "GET", "/api/v5/sessions").json
+        assert gone == {int(number) for number in page["missing"]}
+        assert all(f"site {owner}" in why for why in page["missing"].values())
+        assert reader in [one["client_id"] for one in page["items"]] or not five.owned(lacking)
+        answer = five.ask(lacking, "GET", "/api/v5/lag")
+        assert (503, True) == (answer.status, f"site {owner}" in answer.json["detail"])
+        listing = run(
+            [sys.executable, "-m", "topicstore.cli", "sessions", str(five.root / lacking)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (True, True) == (listing.returncode != 0, f"site {owner}" in listing.stderr), listing
         if five.owned(lacking):
             client.subscribe("$replay/beginning/five/#", 1)
             assert expected == sorted(client.payloads(len(FIRST)))
