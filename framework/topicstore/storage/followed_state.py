@@ -50,6 +50,10 @@ class _StateCopy(Reader):
         if pairs:
             yield pairs
 
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return len(self._keys)
+
     @property
     def pairs(self) -> Sequence[tuple[bytes, bytes]]:
         """All keys and values, ascending."""
@@ -83,7 +87,7 @@ class FollowedState:
     def copied(self) -> bool:
         """Whether there are values, and they are read at another site."""
         copy = self._current()
-        return copy is not None and bool(copy.pairs)
+        return copy is not None and len(copy) > 0
 
     @property
     def known(self) -> bool:

@@ -134,11 +134,13 @@ async def sessions(
     db = context.db
 
     def own(shards: Collection[int]) -> SessionPage:
-        held = db.sessions
+        held, whole = db.sessions, len(shards) == db.manifest.shards
         chosen = [
             one
             for one in held.clients(connected=connected)
-            if one.startswith(prefix or "") and (search is None or search in one) and db.shard_of(one) in shards
+            if one.startswith(prefix or "")
+            and (search is None or search in one)
+            and (whole or db.shard_of(one) in shards)
         ]
         if sort == "lag":
             return SessionPage(items=_entries(held, held.longest_behind(chosen, limit), lag=True))
@@ -150,14 +152,16 @@ async def sessions(
     pages, missing = await context.gather(request, range(db.manifest.shards), own, SessionPage)
     for page in pages:
         missing |= page.missing
-    items = [one for page in pages for one in page.items]
+    # A shard that has moved meanwhile may be listed by both sites.
+    items = [*{one.client_id: one for page in pages for one in page.items}.values()]
     if sort == "lag":
-        items.sort(key=lambda one: (-1.0 if one.lag is None else -one.lag.seconds, one.client_id))
+        if len(pages) > 1:
+            items.sort(key=lambda one: 0.0 if one.lag is None else one.lag.seconds, reverse=True)
         return SessionPage(items=items[:limit], missing=missing)
     # A page may end with a session that has ended meanwhile, and is left out of its items.
-    ends = [page.next for page in pages if page.next is not None]
-    items = sorted((one for one in items if not ends or one.client_id <= min(ends)), key=lambda one: one.client_id)
-    following = items[limit - 1].client_id if len(items) > limit else min(ends, default=None)
+    end = min((page.next for page in pages if page.next is not None), default=None)
+    items = sorted((one for one in items if end is None or one.client_id <= end), key=lambda one: one.client_id)
+    following = items[limit - 1].client_id if len(items) > limit else end
     return SessionPage(items=items[:limit], next=following, missing=missing)
 
 
