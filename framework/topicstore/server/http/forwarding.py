@@ -51,8 +51,9 @@ _CALLS = 8
 own requests. A waiting forward holds no thread, because the requests may use all threads of a site."""
 _MARGIN = 5.0
 """Seconds to connect to a site, and seconds by which its answer may take longer than it waits for the log store."""
-_LARGEST_ANSWER = 64 << 20
-"""Most bytes of an answer: a page of 10,000 sessions with their subscriptions has some megabytes."""
+_LARGEST_ANSWER, _LARGEST_PAGE = 1 << 20, 64 << 20
+"""Most bytes of the answer to a change, and to a reading request: 10,000 sessions with their subscriptions have some
+megabytes."""
 _PASSED = ("accept", "content-type", "user-agent")
 """The client's headers that are forwarded."""
 _POOL = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -234,12 +235,15 @@ class Forwarder:
         settings = request.app.state.context.mqtt.settings.cluster
         return settings is None or bool(settings.forward)
 
-    async def ask(self, calls: Mapping[ShardOwner, Call], kind: type[T]) -> list[T | HTTPException]:
+    async def ask(
+        self, calls: Mapping[ShardOwner, Call], kind: type[T], largest: int = _LARGEST_ANSWER
+    ) -> list[T | HTTPException]:
         """Send requests to their sites, all at the same time; return the answers, JSON of a type, in their order.
 
-        A site that can't be reached, does not answer or refuses has an `HTTPException` as its answer.
+        A site that can't be reached, does not answer or refuses has an `HTTPException` as its answer, and so has one
+        whose answer has more than ``largest`` bytes.
         """
-        answers = [self._ask(owner, call, kind) for owner, call in calls.items()]
+        answers = [self._ask(owner, call, kind, largest) for owner, call in calls.items()]
         return list(await asyncio.gather(*answers))
 
     async def gather(
@@ -263,7 +267,7 @@ class Forwarder:
             else:
                 wanted[owner].append(shard)
         calls = {one: self.call(request, b"", {SHARDS: ",".join(map(str, some))}) for one, some in wanted.items()}
-        asked = asyncio.create_task(self.ask(calls, kind))
+        asked = asyncio.create_task(self.ask(calls, kind, _LARGEST_PAGE))
         try:
             loop, threads = asyncio.get_running_loop(), request.app.state.context.threads
             found = [await loop.run_in_executor(threads, own, mine)] if mine else []
@@ -289,13 +293,13 @@ class Forwarder:
         if errors:
             raise errors[0]
 
-    async def _ask(self, owner: ShardOwner, call: Call, kind: type[T]) -> T | HTTPException:
+    async def _ask(self, owner: ShardOwner, call: Call, kind: type[T], largest: int) -> T | HTTPException:
         try:
             async with self.send(owner, call) as reply:
                 data = bytearray()
                 async for piece in reply.pieces:
                     data += piece
-                    if len(data) > _LARGEST_ANSWER:
+                    if len(data) > largest:
                         return HTTPException(status_code=502, detail=f"site {owner.site} gave too long an answer")
         except HTTPException as failed:
             return failed
