@@ -189,6 +189,7 @@ def session(context: TheContext, client_id: _ClientId) -> SessionEntry:
 @delete("/sessions/{client_id:str}", guards=[needs("write")], tags=["sessions"], status_code=200, sync_to_thread=True)
 def expire(context: TheContext, client_id: _ClientId) -> Expired:
     """Permanently end a session with its subscriptions and unacknowledged messages, and its connection (0x98)."""
+    _check_owned(context, client_id)
     context.db.sessions.expire(client_id)
     return Expired(client_id, expired=True)
 
@@ -201,6 +202,7 @@ def kick(context: TheContext, client_id: _ClientId) -> Kicked:
 
     As after any lost connection, the will is published, and the session lasts until its session expiry.
     """
+    _check_owned(context, client_id)
     return Kicked(client_id, context.db.sessions.kick(client_id))
 
 
@@ -260,7 +262,10 @@ async def lag(
 
 
 def _check_owned(context: Context, client_id: str) -> None:
-    """Raise `ShardElsewhereError` if another site of a cluster owns the shard of a client id."""
+    """Raise `ShardElsewhereError` if another site of a cluster owns the shard of a client id.
+
+    This site's copy of the shard may not have the session yet.
+    """
     context.db.storage.shards[context.db.shard_of(client_id)].writer.check_owned()
 
 
