@@ -18,7 +18,7 @@ import attrs
 from .contract.arguments import Length, check_length, check_path, seconds
 from .contract.batch import MessageBatch, Messages
 from .contract.cursors import Cursor
-from .contract.errors import InvalidArgumentError
+from .contract.errors import InvalidArgumentError, ShardElsewhereError
 from .contract.forking import ProcessLock
 from .contract.layout import TopicNode
 from .contract.model import Message
@@ -114,6 +114,9 @@ class DatabaseInfo:
     it computes the age of messages."""
     generations: list[GenerationInfo]
     shards: list[ShardInfo]
+    """Of a shard that this site of a cluster doesn't keep, the statistics are those of a site that keeps it."""
+    missing: Mapping[int, str] = attrs.field(factory=dict)
+    """The shards of a cluster that are not included, and for each the reason why no site that keeps it answered."""
 
     @property
     def total(self) -> ShardCounters:
@@ -141,7 +144,12 @@ def database_info(
 ) -> DatabaseInfo:
     """Return the statistics of a database. This is cheap: it reads no messages."""
     generations, manifest = generation_infos(storage), storage.manifest
-    shards = [shard_info(shard) for shard in storage.shards]
+    shards, missing = list[ShardInfo](), dict[int, str](generations[-1].missing)
+    for shard in storage.shards:
+        try:
+            shards.append(shard_info(shard))
+        except ShardElsewhereError as error:
+            missing[shard.number] = str(error)
     return DatabaseInfo(
         path=str(storage.path),
         id=manifest.id,
@@ -167,6 +175,7 @@ def database_info(
         clock_ahead=retention.clock_ahead,
         generations=generations,
         shards=shards,
+        missing=missing,
     )
 
 
@@ -659,7 +668,11 @@ class Database:
         return generations.add_generation(self.storage, layout, options)
 
     def generations(self) -> list[generations.GenerationInfo]:
-        """Return the live generations, oldest first."""
+        """Return the live generations, oldest first.
+
+        A server of a cluster asks the others about shards that it doesn't keep. Shards of which no site answers are
+        left out: see `GenerationInfo.missing`.
+        """
         return generations.generation_infos(self.storage)
 
     def drop_generation(self, generation: int) -> bool:
@@ -751,7 +764,11 @@ class Database:
         return attrs.evolve(report, damages=[*report.damages, *self.queues.damages()])
 
     def info(self) -> DatabaseInfo:
-        """Return sizes, generations and counters. This is cheap: it reads no messages."""
+        """Return sizes, generations and counters. This is cheap: it reads no messages.
+
+        A server of a cluster asks the others about shards that it doesn't keep. Shards of which no site answers are
+        left out: see `DatabaseInfo.missing`.
+        """
         made = self._compaction, self._counting, self._retained_expiry, self._made_publisher, self._sessions
         return database_info(self.storage, self.retention, *made)
 

@@ -1,4 +1,4 @@
-"""A log store whose answers are lost, repeated and delayed as the test commands."""
+"""A log store whose answers are lost, repeated and delayed as the test commands, and the sites of a cluster."""
 
 from __future__ import annotations
 
@@ -6,11 +6,17 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
+import topicstore as ts
 from topicstore.contract.log_store import LogStore, LogStoreRefusedError, ObjectExistsError, StorageUnavailableError
+from topicstore.replication.log_stores import open_log_store
 from topicstore_conformance.replication.memory_store import Objects
 
+NEVER = 3_600.0
+"""A time in seconds within which no test ends."""
 LONG = 30
 """The timeout of waits in seconds, after which a test fails."""
 
@@ -82,6 +88,36 @@ class Line(Objects):
 
     def delete(self, name: str) -> None:
         self._store.delete(name)
+
+
+class Sites:
+    """The sites of one cluster, each with a directory of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.url = (root / "log").as_uri()
+
+    def open(self, name: str, *, takeover_after: float = NEVER, **how: Any) -> ts.Database:
+        """Open a site, which by default never suspects another one, however busy the machine is."""
+        own = {key: how.pop(key) for key in ("n_sites", "replication_factor", "address", "log_retention") if key in how}
+        cluster = ts.Cluster(
+            self.url,
+            beat_interval=0.02,
+            poll_interval=0.02,
+            takeover_after=takeover_after,
+            **own,
+        )
+        return ts.open(self.root / name, cluster=cluster, site=name, **how)
+
+    @property
+    def store(self) -> LogStore:
+        return open_log_store(self.url)
+
+
+@pytest.fixture
+def sites(tmp_path: Path) -> Sites:
+    """Return a cluster without sites."""
+    return Sites(tmp_path)
 
 
 @pytest.fixture

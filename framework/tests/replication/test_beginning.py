@@ -13,12 +13,8 @@ from topicstore.contract.log_store import StorageUnavailableError
 from topicstore.replication import names, replica
 from topicstore_conformance.faults.threads import wait_until
 
-from .test_sites import Sites, messages, payloads
-
-
-@pytest.fixture
-def sites(tmp_path: Path) -> Sites:
-    return Sites(tmp_path)
+from .conftest import Sites
+from .test_sites import messages, payloads
 
 
 @pytest.fixture

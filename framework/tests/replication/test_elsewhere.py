@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -18,9 +19,10 @@ from topicstore.storage.counting.histogram import histogram
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until
 
+from .conftest import Sites
 from .test_moving import agreed, keeps
 from .test_site_groups import GROUP_TEXT, Walk, joined, received, settled
-from .test_sites import NOW, Sites, owns
+from .test_sites import NOW, owns
 
 SHARDS = 4
 
@@ -304,6 +306,40 @@ def test_a_shared_subscription_has_members_at_all_sites(dbs: dict[str, ts.Databa
         assert sorted(members) == [member.client_id for member in group.members]
 
 
+def test_changed_records_of_members_are_reported_and_read(dbs: dict[str, ts.Database]) -> None:
+    """A shard's owner reports its changed records of shared subscriptions, and a site without a copy reads these alone.
+
+    Messages are reported without heads.
+    """
+    Keepers(dbs)
+    settled(*dbs.values())
+    db = min(dbs.values(), key=lambda one: len(keeps(one)))
+    shard = missing_at(db)
+    owner = next(one for one in dbs.values() if owns(one)[shard])
+    assert owner.storage.listener is not None
+    reports: list[frozenset[bytes]] = []
+    owner.storage.listener.watchers.append(
+        lambda moved, heads: reports.append(frozenset(heads)) if moved == shard else None
+    )
+    client = client_of(shard, owner)
+    stored(dbs, [100 + shard])
+    assert {frozenset()} == {heads for heads in reports if db.storage.followed_heads.isdisjoint(heads)}
+    assert [] == [heads for heads in reports if heads and not db.storage.followed_heads.isdisjoint(heads)]
+    assert not db.storage.copies_states
+    joined(owner, client)
+    assert [heads for heads in reports if not db.storage.followed_heads.isdisjoint(heads)]
+    db.storage.look_elsewhere((), set(range(SHARDS)) - {shard})
+    before = [member for group in db.sessions.groups for member in group.members]
+    db.storage.look_elsewhere((), {shard})
+    assert db.storage.copies_states
+    db.storage.look_elsewhere((), {owner.shard_of(GROUP_TEXT)})
+    owner.storage.catch_up()
+    db.storage.catch_up()
+    (group,) = db.sessions.groups
+    assert [client] == [member.client_id for member in group.members]
+    assert [] == [member for member in before if member.connected]
+
+
 @pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 40))])
 def test_members_at_sites_that_keep_some_shards_get_each_message(
     dbs: dict[str, ts.Database], monkeypatch: pytest.MonkeyPatch, seed: int
@@ -380,3 +416,92 @@ def test_a_replay_of_all_shards_is_explained(dbs: dict[str, ts.Database]) -> Non
         by_time = db.explain("t/3", 1, 2, by="timestamp")
         assert (0, 0, SHARDS) == (by_time.messages, by_time.zones, by_time.all_zones)
         assert [*range(SHARDS)] == [one.shard for one in by_time.unread]
+
+
+def test_counts_and_planned_removals_cover_all_shards(dbs: dict[str, ts.Database]) -> None:
+    """Statistics, generations and the outlook of retention are the same at every site.
+
+    A site that gets no answer counts what it keeps, names the other shards, and refuses the outlook.
+    """
+    Keepers(dbs)
+    dbs["a"].add_generation()
+    for db in dbs.values():
+        wait_until(lambda db=db: len(db.generations()) == 2, "the second generation")  # type: ignore[misc]
+    stored(dbs, range(100, 110))
+    limits = {"max_age": "1d", "filters": {"t/3": "1ms", "t/1": None}}
+    expired = sum(number % 7 == 3 for number in range(110))
+    for db in dbs.values():
+        db.storage.catch_up()
+        found = db.info()
+        assert (110, [100, 10]) == (found.messages, [one.messages for one in found.generations])
+        assert [*range(SHARDS)] == [one.number for one in found.shards]
+        assert {2} == {len(one.slabs) for one in found.shards}
+        assert found.streams >= 2 * SHARDS
+        assert ({}, {}) == (found.missing, found.generations[0].missing)
+        coming = db.retention.outlook(db.clock() + 1_000_000, limits=limits, count=True)
+        assert [100, 10] == [one.messages for one in coming[:2]]
+        assert [expired] == [one.messages for one in coming if one.what == "what matches t/3"]
+    db = min(dbs.values(), key=lambda one: len(keeps(one)))
+    missing = set(range(SHARDS)) - set(keeps(db))
+    db.storage.read_elsewhere(None)
+    found = db.info()
+    assert missing == found.missing.keys() == found.generations[-1].missing.keys()
+    assert all("is not kept on this site" in why for why in found.missing.values())
+    assert set(keeps(db)) == {one.number for one in found.shards}
+    assert found.messages < 110
+    with pytest.raises(ts.ShardElsewhereError, match="is not kept on this site"):
+        db.retention.outlook()
+
+
+def test_places_after_what_a_restored_cluster_has_are_refused(tmp_path: Path) -> None:
+    """Cursors and places that are ahead of a restored log are refused at every site, whether or not it keeps the shard.
+
+    Those from before the backup are accepted.
+    """
+    sites, how = Sites(tmp_path), {"replication_factor": 2}
+
+    def begin(opened: ExitStack) -> dict[str, ts.Database]:
+        """Open four sites that keep two copies of each shard."""
+        found = {name: opened.enter_context(sites.open(name, shards=SHARDS, **how)) for name in "abcd"}
+        wait_until(lambda: agreed(*found.values()), "copies at their sites")
+        assert any(len(keeps(db)) < SHARDS for db in found.values())
+        Keepers(found)
+        return found
+
+    def cursors(db: ts.Database) -> list[ts.Cursor]:
+        """Return a cursor after the last message of each stream."""
+        return [db.read(db.cursor(stream, "#")).cursor for stream in db.streams("#")]
+
+    def place(db: ts.Database) -> ts.Place:
+        """Return the place after all messages."""
+        with db.subscribe("#", 0) as follower:
+            wait_until(lambda: not follower.fetch(timeout=0).messages, "the end")
+            return follower.place
+
+    with ExitStack() as opened:
+        dbs = begin(opened)
+        stored(dbs, range(50, 60))
+        db = dbs["a"]
+        db.storage.catch_up()
+        early = cursors(db), place(db)
+    shutil.copytree(tmp_path / "log", tmp_path / "backup")
+    with ExitStack() as opened:
+        dbs = begin(opened)
+        stored(dbs, range(60, 100))
+        db = dbs["a"]
+        db.storage.catch_up()
+        late = cursors(db), place(db)
+    for name in ("log", *"abcd"):
+        shutil.rmtree(tmp_path / name)
+    (tmp_path / "backup").rename(tmp_path / "log")
+    with ExitStack() as opened:
+        for db in begin(opened).values():
+            assert {*range(SHARDS)} == {cursor.shard for cursor in late[0]}
+            for cursor in early[0]:
+                db.read(cursor)
+            db.subscribe("#", early[1]).close()
+            for cursor in late[0]:
+                with pytest.raises(ts.PlaceAheadError, match="older copy"):
+                    db.read(cursor)
+            with pytest.raises(ts.PlaceAheadError, match="older copy"):
+                db.subscribe("#", late[1])

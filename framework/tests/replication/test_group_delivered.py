@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import combinations_with_replacement
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -17,17 +16,12 @@ from topicstore.sessions.shared.records import HANDED_BACK, RETURNED, REVOKED, W
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import wait_until
 
+from .conftest import Sites
 from .test_site_delivered import AGE, SECOND, noted, own, publish, removed, stored, take, two
-from .test_sites import Sites
 
 TEXT = "$share/g/t/#"
 READS = 5
 """The number of times that one look at what sessions need reads the logs of all shards to their ends."""
-
-
-@pytest.fixture
-def sites(tmp_path: Path) -> Sites:
-    return Sites(tmp_path)
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ import topicstore as ts
 from topicstore.replication import site
 from topicstore_conformance.faults.threads import wait_until
 
+from .conftest import Sites
 from .test_moving import agreed
-from .test_sites import Sites, cut
+from .test_sites import cut
 
 _SHARDS = 2
 _TOPICS = ["a/0", "a/1/x", "b", "c/d/e", "$own/t"]

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,12 +21,8 @@ from topicstore.shard import reader
 from topicstore.shard.generations import Generations
 from topicstore_conformance.faults.threads import begin, running, wait_until
 
-from .test_sites import NEVER, Sites, is_behind, messages, payloads
-
-
-@pytest.fixture
-def sites(tmp_path: Path) -> Sites:
-    return Sites(tmp_path)
+from .conftest import NEVER, Sites
+from .test_sites import is_behind, messages, payloads
 
 
 def shards(db: ts.Database) -> tuple[ShardInfo, ...]:

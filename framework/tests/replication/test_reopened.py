@@ -7,7 +7,6 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,12 +22,8 @@ from topicstore.storage.opening import ShardOpener
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.mqtt.embedded import serving_http
 
-from .test_sites import NEVER, Sites, cut, entries, is_behind, messages, payloads, replicas
-
-
-@pytest.fixture
-def sites(tmp_path: Path) -> Sites:
-    return Sites(tmp_path)
+from .conftest import NEVER, Sites
+from .test_sites import cut, entries, is_behind, messages, payloads, replicas
 
 
 def writer(db: ts.Database) -> ShardWriter:

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,17 +25,13 @@ from topicstore.storage.maintenance import delete_local
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
+from .conftest import Sites
 from .test_site_settings import divided, in_shard
-from .test_sites import Sites, owns, replicas
+from .test_sites import owns, replicas
 
 SECOND = 1_000_000
 AGE = 10
 """The age, in seconds, at which messages may go."""
-
-
-@pytest.fixture
-def sites(tmp_path: Path) -> Sites:
-    return Sites(tmp_path)
 
 
 @pytest.fixture

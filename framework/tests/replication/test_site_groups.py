@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 import topicstore as ts
@@ -17,16 +16,12 @@ from topicstore.sessions.shared.stored_group import StoredGroup
 from topicstore.shard.state import FrameworkWrite
 from topicstore_conformance.faults.threads import wait_until
 
+from .conftest import Sites
 from .test_site_sessions import hand_over
 from .test_site_settings import divided, in_shard
-from .test_sites import Sites, owns
+from .test_sites import owns
 
 GROUP_TEXT = "$share/g/#"
-
-
-@pytest.fixture
-def sites(tmp_path: Path) -> Sites:
-    return Sites(tmp_path)
 
 
 @pytest.fixture

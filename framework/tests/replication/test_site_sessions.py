@@ -6,7 +6,6 @@ import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 import topicstore as ts
@@ -16,16 +15,12 @@ from topicstore.sessions import Ended, Publish, PubRel, Session
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import wait_until
 
+from .conftest import Sites
 from .test_site_settings import divided, in_shard
-from .test_sites import Sites, owns, replicas
+from .test_sites import owns, replicas
 
 HOUR = 3_600_000_000
 SECOND = 1_000_000
-
-
-@pytest.fixture
-def sites(tmp_path: Path) -> Sites:
-    return Sites(tmp_path)
 
 
 def published(db: ts.Database, session: Session) -> list[tuple[bytes, int, bool]]:

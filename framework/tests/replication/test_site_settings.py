@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import topicstore as ts
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import wait_until
 
-from .test_sites import Sites, owns, payloads
-
-
-@pytest.fixture
-def sites(tmp_path: Path) -> Sites:
-    return Sites(tmp_path)
+from .conftest import Sites
+from .test_sites import owns, payloads
 
 
 def divided(a: ts.Database, b: ts.Database) -> tuple[ts.Database, ts.Database, str]:

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 import topicstore as ts
-from topicstore.contract.log_store import LogStore, NotConditionalError, StorageUnavailableError
+from topicstore.contract.log_store import NotConditionalError, StorageUnavailableError
 from topicstore.pubsub import retained_expiry
 from topicstore.pubsub.retained import remove_expired
 from topicstore.replication import log_stores, names, site
 from topicstore.replication.counted_store import CountedLogStore
 from topicstore.replication.documents import Documents
-from topicstore.replication.log_stores import open_log_store
 from topicstore.replication.objects import BEATS, Beat
 from topicstore.shard.writer import DropGeneration
 from topicstore.storage.keyed_message_records import state_key
@@ -26,40 +25,9 @@ from topicstore_backends.log_stores.directory import DirectoryLogStore
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import wait_until
 
-from .conftest import Objects
+from .conftest import NEVER, Objects, Sites
 
-NEVER = 3_600.0
-"""A time in seconds within which no test ends."""
 NOW = 1_700_000_000_000_000
-
-
-class Sites:
-    """The sites of one cluster, each with a directory of its own."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.url = (root / "log").as_uri()
-
-    def open(self, name: str, *, takeover_after: float = NEVER, **how: Any) -> ts.Database:
-        """Open a site, which by default never suspects another one, however busy the machine is."""
-        own = {key: how.pop(key) for key in ("n_sites", "replication_factor", "address", "log_retention") if key in how}
-        cluster = ts.Cluster(
-            self.url,
-            beat_interval=0.02,
-            poll_interval=0.02,
-            takeover_after=takeover_after,
-            **own,
-        )
-        return ts.open(self.root / name, cluster=cluster, site=name, **how)
-
-    @property
-    def store(self) -> LogStore:
-        return open_log_store(self.url)
-
-
-@pytest.fixture
-def sites(tmp_path: Path) -> Sites:
-    return Sites(tmp_path)
 
 
 def messages(*numbers: int, client: str = "c") -> list[ts.Message]:

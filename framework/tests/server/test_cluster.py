@@ -16,7 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +250,68 @@ def test_every_change_may_be_sent_to_any_site(pair: Cluster) -> None:
         days = {"a": 30, "b": 40}[site]
         assert 86_400 * days == pair.ask(site, "PUT", "/api/v5/retention", {"max_age": f"{days}d"}).json["max_age"]
         assert 200 == pair.ask(site, "PUT", "/api/v5/retention", {"max_age": None}).status
+
+
+@contextmanager
+def listed(pair: Cluster, prefix: str) -> Iterator[tuple[list[str], list[str]]]:
+    """Open two sessions in each shard; yield the client ids of all, and of those whose clients are connected."""
+    names = sorted(client_of({shard}, f"{prefix}{n}-") for shard in range(SHARDS) for n in range(2))
+    with ExitStack() as closing:
+        for name in names:
+            client = closing.enter_context(PahoClient(pair.sites["a"].port, name, clean=False, expiry=3_600))
+            client.subscribe(f"{prefix}/#", 1)
+            if name in names[::2]:
+                client.close()
+        yield names, names[1::2]
+    for name in names:
+        assert 200 == pair.ask("a", "DELETE", f"/api/v5/sessions/{name}").status
+
+
+def test_any_site_lists_the_sessions_of_all_sites(pair: Cluster) -> None:
+    """Pages of sessions of any size are the same at both sites, with the connections to both."""
+    path = "/api/v5/sessions?prefix=listed"
+
+    def pages(site: str, limit: int) -> list[tuple[str, bool]]:
+        found, after = [], ""
+        while True:
+            page = pair.ask(site, "GET", f"{path}&limit={limit}{after}").json
+            assert ({}, True) == (page["missing"], len(page["items"]) <= limit)
+            found += [(one["client_id"], one["connected"]) for one in page["items"]]
+            if page["next"] is None:
+                return found
+            after = f"&after={page['next']}"
+
+    with listed(pair, "listed") as (names, connected):
+        expected = [(name, name in connected) for name in names]
+        wait_until(lambda: expected == pages("a", 100), "the ends of connections")
+        for site, limit in itertools.product("ab", (1, 3, 100)):
+            assert expected == pages(site, limit)
+        for site in ("a", "b"):
+            for name in names:
+                shown = pair.ask(site, "GET", f"/api/v5/sessions/{name}").json
+                assert (name in connected) is shown["connected"] is (shown["connection"] is not None)
+            answer = pair.ask(site, "GET", "/api/v5/sessions/nobody")
+            assert (404, "SessionNotFoundError") == (answer.status, answer.json["title"])
+
+
+def test_any_site_has_the_lag_of_all_sessions(pair: Cluster) -> None:
+    """The lag of some sessions, of all, and the list of those that are furthest behind are the same at both sites."""
+
+    def behind(site: str) -> list[int]:
+        found = pair.ask(site, "GET", "/api/v5/sessions?prefix=late&sort=lag&limit=4").json["items"]
+        return [one["lag"]["messages"] for one in found]
+
+    with listed(pair, "late") as (names, connected):
+        message = {"topic": "late/x", "payload": "1", "client_id": names[0], "qos": 1}
+        assert 200 == pair.ask("a", "POST", "/api/v5/messages", message).status
+        for site in ("a", "b"):
+            wait_until(lambda site=site: [1] * 4 == behind(site), "the lag of those that are away")
+            lags = pair.ask(site, "GET", "/api/v5/lag?" + "&".join(f"client_id={name}" for name in names)).json
+            assert names == [*lags]
+            assert {1} == {lags[name]["late/#"]["messages"] for name in set(names).difference(connected)}
+            assert {*names} <= pair.ask(site, "GET", "/api/v5/lag").json.keys()
+            answer = pair.ask(site, "GET", "/api/v5/lag?client_id=nobody")
+            assert (404, "SessionNotFoundError") == (answer.status, answer.json["title"])
 
 
 def test_messages_are_deleted_at_all_owners(pair: Cluster) -> None:

@@ -17,6 +17,7 @@ from urllib.request import Request, urlopen
 import pytest
 from topicstore.replication.documents import Documents
 from topicstore.replication.log_stores import open_log_store
+from topicstore.storage.shard_map import ShardMap
 from topicstore_conformance.conditions.skipping import need
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.mqtt.paho_client import PahoClient
@@ -39,6 +40,12 @@ def shards(cluster: Cluster) -> list[dict[str, Any]]:
 def keeps(cluster: Cluster, site: str) -> set[int]:
     """Return the shards that a site keeps."""
     return {int(one["id"]) for one in shards(cluster) if site in [replica["site"] for replica in one["replicas"]]}
+
+
+def shares(cluster: Cluster, site: str) -> set[str]:
+    """Return the members of shared subscriptions that have a share of the messages, as a site has them."""
+    found = cluster.ask(site, "GET", "/api/v5/groups").json["items"]
+    return {one["client_id"] for group in found for one in group["members"] if sum(one["slices"])}
 
 
 def publish(cluster: Cluster, topic: str, numbers: range) -> None:
@@ -152,6 +159,22 @@ def test_any_server_answers_every_route_and_command(five: Cluster) -> None:
     explained = five.ask(site, "GET", "/api/v5/messages/explain?filter=five/%23").json
     assert (count, SHARDS) == (explained["messages"], len(explained["slabs"]))
     assert count == five.ask(site, "GET", "/api/v5/messages/histogram?filter=five/%23").json["messages"]
+    info = five.ask(site, "GET", "/api/v5/info").json
+    assert ({}, [*range(SHARDS)]) == (info["missing"], [one["number"] for one in info["shards"]])
+    assert info["messages"] >= count
+    (generation,) = five.ask(site, "GET", "/api/v5/generations").json["items"]
+    assert ({}, info["messages"]) == (generation["missing"], generation["messages"])
+    (departure,) = five.ask(site, "GET", "/api/v5/retention").json["outlook"]
+    assert info["messages"] == departure["messages"]
+    limits = {"filters": {"five/#": "1ms"}}
+    coming = five.ask(site, "POST", "/api/v5/retention/outlook", limits).json
+    assert [count] == [one["messages"] for one in coming if one["generation"] is None]
+    names = sorted(client_of({shard}, "session-") for shard in range(SHARDS))
+    for name in names:
+        with PahoClient(five.sites[site].port, name, clean=False, expiry=3_600) as client:
+            client.subscribe("sessions/#", 1)
+    listed = five.ask(site, "GET", "/api/v5/sessions?prefix=session-").json
+    assert ({}, names) == (listed["missing"], [one["client_id"] for one in listed["items"]])
     streams = five.ask(site, "GET", "/api/v5/streams?filter=five/%23").json["items"]
     assert {*range(SHARDS)} == {one["shard"] for one in streams}
     statement = "SELECT topic FROM messages WHERE topic LIKE 'five/%'"
@@ -159,6 +182,10 @@ def test_any_server_answers_every_route_and_command(five: Cluster) -> None:
     assert (200, count) == (table.status, len(table.json["rows"]))
     for command, *arguments, rows in (
         ("latest", "five/#", 5),
+        ("sessions", "--no-lag", 0),
+        ("info", 0),
+        ("generations", 0),
+        ("retention", 0),
         ("replay", "five/#", count),
         ("sql", statement, "--csv", count),
         ("topics", "five/#", 5),
@@ -166,6 +193,20 @@ def test_any_server_answers_every_route_and_command(five: Cluster) -> None:
         words = [str(command), str(five.root / site), *map(str, arguments)]
         done = run([sys.executable, "-m", "topicstore.cli", *words], capture_output=True, text=True, check=False)
         assert (0, "", rows) == (done.returncode, done.stderr, done.stdout.count("five/")), done.stdout
+
+
+def test_a_repeated_import_stores_nothing_twice(five: Cluster) -> None:
+    """An import that is repeated through another server continues from its progress, whatever that server keeps."""
+    clients = [client_of({shard}, "import") for shard in range(SHARDS)]
+    rows = [
+        {"topic": "imported", "payload": f"{client} {n}", "client_id": client} for n in range(9) for client in clients
+    ]
+    (file := five.root / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for site in sorted(NAMES, key=lambda one: len(keeps(five, one))):
+        words = ["import", str(five.root / site), str(file)]
+        done = run([sys.executable, "-m", "topicstore.cli", *words], capture_output=True, text=True, check=False)
+        assert 0 == done.returncode, done.stderr
+        assert sorted(row["payload"] for row in rows) == sorted(five.payloads(site, "imported"))
 
 
 def test_a_shared_subscription_has_members_at_all_servers(five: Cluster) -> None:
@@ -186,6 +227,9 @@ def test_a_shared_subscription_has_members_at_all_servers(five: Cluster) -> None
             ) and all(found)
 
         wait_until(divided, "a share of each member")
+        for site in NAMES:
+            (group,) = five.ask(site, "GET", "/api/v5/groups").json["items"]
+            assert 0 == group["lag"]["messages"]
         publish(five, "shared", range(100))
         wait_until(lambda: sum(len(one.messages) for one in members) >= 100, "all messages")
         got = [text for one in members for text in one.payloads(len(one.messages))]
@@ -193,9 +237,10 @@ def test_a_shared_subscription_has_members_at_all_servers(five: Cluster) -> None
 
 
 def test_new_messages_are_reported_to_servers_that_do_not_own_their_shard(five: Cluster) -> None:
-    """A session gets messages of shards of other servers at once, though its server polls only once an hour.
+    """Sessions get messages of shards of other servers at once, though their server polls only once an hour.
 
-    Its server keeps a copy of one of the shards, and none of the other.
+    Their server keeps a copy of one of the shards, and none of the other. It also assigns a shared subscription, and so
+    learns of a member whose session is in that shard.
     """
     lacking = next(site for site in NAMES if 0 < len(five.owned(site)) < len(keeps(five, site)) < SHARDS)
     owned, kept = five.owned(lacking), keeps(five, lacking)
@@ -217,6 +262,19 @@ def test_new_messages_are_reported_to_servers_that_do_not_own_their_shard(five: 
                 }
                 assert 200 == five.ask("a", "POST", "/api/v5/messages", message).status
                 assert [str(one) for one in range(number + 1)] == client.payloads(number + 1)
+        names = (f"$share/g{number}/hourly-shared/#" for number in range(1_000))
+        group = next(name for name in names if ShardMap(SHARDS).of(name) in owned)
+        with ExitStack() as closing:
+            clients = [client_of({shard}, "hourly-member-") for shard in (min(owned), others[0])]
+            members = [closing.enter_context(PahoClient(five.sites[lacking].port, name)) for name in clients]
+            for number, member in enumerate(members):  # the server reads all records when the group begins
+                member.subscribe(group, 1)
+                expected = {*clients[: number + 1]}
+                wait_until(lambda some=expected: shares(five, lacking) == some, "a share of each member")
+            publish(five, "hourly-shared", range(40))
+            wait_until(lambda: sum(len(member.messages) for member in members) >= 40, "all messages")
+            got = [text for member in members for text in member.payloads(len(member.messages))]
+            assert sorted(map(str, range(40))) == sorted(got)
     finally:
         five.sites[lacking].kill()
         env["TOPICSTORE__CLUSTER__POLL_INTERVAL"] = five.settings["CLUSTER__POLL_INTERVAL"]
@@ -240,15 +298,33 @@ def test_only_sites_ask_each_other(five: Cluster) -> None:
 
 
 def test_a_server_asks_another_one_while_an_owner_is_dead(five: Cluster) -> None:
-    """A shard whose owner has died is read at another server that keeps it, before any server takes it over."""
+    """A shard whose owner has died is read at another server that keeps it, before any server takes it over.
+
+    Its sessions, of which only the owner knows the connections, are reported as missing.
+    """
     lacking = next(site for site in NAMES if len(keeps(five, site)) < SHARDS)
     shard = min(set(range(SHARDS)) - keeps(five, lacking))
     owner = next(site for site in NAMES if shard in five.owned(site))
     expected = sorted(str(number) for number in FIRST)
     reader = client_of(five.owned(lacking) or {shard}, "after-")
     with PahoClient(five.sites[lacking].port, reader) as client:
+        gone = five.owned(owner)
         five.sites[owner].kill()
         assert expected == sorted(five.payloads(lacking, "five/%23"))
+        assert {} == five.ask(lacking, "GET", "/api/v5/info").json["missing"]
+        page = five.ask(lacking, "GET", "/api/v5/sessions").json
+        assert gone == {int(number) for number in page["missing"]}
+        assert all(f"site {owner}" in why for why in page["missing"].values())
+        assert reader in [one["client_id"] for one in page["items"]] or not five.owned(lacking)
+        answer = five.ask(lacking, "GET", "/api/v5/lag")
+        assert (503, True) == (answer.status, f"site {owner}" in answer.json["detail"])
+        listing = run(
+            [sys.executable, "-m", "topicstore.cli", "sessions", str(five.root / lacking)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (True, True) == (listing.returncode != 0, f"site {owner}" in listing.stderr), listing
         if five.owned(lacking):
             client.subscribe("$replay/beginning/five/#", 1)
             assert expected == sorted(client.payloads(len(FIRST)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 import msgspec
 
-from topicstore.contract.errors import BackendUnavailableError, InvalidArgumentError
+from topicstore.contract.errors import BackendUnavailableError, InvalidArgumentError, ShardElsewhereError
 
 from .problems import ServerUnreachableError, error_of, problem_of, stranger
 
@@ -35,6 +35,8 @@ _PAGE = 10_000
 class _Page(msgspec.Struct, Generic[T]):
     items: list[T]
     next: Any = None
+    missing: dict[int, str] = {}
+    """The shards of a cluster that the page lacks, and why."""
 
 
 class Connection:
@@ -84,10 +86,12 @@ class Connection:
         return self._decoded(self.ask("GET", path, parameters=parameters), kind)
 
     def pages(self, path: str, kind: type[T], **parameters: Any) -> Iterator[T]:
-        """Yield the items of all pages at a path."""
+        """Yield the items of all pages at a path. Raises `ShardElsewhereError` if they lack a shard of a cluster."""
         after: Any = None
         while True:
             page = self.get(path, _Page[kind], limit=_PAGE, after=after, **parameters)  # type: ignore[valid-type]
+            for shard, why in page.missing.items():
+                raise ShardElsewhereError(f"{path} lacks shard {shard}: {why}", shard)
             yield from page.items
             after = page.next
             if after is None:

@@ -27,6 +27,7 @@ from topicstore.contract.errors import CorruptionError
 from topicstore.contract.positions import first_position, time_of
 from topicstore.contract.topics import TopicFilter
 from topicstore.shard.record_codec import RecordCodec
+from topicstore.shard.records import GenerationRecord
 from topicstore.shard.rewriter import Decoders
 from topicstore.shard.shard import Shard
 from topicstore.shard.state import FrameworkWrite
@@ -85,7 +86,7 @@ def expire(
         reached = dict(before)
         for rule in rules:
             cutoff, first = now - rule.age, reached.get(rule.name, 0)
-            last = _last_expired(shard, generations, cutoff)
+            last = _last_expired(shard, shard.generations.listed(), generations, cutoff)
             if last >= first and (at_once or cutoff - time_of(first) >= rule.age // _PARTS):
                 wanted = None if rule.matches is None else TopicFilter(rule.matches)
                 try:
@@ -110,26 +111,32 @@ def count_expired(
     """Return the number of messages that `expire` would delete now, by the name of the rule.
 
     The messages are read, without payloads if the layout can do so. Messages of topics that begin with ``$`` are
-    counted only for filters that begin with ``$``.
+    counted only for filters that begin with ``$``. At a site of a cluster, the messages of all shards are counted:
+    those of a shard that the site doesn't keep are counted by another site.
 
     Raises the errors of reading.
     """
     counts = dict.fromkeys((rule.name for rule in rules), 0)
     digest, began = _digest(rules), monotonic()
     for number, shard in enumerate(storage.shards) if rules else ():
-        if not shard.writer.owned:
-            continue
-        reached = _reached(storage, number, digest)
+        elsewhere = shard.elsewhere
+        # Without the progress of the rules, ranges whose messages were deleted are read once more.
+        reached = _reached(storage, number, digest) if elsewhere is None else {}
+        records = [slab.record for slab in shard.reader.slabs(None).slabs]
         for rule in rules:
-            last = _last_expired(shard, generations, now - rule.age)
+            last = _last_expired(shard, records, generations, now - rule.age)
             spare = [TopicFilter(name) for name in rule.spare]
             wanted = TopicFilter(rule.matches or "#")
-            for record in shard.generations.listed():
+            for record in records:
                 before = max(reached.get(rule.name, 0), record.first_position) - 1
                 end = last if record.last_position is None else min(last, record.last_position)
                 if before < end and record.archive is None:
                     span = Span(before, end)
-                    tally = read_counts(storage, shard, record.number, wanted, span, began, topics=True)
+                    tally = (
+                        read_counts(storage, shard, record.number, wanted, span, began, topics=True)
+                        if elsewhere is None
+                        else elsewhere.counts_between(record.number, wanted, span.before, span.last)
+                    )
                     going = np.ones(len(tally), np.bool_)
                     for one in spare:
                         going &= ~tally.matching(one)
@@ -137,15 +144,17 @@ def count_expired(
     return counts
 
 
-def _last_expired(shard: Shard, generations: Sequence[GenerationAge], cutoff: int) -> int:
+def _last_expired(
+    shard: Shard, records: Sequence[GenerationRecord], generations: Sequence[GenerationAge], cutoff: int
+) -> int:
     """Return the last position of a shard that is visible to readers and older than ``cutoff``."""
     ended = {generation.number: generation.ended for generation in generations}
     last = first_position(cutoff) - 1
-    for record in shard.generations.listed():
+    for record in records:
         if record.last_position is None or ended.get(record.number, cutoff) >= cutoff:
             break
         last = max(last, record.last_position)
-    return min(last, shard.writer.watermark)
+    return min(last, shard.reader.watermark)
 
 
 def _reached(storage: Storage, shard: int, digest: bytes) -> dict[str, int]:

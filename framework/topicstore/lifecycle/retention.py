@@ -81,6 +81,7 @@ from topicstore.shard.rewriter import Decoders
 from topicstore.shard.state import Applied, FrameworkWrite
 from topicstore.storage.generations import (
     add_generation,
+    all_live_records,
     archive_directory,
     check_apart,
     drop_generation,
@@ -355,13 +356,22 @@ class Retention:
 
         ``now``: as in `run`. ``limits``: arguments of `set`; the result is that after such a call. ``count``: count
         the messages that each filter removes now, by reading topics and sizes of all that match it and are old enough.
+
+        A server of a cluster asks the others about shards that it doesn't keep. Raises `ShardElsewhereError` if no site
+        that keeps a shard answers, because the times depend on all shards.
         """
         storage, at = self._storage(), self._given(now)
         held_back = self._guard.held_back if at is None else 0
         time = storage.clock() if at is None else at
         settings = attrs.evolve(self.settings, **given(limits or {}))
-        newest = time_of(max(shard.writer.watermark for shard in storage.shards))
-        there = self._ages(storage, time)
+        live, failed = all_live_records(storage)
+        for error in failed.values():
+            raise error
+        shards = storage.shards
+        newest = time_of(
+            max(one.reader.watermark if one.elsewhere is None else one.elsewhere.current_watermark() for one in shards)
+        )
+        there = ages(live, time)
         expired = count_expired(storage, rules(settings), there, time - held_back) if count else None
         return outlook(settings, there, time, newest, held_back, expired)
 

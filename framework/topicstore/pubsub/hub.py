@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import collections
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from topicstore.contract.arguments import check_within
 from topicstore.contract.batch import MessageBatch
@@ -36,7 +36,7 @@ class Hub:
     def __init__(self, storage: Storage) -> None:
         self.reads = ReadCache(storage)
         """The read batches that were read recently, shared by all followers."""
-        self.watchers: list[Callable[[int], object]] = []
+        self.watchers: list[Callable[[int, Collection[bytes]], object]] = []
         """See `StorageListener.watchers`."""
         self._shards = storage.shards
         self._database = storage.id
@@ -220,8 +220,12 @@ class Hub:
         for feed in announced:  # type: ignore[attr-defined]  # it is the result of `announce`
             feed.wake(shard)
         if self.watchers:
-            for watch in list(self.watchers):
-                watch(shard)
+            self.changed(shard, ())
+
+    def changed(self, shard: int, heads: Collection[bytes]) -> None:
+        """Notify the watchers of a shard's changed state, or without ``heads`` of its new messages."""
+        for watch in list(self.watchers):
+            watch(shard, heads)
 
     def route(self, messages: list[Message]) -> None:
         """Pass messages that are not stored to the current listeners.

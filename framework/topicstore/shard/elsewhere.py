@@ -38,12 +38,15 @@ __all__ = [
     "AskCounts",
     "AskCursor",
     "AskEnd",
+    "AskInfo",
     "AskNewest",
     "AskNext",
+    "AskPlace",
     "AskPlan",
     "AskRanks",
     "AskSite",
     "AskSlabs",
+    "AskSpan",
     "AskState",
     "AskStreams",
     "AskTimes",
@@ -126,6 +129,12 @@ class AskNewest(msgspec.Struct, tag="newest", frozen=True):
     rows: int
 
 
+class AskPlace(msgspec.Struct, tag="place", frozen=True):
+    """Asks the site to raise `PlaceAheadError` for a cursor after all stored messages; the answer is None."""
+
+    cursor: Cursor
+
+
 class AskRanks(msgspec.Struct, tag="ranks", frozen=True):
     """Asks for the `Ranks` of positions up to a watermark, ``mark``; see `topicstore.storage.reading.history`."""
 
@@ -137,6 +146,15 @@ class AskCounts(msgspec.Struct, tag="counts", frozen=True):
 
     topic_filter: str
     by_topic: bool
+
+
+class AskSpan(msgspec.Struct, tag="span", frozen=True):
+    """Asks for the `Counts` by topic of a generation's matching messages after a position, up to another one."""
+
+    generation: int
+    topic_filter: str
+    before: int
+    last: int
 
 
 class AskTimes(msgspec.Struct, tag="times", frozen=True):
@@ -156,6 +174,10 @@ class AskSlabs(msgspec.Struct, tag="slabs", frozen=True):
     """Asks for the `Slabs` of the shard, with the zones of a range of timestamps."""
 
     timestamps: tuple[int, int | None] | None
+
+
+class AskInfo(msgspec.Struct, tag="info", frozen=True):
+    """Asks for the `topicstore.storage.reports.ShardInfo` of the shard."""
 
 
 class Selection(msgspec.Struct, frozen=True):
@@ -188,8 +210,8 @@ class AskState(msgspec.Struct, tag="state", frozen=True):
     """The `Values.changes` of an earlier answer; empty without one."""
 
 
-Contents = AskRanks | AskCounts | AskTimes | AskStreams | AskSlabs | AskState
-Request = AskEnd | AskPlan | AskNext | AskCursor | AskBegin | AskNewest | Contents
+Contents = AskRanks | AskCounts | AskSpan | AskTimes | AskStreams | AskSlabs | AskInfo | AskState
+Request = AskEnd | AskPlan | AskNext | AskPlace | AskCursor | AskBegin | AskNewest | Contents
 
 
 class End(msgspec.Struct, frozen=True):
@@ -324,6 +346,10 @@ class ElsewhereReader(ShardReader):
         if position > self.last_position | (epoch - 1):
             raise self._ahead_error(position, self.last_position)
 
+    def check_place(self, cursor: Cursor) -> None:
+        """Raise `PlaceAheadError` for a cursor after all stored messages; see `Storage.check_place`."""
+        self._ask(AskPlace(cursor), type(None))
+
     def await_visible(self, position: int) -> None:
         """Wait until the answering site has ended the layout's epoch of a position, if that site owns the shard."""
         self.plan(b"", TopicFilter("#"), position, position, since=time.monotonic())
@@ -387,9 +413,11 @@ class ElsewhereReader(ShardReader):
 
     def counts(self, topic_filter: TopicFilter, *, by_topic: bool) -> Tally:
         """Return the counts of the matching messages by topic, or else by client id."""
-        found = self._ask(AskCounts(topic_filter.text, by_topic), Counts)
-        columns = [np.frombuffer(column, "<u8") for column in found.columns]
-        return Tally(found.topics, found.client_ids, *columns)
+        return _tally(self._ask(AskCounts(topic_filter.text, by_topic), Counts))
+
+    def counts_between(self, generation: int, topic_filter: TopicFilter, before: int, last: int) -> Tally:
+        """Return the counts by topic of a generation's matching messages after ``before``, up to ``last``."""
+        return _tally(self._ask(AskSpan(generation, topic_filter.text, before, last), Counts))
 
     def times(self, topic_filter: TopicFilter) -> list[Rows]:
         """Return the matching messages by time, of each generation that has some."""
@@ -401,7 +429,12 @@ class ElsewhereReader(ShardReader):
 
     def slabs(self, timestamps: TimeRange | None) -> Slabs:
         """Return descriptions of the live slabs, and the numbers of zones; see `ShardReader.slabs`."""
-        return self._ask(AskSlabs(None if timestamps is None else (timestamps.start, timestamps.until)), Slabs)
+        times = None if timestamps is None else (timestamps.start, timestamps.until)
+        return self._ask(AskSlabs(times), Slabs, waits=False)
+
+    def info(self, kind: type[T]) -> T:
+        """Return the statistics of the shard on the answering site, of the type ``kind``; see `AskInfo`."""
+        return self._ask(AskInfo(), kind, waits=False)
 
     def values(self, request: AskState) -> Values:
         """Return selected values of the shard's state."""
@@ -438,6 +471,11 @@ def _batch(data: bytes, shard: int) -> MessageBatch:
     positions = rows.column("position").to_numpy(zero_copy_only=False).astype(np.uint64, copy=False)
     columns: dict[str, Any] = {**columns_of(rows), "positions": positions}
     return MessageBatch(**columns, shards=Constant(shard, rows.num_rows))
+
+
+def _tally(found: Counts) -> Tally:
+    columns = [np.frombuffer(column, "<u8") for column in found.columns]
+    return Tally(found.topics, found.client_ids, *columns)
 
 
 def counts_of(tally: Tally) -> Counts:

@@ -355,11 +355,11 @@ class ShardReader:
         """Raise `PlaceAheadError` if ``position`` is above the highest position that the shard ever assigned.
 
         A position in the same epoch (of ``epoch`` positions) is accepted, because versions of topicstore differ in
-        whether they commit the epoch's end.
+        whether they commit the epoch's end. Raises `ShardElsewhereError` if this site of a cluster has no whole copy.
         """
         last = self._writer.tail.last_position
         if position > last | (epoch - 1):
-            raise self._ahead_error(position, last)
+            raise self._writer.elsewhere_error() if self._writer.elsewhere else self._ahead_error(position, last)
 
     def _ahead_error(self, position: int, last: int) -> PlaceAheadError:
         return PlaceAheadError(

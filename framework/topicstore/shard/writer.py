@@ -21,7 +21,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Any, Protocol
@@ -261,6 +261,12 @@ class CommitListener(Protocol):
     def extended(self, shard: int) -> None:
         """Wake readers of a shard that only other sites keep, and that has new messages. No shard's lock is held."""
 
+    def changed(self, shard: int, heads: Collection[bytes]) -> None:
+        """React to an applied entry of the log that has changed keys of the state with these heads, `HEAD` bytes each.
+
+        No shard's lock is held.
+        """
+
 
 class AddGeneration(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The change that seals the current generation of a shard and adds a new one."""
@@ -360,6 +366,7 @@ class PendingWrite:
         "batch",
         "change",
         "encode",
+        "heads",
         "install",
         "last_position",
         "last_time",
@@ -400,6 +407,8 @@ class PendingWrite:
         self.write = WriteBatch() if write is None else write
         self.lifted = 0
         """The number of late messages that took the next position."""
+        self.heads: Collection[bytes] = ()
+        """The first `HEAD` bytes of the keys of the framework's state that the write has changed; only with a log."""
         self.install: Callable[[], object] | None = None
         """A function that updates the in-memory state after the engine's write."""
         self.announced: object = None
@@ -709,6 +718,8 @@ class ShardWriter:
         finally:
             if pending.announced is not None and self.listener is not None:
                 self.listener.visible(self.number, pending.announced)
+            if pending.heads and self.listener is not None:
+                self.listener.changed(self.number, pending.heads)
 
     # --- with a log ---
 
@@ -746,6 +757,7 @@ class ShardWriter:
         joined.write.put(STATE, PROGRESS, progress)
         self.encode_locked(joined)
         self.commit_locked(joined)
+        joined.heads = heads
         if heads:
             self._applied.update(dict.fromkeys(heads, Applied(joined.number, self.policy.monotonic())))
         for one in writes:

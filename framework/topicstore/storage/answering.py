@@ -14,6 +14,7 @@ from topicstore.contract.errors import (
     GenerationArchivedError,
     GenerationDroppedError,
     InvalidCursorError,
+    PlaceAheadError,
 )
 from topicstore.contract.replay_plan import TimeRange
 from topicstore.contract.requests import ReadRequest
@@ -23,11 +24,14 @@ from topicstore.shard.elsewhere import (
     AskCounts,
     AskCursor,
     AskEnd,
+    AskInfo,
     AskNewest,
     AskNext,
+    AskPlace,
     AskPlan,
     AskRanks,
     AskSlabs,
+    AskSpan,
     AskState,
     AskStreams,
     AskTimes,
@@ -46,16 +50,19 @@ from topicstore.shard.elsewhere import (
 )
 from topicstore.shard.shard import Shard
 from topicstore.shard.state import ShardState
+from topicstore.shard.tally_tables import Span
 
 from .counting.contents import TopicCounts, clients_of_shard
+from .counting.counting import read_counts
 from .counting.histogram import parts_of
 from .reading.history import History
 from .replays import read_batch
+from .reports import shard_info
 from .storage import Storage
 
 __all__ = ["answer"]
 
-_PASSED = GenerationArchivedError, GenerationDroppedError, InvalidCursorError
+_PASSED = GenerationArchivedError, GenerationDroppedError, InvalidCursorError, PlaceAheadError
 """Errors that the answer carries, and the asking site raises. After any other error it asks another site."""
 
 
@@ -88,6 +95,9 @@ def _answer(storage: Storage, shard: Shard, asked: Request) -> object:
             return _plan(storage, shard, asked)
         case AskNext():
             return _next(storage, shard, asked)
+        case AskPlace(cursor=cursor):
+            storage.check_place(cursor)
+            return None
         case AskCursor(generation=generation, stream=stream, topic_filter=text, position=position):
             return reader.cursor(storage.id, generation, stream, TopicFilter(text), position)
         case AskBegin(cursors=cursors, position=position):
@@ -105,12 +115,19 @@ def _contents(storage: Storage, shard: Shard, asked: Contents) -> object:
             return Ranks(history.positions.tolist(), history.ranks.tolist())
         case AskCounts():
             return _counts(storage, shard, asked)
+        case AskSpan(generation=generation, topic_filter=text):
+            span = Span(asked.before, asked.last)
+            return counts_of(
+                read_counts(storage, shard, generation, TopicFilter(text), span, time.monotonic(), topics=True)
+            )
         case AskTimes(topic_filter=text):
             return [part.rows() for part in parts_of(storage, shard, TopicFilter(text))]
         case AskStreams(topic_filter=text, first=first):
             return shard.reader.streams(TopicFilter(text), first)
         case AskSlabs(timestamps=times):
             return shard.reader.slabs(None if times is None else TimeRange(*times))
+        case AskInfo():
+            return shard_info(shard)
         case AskState():
             return _state(storage, shard, asked)
 

@@ -50,6 +50,10 @@ class _StateCopy(Reader):
         if pairs:
             yield pairs
 
+    def __len__(self) -> int:
+        """Return the number of keys."""
+        return len(self._keys)
+
     @property
     def pairs(self) -> Sequence[tuple[bytes, bytes]]:
         """All keys and values, ascending."""
@@ -73,6 +77,17 @@ class FollowedState:
             shard.number, self._reader, writer.write_state, self._last_applied, shard.generations.undisturbed
         )
         """The values, to be read by selected keys only. `ShardElsewhereError` is raised while they are unknown."""
+
+    @property
+    def heads(self) -> Sequence[bytes]:
+        """The heads of the keys by whose changes the values count as changed."""
+        return self._selection.watched
+
+    @property
+    def copied(self) -> bool:
+        """Whether there are values, and they are read at another site."""
+        copy = self._current()
+        return copy is not None and len(copy) > 0
 
     @property
     def known(self) -> bool:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from topicstore.contract.errors import ManifestMismatchError, UnsupportedError
+from topicstore.contract.errors import ManifestMismatchError, ShardElsewhereError, UnsupportedError
 from topicstore.contract.options import options_dict
 from topicstore.plugins import registry
 from topicstore.shard.records import GenerationRecord
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "GenerationInfo",
     "add_generation",
+    "all_live_records",
     "archive_directory",
     "check_apart",
     "check_shared",
@@ -52,30 +54,54 @@ class GenerationInfo:
     """The number of live messages."""
     live_bytes: int
     """The size of the live messages' values, in bytes. Deletes and compactions lower it by the bytes that they free."""
+    missing: Mapping[int, str] = attrs.field(factory=dict)
+    """The shards of a cluster that are not included, and for each the reason why no site that keeps it answered."""
 
 
-def live_records(shards: Sequence[Shard]) -> dict[int, list[GenerationRecord]]:
+def live_records(
+    shards: Sequence[Shard], elsewhere: Iterable[Sequence[GenerationRecord]] = ()
+) -> dict[int, list[GenerationRecord]]:
     """Return the generations that exist in all shards, oldest first, each with its record in every shard.
 
-    Shards are left out if this site of a cluster doesn't keep them, or has no copy of them yet.
+    Shards are left out if this site of a cluster doesn't keep them, or has no copy of them yet. ``elsewhere`` has the
+    records of shards that other sites keep.
     """
     kept = [shard for shard in shards if not shard.writer.elsewhere and shard.generations.current]
-    by_shard = [{record.number: record for record in shard.generations.listed()} for shard in kept]
+    listed = chain((shard.generations.listed() for shard in kept), elsewhere)
+    by_shard = [{record.number: record for record in records} for records in listed]
     everywhere = sorted(set.intersection(*map(set, by_shard))) if by_shard else []
     return {number: [records[number] for records in by_shard] for number in everywhere}
+
+
+def all_live_records(
+    storage: Storage,
+) -> tuple[dict[int, list[GenerationRecord]], dict[int, ShardElsewhereError]]:
+    """Return the records as `live_records`, with those of shards that only other sites of a cluster keep.
+
+    Also return, by shard, why the records of others could not be read: no site that keeps the shard answers.
+    """
+    found, failed = list[list[GenerationRecord]](), dict[int, ShardElsewhereError]()
+    for shard in storage.shards:
+        if shard.writer.elsewhere:
+            try:
+                found.append([slab.record for slab in shard.reader.slabs(None).slabs])
+            except ShardElsewhereError as error:
+                failed[shard.number] = error
+    # With all locks held, so that the shards list the same generations.
+    return storage.locked(lambda: live_records(storage.shards, found)), failed
 
 
 def generation_infos(storage: Storage) -> list[GenerationInfo]:
     """Return the live generations, oldest first.
 
-    A site of a cluster that has no copy of a shard yet, because no owner has written one, returns the planned
-    generations.
+    A site of a cluster reads the records of shards that it doesn't keep at other sites. A site that has no copy of any
+    shard yet, because no owner has written one, returns the planned generations.
     """
     storage.check_open()
-    # With all locks held, so that the shards list the same generations.
-    live = storage.locked(lambda: live_records(storage.shards))
+    live, failed = all_live_records(storage)
+    missing = {shard: str(error) for shard, error in failed.items()}
     if not live and storage.site is not None:
-        return _planned(storage.site.document.generations, storage.clock())
+        return _planned(storage.site.document.generations, storage.clock(), missing)
     return [
         GenerationInfo(
             number=number,
@@ -85,13 +111,14 @@ def generation_infos(storage: Storage) -> list[GenerationInfo]:
             sealed=None if one.sealed is None else max(record.sealed or 0 for record in records),
             messages=sum(record.messages for record in records),
             live_bytes=sum(record.live_bytes for record in records),
+            missing=missing,
         )
         for number, records in live.items()
         for one in records[:1]
     ]
 
 
-def _planned(plans: Sequence[GenerationPlan], now: int) -> list[GenerationInfo]:
+def _planned(plans: Sequence[GenerationPlan], now: int, missing: Mapping[int, str]) -> list[GenerationInfo]:
     """Return the generations that every shard of a cluster is to have, as created and sealed now, and empty."""
     return [
         GenerationInfo(
@@ -102,6 +129,7 @@ def _planned(plans: Sequence[GenerationPlan], now: int) -> list[GenerationInfo]:
             sealed=None if plan.number == len(plans) else now,
             messages=0,
             live_bytes=0,
+            missing=missing,
         )
         for plan in plans
         if not plan.dropped

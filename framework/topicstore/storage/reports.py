@@ -50,7 +50,14 @@ class ShardInfo:
 
 
 def shard_info(shard: Shard) -> ShardInfo:
-    """Return the statistics of a shard. This is cheap: it reads no messages."""
+    """Return the statistics of a shard: of this site's copy, or of another site's if this site keeps none.
+
+    This is cheap: it reads no messages. Raises `ShardElsewhereError`.
+    """
+    if shard.elsewhere is not None:
+        return shard.elsewhere.info(ShardInfo)
+    if shard.writer.elsewhere:
+        raise shard.writer.elsewhere_error()
     engine = shard.writer.open_engine().info()
     slabs = {record.number: slab for record, slab in shard.generations.with_slabs()}
     return ShardInfo(

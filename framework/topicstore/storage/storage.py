@@ -77,8 +77,9 @@ T = TypeVar("T")
 class StorageListener(CommitListener, Protocol):
     """A listener for commits that is stopped when the database is closed."""
 
-    watchers: list[Callable[[int], object]]
-    """Functions that are called with a shard's number when new messages of it are visible, by the thread that stores.
+    watchers: list[Callable[[int, Collection[bytes]], object]]
+    """Functions that are called with a shard's number when new messages of the shard are visible, by the thread that
+    stores them, and when its state has changed, with the first bytes of the changed keys (`CommitListener.changed`).
     They must return immediately and not raise. Appending to the list, and removing from it, needs no lock."""
 
     @property
@@ -326,13 +327,16 @@ class Storage:
         """Raise `PlaceAheadError` for a cursor after all stored messages, if its layout can detect that.
 
         A read-only database next to a writing process accepts every cursor, because it may not see all messages yet.
-        A site of a cluster accepts every cursor of a shard that it doesn't keep. Its copy of another shard may be
-        behind the site that made the cursor: before it raises, the call reads the logs to their ends. It then also
-        raises the errors of `Site.refresh`.
+        A site of a cluster may be behind the site that made the cursor: before it raises, the call reads the logs to
+        their ends. For a shard that the site doesn't keep, another site is asked. The call then also raises the errors
+        of `Site.refresh`, and `ShardElsewhereError`.
         """
         self._check_own(cursor)
         shard, site = self.shards[cursor.shard], self.site
-        if self.mode == "read-only" or shard.elsewhere is not None:
+        if self.mode == "read-only":
+            return
+        if shard.elsewhere is not None:
+            shard.elsewhere.check_place(cursor)
             return
         while True:
             try:
@@ -433,10 +437,22 @@ class Storage:
         """Register states that `look_elsewhere` reads again if only other sites keep their shards."""
         self._followed = followed
 
-    def look_elsewhere(self, shards: Collection[int] | None = None) -> None:
+    @property
+    def followed_heads(self) -> frozenset[bytes]:
+        """The first bytes of the keys whose changes concern the states of `follow_states`."""
+        return frozenset(head for one in self._followed for head in one.heads)
+
+    @property
+    def copies_states(self) -> bool:
+        """Whether a state of `follow_states` has values that only other sites keep."""
+        return any(one.copied for one in self._followed)
+
+    def look_elsewhere(self, shards: Collection[int] | None = None, states: Collection[int] | None = None) -> None:
         """Ask other sites for the ends of those of ``shards`` (None: all) that only other sites keep.
 
-        With None, also ask for the states of `follow_states`. Notifies the listener of shards that have new messages.
+        Also ask for the states of `follow_states` in those of ``states`` (None: all). Notifies the listener of shards
+        that have new messages.
+
         Raises `ShardElsewhereError`, several as an `ExceptionGroup`.
         """
 
@@ -452,8 +468,8 @@ class Storage:
                 self.listener.extended(shard.number)
 
         looks = [partial(look, shard) for shard in self.shards if shards is None or shard.number in shards]
-        states = [one.look for one in self._followed] if shards is None else []
-        do_all([*looks, *states], "could not be reached")
+        reads = [one.look for one in self._followed if states is None or one.state.shard in states]
+        do_all([*looks, *reads], "could not be reached")
 
     def catch_up(self, shards: Collection[int] | None = None, *, states: bool = False) -> None:
         """Wait until reads of some shards, or of all, see everything that any site acknowledged before the call.

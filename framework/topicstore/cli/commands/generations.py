@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -19,7 +19,7 @@ from topicstore.storage.generations import GenerationInfo
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["generations", "generations_table"]
+__all__ = ["generations", "generations_table", "missing_lines"]
 
 
 @click.group(cls=GroupWithDefault, default="list", subcommand_metavar="[list|add|drop] PATH …")
@@ -40,6 +40,7 @@ def list_(db: AnyDatabase) -> Answer:
     yield generations_table(found, archived=archived)
     for number, place in archived.items():
         yield visible(f"generation {number} is exported to {place}")
+    yield from missing_lines(found[-1].missing)
 
 
 def generations_table(
@@ -59,6 +60,12 @@ def generations_table(
     ]
     headers = ("no.>", "layout", "created", "state", "messages>", "written>")
     return make_table(*headers, title=title, rows=rows)
+
+
+def missing_lines(missing: Mapping[int, str]) -> Iterator[str]:
+    """Yield a line for each shard of a cluster that is not counted, with the reason."""
+    for number, why in missing.items():
+        yield click.style(f"shard {number} is not counted: {visible(why)}", fg="yellow")
 
 
 def _value_text(value: Any) -> str:

@@ -16,7 +16,7 @@ from topicstore.contract.times import format_time
 from topicstore.database import DatabaseInfo
 from topicstore.storage.directory.manifest import Manifest
 
-from .generations import generations_table
+from .generations import generations_table, missing_lines
 
 if TYPE_CHECKING:
     from rich.panel import Panel
@@ -59,6 +59,7 @@ def info(db: AnyDatabase) -> Answer:
             )
         if shard.failure is not None:
             yield click.style(f"shard {shard.number} takes no writes: {visible(shard.failure)}", fg="red")
+    yield from missing_lines(found.missing)
 
 
 def _summary(found: DatabaseInfo, manifest: Manifest) -> Panel:
@@ -70,7 +71,7 @@ def _summary(found: DatabaseInfo, manifest: Manifest) -> Panel:
         ("written", f"{size(found.live_bytes)}, before the engine compresses it"),
         ("backend", found.backend),
         ("layout", f"{found.layout}, of the current generation"),
-        ("shards", len(found.shards)),
+        ("shards", manifest.shards),
         ("durability", found.durability),
         ("timestamps", f"{found.timestamps}{', late: ' + manifest.late if found.timestamps == 'message' else ''}"),
         *zip(("kept", "", ""), found.kept, strict=False),

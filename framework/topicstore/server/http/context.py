@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import attrs
+from litestar import Request
 from litestar.di import NamedDependency
 
 import topicstore as ts
@@ -24,10 +26,13 @@ from topicstore.server.sites import Sites
 from topicstore.sessions import Session
 
 from .jobs import Jobs
+from .parameters import shards_asked
 from .threads import RequestThreads
 from .tokens import Tokens
 
 __all__ = ["Context", "Mqtt", "TheContext"]
+
+T = TypeVar("T")
 
 
 class Mqtt(Protocol):
@@ -94,6 +99,11 @@ class Forwards(Protocol):
     async def ask(self, calls: Mapping[Any, Any], kind: type[Any]) -> list[Any]:
         """Send requests to their sites, and return their answers."""
 
+    async def gather(
+        self, request: Any, shards: Collection[int], own: Callable[[Collection[int]], T], kind: type[T]
+    ) -> tuple[list[T], dict[int, str]]:
+        """Send a reading request to the owners of shards; return the answers, and why shards have none."""
+
     def raise_first(self, answers: Sequence[object], done: str) -> None:
         """Raise the first error among answers; its text also has ``done``, the description of the completed part."""
 
@@ -122,6 +132,23 @@ class Context:
     """Functions that are called in any thread when the server begins to stop, to wake waiting handlers."""
     logged: dict[str, str] = attrs.field(factory=dict)
     """By kind of error, the text that was logged last."""
+
+    async def gather(
+        self,
+        request: Request[Any, Any, Any],
+        shards: Collection[int],
+        own: Callable[[Collection[int]], T],
+        kind: type[T],
+    ) -> tuple[list[T], dict[int, str]]:
+        """Return the answers to a reading request of the sites that own shards, and by shard why there is none.
+
+        ``own`` answers for the shards of this server, in a thread. Without a cluster it answers for all. A request that
+        another site has forwarded is for the shards that it names.
+        """
+        if self.forwarder is None:
+            return [await asyncio.get_running_loop().run_in_executor(self.threads, own, shards)], {}
+        named = set(shards_asked(request, self.db.manifest.shards))
+        return await self.forwarder.gather(request, sorted(named.intersection(shards)), own, kind)
 
 
 TheContext = NamedDependency[Context]

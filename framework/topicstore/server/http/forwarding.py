@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import http
 import ssl
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Generic, TypeVar
@@ -33,6 +34,7 @@ from topicstore.server.listeners import ListenError
 
 from .formats.response_bodies import ARROW, written
 from .guards import GRANTED, granted
+from .parameters import SHARDS
 from .problems import problem
 
 __all__ = ["FORWARDED", "ONCE", "RETRY", "Call", "Forwarder", "Parts", "Reply", "SiteClients", "owners_of", "parts_of"]
@@ -49,7 +51,9 @@ _CALLS = 8
 own requests. A waiting forward holds no thread, because the requests may use all threads of a site."""
 _MARGIN = 5.0
 """Seconds to connect to a site, and seconds by which its answer may take longer than it waits for the log store."""
-_LARGEST_ANSWER = 1 << 20
+_LARGEST_ANSWER, _LARGEST_PAGE = 1 << 20, 64 << 20
+"""Most bytes of the answer to a change, and to a reading request: 10,000 sessions with their subscriptions have some
+megabytes."""
 _PASSED = ("accept", "content-type", "user-agent")
 """The client's headers that are forwarded."""
 _POOL = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -214,13 +218,13 @@ class Forwarder:
 
         The request is forwarded, and the response is that of the shard's owner. If the settings say so, the response
         is a redirection to the owner instead. A request that was already forwarded gets 421. Returns None while the
-        shard has no owner, and for a GET request.
+        shard has no owner, and for a GET request, unless its route has the option ``of_owner``.
         """
         if (sender := request.headers.get(FORWARDED)) is not None:
             text = f"{error}; site {sender} has forwarded the request here, and it is not forwarded again"
             return problem(421, text, name=type(error).__name__, headers=RETRY)
         owner = self._site.owner(error.shard)
-        if owner is None or request.method == "GET":
+        if owner is None or (request.method == "GET" and not request.route_handler.opt.get("of_owner")):
             return None
         if not self._forwards(request):
             there = _redirection(owner, request)
@@ -232,13 +236,51 @@ class Forwarder:
         settings = request.app.state.context.mqtt.settings.cluster
         return settings is None or bool(settings.forward)
 
-    async def ask(self, calls: Mapping[ShardOwner, Call], kind: type[T]) -> list[T | HTTPException]:
+    async def ask(
+        self, calls: Mapping[ShardOwner, Call], kind: type[T], largest: int = _LARGEST_ANSWER
+    ) -> list[T | HTTPException]:
         """Send requests to their sites, all at the same time; return the answers, JSON of a type, in their order.
 
-        A site that can't be reached, does not answer or refuses has an `HTTPException` as its answer.
+        A site that can't be reached, does not answer or refuses has an `HTTPException` as its answer, and so has one
+        whose answer has more than ``largest`` bytes.
         """
-        answers = [self._ask(owner, call, kind) for owner, call in calls.items()]
+        answers = [self._ask(owner, call, kind, largest) for owner, call in calls.items()]
         return list(await asyncio.gather(*answers))
+
+    async def gather(
+        self,
+        request: Request[Any, Any, Any],
+        shards: Collection[int],
+        own: Callable[[Collection[int]], T],
+        kind: type[T],
+    ) -> tuple[list[T], dict[int, str]]:
+        """Send a reading request to the owners of shards, at the same time, each for its own ones: see `SHARDS`.
+
+        ``own`` answers for shards of this site, in a thread. Return the answers of all sites, and by shard the reason
+        why there is none. A request that was forwarded already is not forwarded again.
+        """
+        wanted, missing = defaultdict[ShardOwner, list[int]](list), dict[int, str]()
+        mine = [shard for shard in shards if self._site.owns(shard)]
+        for shard in sorted(set(shards).difference(mine)):
+            owner = self._site.owner(shard)
+            if owner is None or FORWARDED in request.headers:
+                missing[shard] = f"site {self._site.name} doesn't write it" + " and knows no owner" * (owner is None)
+            else:
+                wanted[owner].append(shard)
+        calls = {one: self.call(request, b"", {SHARDS: ",".join(map(str, some))}) for one, some in wanted.items()}
+        asked = asyncio.create_task(self.ask(calls, kind, _LARGEST_PAGE))
+        try:
+            loop, threads = asyncio.get_running_loop(), request.app.state.context.threads
+            found = [await loop.run_in_executor(threads, own, mine)] if mine else []
+            answers = await asked
+        finally:
+            asked.cancel()
+        for some, answer in zip(wanted.values(), answers, strict=True):
+            if isinstance(answer, HTTPException):
+                missing |= dict.fromkeys(some, answer.detail)
+            else:
+                found.append(answer)
+        return found, missing
 
     @staticmethod
     def raise_first(answers: Sequence[object], done: str) -> None:
@@ -252,13 +294,13 @@ class Forwarder:
         if errors:
             raise errors[0]
 
-    async def _ask(self, owner: ShardOwner, call: Call, kind: type[T]) -> T | HTTPException:
+    async def _ask(self, owner: ShardOwner, call: Call, kind: type[T], largest: int) -> T | HTTPException:
         try:
             async with self.send(owner, call) as reply:
-                data = b""
+                data = bytearray()
                 async for piece in reply.pieces:
                     data += piece
-                    if len(data) > _LARGEST_ANSWER:
+                    if len(data) > largest:
                         return HTTPException(status_code=502, detail=f"site {owner.site} gave too long an answer")
         except HTTPException as failed:
             return failed

@@ -5,7 +5,8 @@ cluster's token. If the owner doesn't answer, another site that keeps the shard 
 a thread reads the last positions of these shards, and wakes the subscriptions and sessions of this site that wait for
 new messages. Owners also report new messages, so that waiting readers needn't wait for the poll: while a filter is
 followed on this site, one response of ``GET /shards/moves`` is open from each site that owns shards, including shards
-of which this site keeps a copy. If such a response fails, messages are delayed until the next poll.
+of which this site keeps a copy. The response also reports changed records of shared subscriptions, and stays open
+while other sites have such records. If it fails, messages and records are delayed until the next poll.
 
 A site that has not answered a request counts as unresponsive. It gets no further requests but the thread's probes, one
 after each pause, until it answers a probe. So other readers, such as the sessions of all MQTT clients, wait for an
@@ -37,7 +38,7 @@ from topicstore.shard.elsewhere import AskEnd
 
 from .forwarding import FORWARDED, ONCE, SiteClients
 from .guards import GRANTED
-from .routes.ds import NOTHING, SIGN_OF_LIFE
+from .routes.ds import NOTHING, RECORDS, SIGN_OF_LIFE
 
 __all__ = ["Keepers", "Reach"]
 
@@ -111,7 +112,7 @@ class Keepers:
         self._looking = BackgroundTask("reading of shards elsewhere", lambda _: self.look())
         self._hearing = BackgroundTask("following of shards elsewhere", lambda _: self._look_at_moved())
         self._moved: dict[int, None] = {}
-        """The shards that are reported to have new messages. Adding, removing and copying keys needs no lock."""
+        """The reported shards, with `RECORDS` or without. Adding, removing and copying keys needs no lock."""
         self._following = threading.Thread(target=self._run, name="topicstore-following", daemon=True)
         self._stopping, self._stopped = Notifier(), False
 
@@ -154,9 +155,14 @@ class Keepers:
 
     def _look_at_moved(self) -> None:
         moved = list(self._moved)
-        for shard in moved:
-            self._moved.pop(shard, None)
-        do_all((partial(self._site.follow, moved), partial(self._storage.look_elsewhere, moved)), "could not be read")
+        for word in moved:
+            self._moved.pop(word, None)
+        messages, records = (
+            {word for word in moved if word < RECORDS},
+            {word - RECORDS for word in moved if word >= RECORDS},
+        )
+        look = partial(self._storage.look_elsewhere, messages, records)
+        do_all((partial(self._site.follow, messages | records), look), "could not be read")
 
     def _run(self) -> None:
         asyncio.run(self._follow())
@@ -182,7 +188,7 @@ class Keepers:
     def _followed(self) -> set[tuple[str, tuple[int, ...]]]:
         """Return the addresses of the sites that are to report new messages, each with its shards."""
         listener, found = self._storage.listener, defaultdict[str, list[int]](list)
-        if listener is not None and listener.followed:
+        if listener is not None and (listener.followed or self._storage.copies_states):
             for shard in self._storage.shards:
                 keepers = () if self._site.owns(shard.number) else self._site.keepers(shard.number)
                 if keepers and keepers[0].http_address:
@@ -205,9 +211,8 @@ class Keepers:
                         self._note_moved(data[at : at + 4])
 
     def _note_moved(self, word: bytes) -> None:
-        shard = int.from_bytes(word, "big")
         if word != NOTHING:
-            self._moved[shard] = None
+            self._moved[int.from_bytes(word, "big")] = None
             self._hearing.wake()
 
     def ask(self, shard: int, body: bytes, waits: bool) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import accumulate
 from typing import Annotated, Any, Generic, TypeVar
@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, unquote_plus
 
 import attrs
 import msgspec
-from litestar import Litestar
+from litestar import Litestar, Request
 from litestar.connection import ASGIConnection
 from litestar.exceptions import ClientException
 from litestar.params import QueryParameter
@@ -31,6 +31,7 @@ from topicstore.contract.times import instant
 __all__ = [
     "MOST",
     "PAGE_BYTES",
+    "SHARDS",
     "After",
     "Known",
     "Limit",
@@ -43,11 +44,14 @@ __all__ = [
     "check_query",
     "fitting",
     "known_parameters",
+    "shards_asked",
     "time_asked",
 ]
 
 T = TypeVar("T")
 
+SHARDS = "Topicstore-Shards"
+"""The header of a request that another site of a cluster sends for some shards; its value is these, with commas."""
 MOST = 10_000
 """The most items of a page."""
 PAGE_BYTES = 16 << 20
@@ -69,6 +73,17 @@ class Page(msgspec.Struct, Generic[T], kw_only=True):
     items: list[T]
     next: str | None = None
     """The parameter ``after`` of the next page; None on the last page."""
+
+
+def shards_asked(request: Request[Any, Any, Any], count: int) -> Sequence[int]:
+    """Return the shards for which a request was sent: without the header, all ``count``. Raises `ClientException`."""
+    text = request.headers.get(SHARDS)
+    if text is None:
+        return range(count)
+    parts = text.split(",")
+    if not set(map(str, range(count))).issuperset(parts):
+        raise ClientException(f"{SHARDS} has numbers of shards, not {text[:100]!r}")
+    return list(map(int, parts))
 
 
 TheFilter = Annotated[str, QueryParameter(name="filter", description="A topic filter of MQTT. Default: `#`.")]

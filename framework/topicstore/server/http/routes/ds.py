@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -22,12 +22,14 @@ from topicstore.server.http.guards import is_site, needs
 from topicstore.server.http.streaming import Streamed
 from topicstore.server.sites import SiteInfo, StorageReplicas
 
-__all__ = ["NOTHING", "ROUTES", "SIGN_OF_LIFE"]
+__all__ = ["NOTHING", "RECORDS", "ROUTES", "SIGN_OF_LIFE"]
 
 SIGN_OF_LIFE = 5.0
 """Seconds after which a site that reports new messages reports `NOTHING`, if nothing else."""
 NOTHING = b"\xff" * 4
 """A report that no shard has new messages; other reports are the number of a shard, big-endian."""
+RECORDS = 1 << 31
+"""The bit of a report by which not messages of the shard are new, but records of shared subscriptions have changed."""
 
 _Site = Annotated[str, PathParameter(description="The id of a site.")]
 _Storage = Annotated[str, PathParameter(description="The name of a storage, such as `messages`.")]
@@ -131,7 +133,7 @@ def moves(
     request: Request[Any, Any, Any],
     shard: Annotated[list[int], QueryParameter(max_items=4_096, description="The numbers of the shards to follow.")],
 ) -> Streamed:
-    """Report to another site of the cluster, until it disconnects, which of some shards have new messages.
+    """Report to another site of the cluster, until it disconnects, which of some shards have new messages or records.
 
     The body is in a form of the cluster's own, so only its sites may ask.
     """
@@ -143,16 +145,18 @@ def moves(
 
 
 class _Moves:
-    """The numbers of shards with new messages, each as 4 bytes, big-endian; `NOTHING` as a sign of life."""
+    """The numbers of shards with new messages, or with `RECORDS`, each as 4 bytes; `NOTHING` as a sign of life."""
 
     held = 0
 
     def __init__(self, context: Context, shards: frozenset[int]) -> None:
         self._context, self._shards = context, shards
         self._notifier = Notifier()
-        self._moved = dict.fromkeys(shards)  # at first all of them, so that the site reads each once
-        """The shards to report. Adding, removing and copying keys needs no lock."""
+        self._moved = dict.fromkeys(shard | kind for shard in shards for kind in (0, RECORDS))
+        """The shards to report, at first all of them, so that the site reads each once. Adding, removing and copying
+        keys needs no lock."""
         self._ended = False
+        self._followed = context.db.storage.followed_heads
         self._listener = context.db.storage.listener
         if self._listener is not None:
             self._listener.watchers.append(self._move)
@@ -160,9 +164,9 @@ class _Moves:
         if context.stopping.is_set():
             self._end()
 
-    def _move(self, shard: int) -> None:
-        if shard in self._shards:
-            self._moved[shard] = None
+    def _move(self, shard: int, heads: Collection[bytes]) -> None:
+        if shard in self._shards and (not heads or not self._followed.isdisjoint(heads)):
+            self._moved[shard | RECORDS if heads else shard] = None
             self._notifier.notify()
 
     def _end(self) -> None:

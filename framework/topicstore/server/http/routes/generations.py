@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -30,6 +31,8 @@ class Generation(msgspec.Struct, kw_only=True):
     live_bytes: int
     archived: str | None
     """The export to which the generation was archived; None if it is in the database."""
+    missing: Mapping[int, str]
+    """The shards that are not included, and for each the reason why no site of the cluster that keeps it answered."""
 
 
 class NewGeneration(msgspec.Struct, forbid_unknown_fields=True):
@@ -51,7 +54,10 @@ class Dropped(msgspec.Struct):
 
 @get("/generations", guards=[needs("read")], tags=["generations"], sync_to_thread=True)
 def generations(context: TheContext) -> Page[Generation]:
-    """Return the live generations, the oldest first."""
+    """Return the live generations, the oldest first.
+
+    A site of a cluster asks the others about shards that it doesn't keep.
+    """
     return Page(items=_generations(context.db))
 
 
@@ -82,6 +88,7 @@ def _generations(db: ts.Database) -> list[Generation]:
             messages=one.messages,
             live_bytes=one.live_bytes,
             archived=archived.get(one.number),
+            missing=one.missing,
         )
         for one in db.generations()
     ]

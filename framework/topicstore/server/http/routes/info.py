@@ -37,7 +37,11 @@ class GrantedScope(msgspec.Struct):
 
 @get("/info", guards=[needs("read")], tags=["database"], sync_to_thread=True)
 def info(context: TheContext) -> DatabaseInfo:
-    """Return sizes, counts, generations and shards of the database, as `Database.info` does."""
+    """Return sizes, counts, generations and shards of the database, as `Database.info` does.
+
+    A site of a cluster asks the others about shards that it doesn't keep. `missing` has the shards of which no site
+    answers, and why.
+    """
     return context.db.info()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ import attrs
 import msgspec
 import numpy as np
 from litestar import Request, delete, get, post
-from litestar.exceptions import ClientException, NotFoundException
+from litestar.exceptions import ClientException, HTTPException, NotFoundException
 from litestar.params import JSONBody, MsgPackBody, PathParameter
 
 from topicstore.contract.batch import MessageBatch
@@ -70,21 +70,22 @@ class Stored(msgspec.Struct):
     """Number of messages that arrived late, and were stored at the next position."""
 
 
-@get("/imports", guards=[needs("write")], tags=["imports"], sync_to_thread=True)
-def imports(context: TheContext) -> list[Marker]:
+@get("/imports", guards=[needs("write")], tags=["imports"])
+async def imports(context: TheContext, request: Request[Any, Any, Any]) -> list[Marker]:
     """Return the progress of each import in each shard; keys and values are base64.
 
-    On a site of a cluster, the response includes the progress that any site had stored before the request.
+    On a site of a cluster, the owners of the shards answer, so the response includes the progress that any site had
+    stored before the request. If one doesn't answer, the response is 503.
     """
-    if context.db.cluster is not None:
-        context.db.cluster.refresh()
-    shards = context.db.storage.shards
-    return [
-        Marker(shard.number, key, value)
-        for shard in shards
-        if not shard.writer.elsewhere
-        for key, value in context.db.state(shard.number).scan(_KEYS)
-    ]
+
+    def own(shards: Collection[int]) -> list[Marker]:
+        return [Marker(shard, key, value) for shard in shards for key, value in context.db.state(shard).scan(_KEYS)]
+
+    found, missing = await context.gather(request, range(context.db.manifest.shards), own, list[Marker])
+    for shard, why in missing.items():
+        text = f"the progress in shard {shard} can't be read: {why}"
+        raise HTTPException(status_code=503, detail=text, headers={"Retry-After": "1"})
+    return sorted((marker for some in found for marker in some), key=lambda one: (one.shard, one.key))
 
 
 @post("/imports", guards=[needs("write")], tags=["imports"], status_code=200)
@@ -230,7 +231,8 @@ def _place(context: Context, request: Request[Any, Any, Any], name: str | None) 
 
 def _verify(context: Context, _: JobRequest, __: Path | None) -> Work:
     def work(progress: Progress) -> dict[str, Any]:
-        total = context.db.info().messages
+        shards = context.db.storage.shards  # those that this site keeps
+        total = sum(record.messages for shard in shards for record in shard.generations.listed())
         report = context.db.verify(lambda messages: progress.tell(messages, total))
         return {"ok": report.ok, "messages": report.messages, "damages": report.damages}
 

@@ -32,12 +32,14 @@ from topicstore.server.http.guards import needs
 from topicstore.server.http.parameters import (
     MOST,
     PAGE_BYTES,
+    SHARDS,
     TheBy,
     TheFilter,
     TheOrder,
     TheStart,
     TheUntil,
     fitting,
+    shards_asked,
     time_asked,
 )
 from topicstore.server.http.streaming import Measured, Streamed, ThreadedPieces
@@ -299,10 +301,6 @@ class Deleted:
     deleted: int
 
 
-_SHARDS = "Topicstore-Shards"
-"""The header of a deletion that another site forwards; its value is the shards to delete from, with commas."""
-
-
 @delete("/messages", guards=[needs("admin")], tags=["messages"], status_code=200, opt={"way": "heavy"})
 async def delete_messages(
     context: TheContext,
@@ -327,31 +325,20 @@ async def delete_messages(
         return Deleted(await loop.run_in_executor(context.threads, own, None))
     from topicstore.server.http.forwarding import owners_of  # imported only on a site of a cluster
 
-    given = request.headers.get(_SHARDS)
-    shards = range(db.manifest.shards) if given is None else _numbers(given, db.manifest.shards)
     wanted: dict[Any, list[int]] = {}
-    for shard, owner in owners_of(db.cluster, shards).items():
+    for shard, owner in owners_of(db.cluster, shards_asked(request, db.manifest.shards)).items():
         wanted.setdefault(owner, []).append(shard)
     here = wanted.pop(None, None)
     forwarder, deleted = context.forwarder, 0
     if wanted:
         forwarder.check(request, wanted, here=here is not None)
-        calls = {one: forwarder.call(request, b"", {_SHARDS: ",".join(map(str, some))}) for one, some in wanted.items()}
+        calls = {one: forwarder.call(request, b"", {SHARDS: ",".join(map(str, some))}) for one, some in wanted.items()}
         answers = await forwarder.ask(calls, Deleted)
         deleted = sum(answer.deleted for answer in answers if isinstance(answer, Deleted))
         forwarder.raise_first(answers, f"other sites have deleted {deleted} messages")
     if here is not None:
         deleted += await loop.run_in_executor(context.threads, own, here)
     return Deleted(deleted)
-
-
-def _numbers(text: str, shards: int) -> list[int]:
-    """Return the numbers of shards that a header has. Raises `ClientException`."""
-    parts = text.split(",")
-    known = set(map(str, range(shards)))
-    if not known.issuperset(parts):
-        raise ClientException(f"{_SHARDS} has numbers of shards, not {text[:100]!r}")
-    return list(map(int, parts))
 
 
 ROUTES = [publish, replay, delete_messages, explain, histogram]

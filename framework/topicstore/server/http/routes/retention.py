@@ -62,7 +62,10 @@ class RetentionChange(msgspec.Struct, forbid_unknown_fields=True):
 
 @get("/retention", guards=[needs("read")], tags=["retention"], sync_to_thread=True)
 def retention(context: TheContext) -> RetentionState:
-    """Return the limits, sizes of stored values, and planned removals with times and reasons."""
+    """Return the limits, sizes of stored values, and planned removals with times and reasons.
+
+    A site of a cluster asks the others about shards that it doesn't keep. If none answers, the response is 503.
+    """
     retention, found = context.db.retention, context.db.generations()
     return RetentionState(
         **attrs.asdict(retention.settings),
@@ -90,6 +93,8 @@ def outlook(context: TheContext, data: JSONBody[RetentionChange]) -> list[Depart
     """Return the removals that would be planned with these limits, and their counts. Nothing is changed.
 
     The messages that filters remove are counted, which reads the topics and sizes of all messages that are old enough.
+    A site of a cluster sends the request to others for the shards that it doesn't keep. If none answers, the response
+    is 503.
     """
     return context.db.retention.outlook(limits=_given(data), count=True)
 
