@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import tempfile
 import threading
 import time
 import weakref
@@ -838,6 +839,8 @@ ROWS = [
     M("torn ends are discarded writes", "test_a_torn_end_discards_nothing", {OPEN: discarding}, "rocksdb"),
     M("repairing cuts one more", "test_a_damaged_log_shows_what_repairing_leaves", {"BACKEND.repair_log": also(lambda me, given: cut_logs(given["path"]))}, "rocksdb"),
     M("repairing cuts one more", "test_damage_at_any_place_of_a_log_ends_it", {"BACKEND.repair_log": also(lambda me, given: cut_logs(given["path"]))}, "rocksdb"),
+    M("repairing cuts one more", "test_a_write_may_begin_at_the_end_of_a_block", {"BACKEND.repair_log": also(lambda me, given: cut_logs(given["path"]))}, "rocksdb", raises=LogDamagedError),
+    M("repairing cuts one more", "test_a_log_that_lacks_its_last_write_ends_the_next", {"BACKEND.repair_log": also(lambda me, given: cut_logs(given["path"]))}, "rocksdb"),
     M("damaged logs are repaired to be looked at", "test_a_damaged_log_shows_what_repairing_leaves", {"BACKEND.open_damaged": also(lambda me, given: cut_logs(given["path"]))}, "rocksdb"),
     M("forked children are answered", "test_a_forked_child_leaves_the_shard_alone", {GETS: swallow(TopicstoreError, value=[None])}, "rocksdb"),
     M("errors of writing are swallowed", "test_random_histories", {WRITE: swallow(EngineError, StorageFullError)}, "rocksdb", raises=StorageFullError),
@@ -864,6 +867,7 @@ ROWS = [
     # --- leaks ---
     M("a file stays open", "test_close_gives_everything_back", {OPEN: also(lambda me, given: os.open(given["path"] / "kept", os.O_CREAT))}, "rocksdb"),
     M("snapshots keep the lock", "test_close_gives_everything_back", {"ENGINE.snapshot": lambda call, me, given: keep_snapshots(me, call()), CLOSE: when(lambda me, given: vars(me).get("held"), lie())}, "rocksdb", raises=EngineError),
+    M("readers leave a directory", "test_readers_leave_no_files", {"BACKEND.open_reader": also(lambda me, given: tempfile.mkdtemp(dir=given["path"]))}, "rocksdb"),
     M("failed openings are remembered", "test_a_failed_opening_keeps_nothing", {OPEN: remember_failures}, "rocksdb", raises=EngineError),
     M("openings leave threads", "test_openings_do_not_pile_up", {OPEN: also(lambda me, given: threading.Thread(target=threading.Event().wait, daemon=True).start())}, waits="seconds for handles and threads to be given back"),
     M("scans leave handles", "test_dropped_scans_give_back_what_they_hold", {"ENGINE.scan": nth(10, also(lambda me, given: os.open(os.devnull, os.O_RDONLY)))}),

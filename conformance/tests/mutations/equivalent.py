@@ -82,6 +82,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "span[0] >= span[1]  →  span[0] > span[1]",
         ): "LevelDB finds no key in an empty range either",
         (
+            "_fitting",
+            "if room < 0:",
+            "room < 0  →  room <= 0",
+        ): "only the sizes of lists differ",
+        (
             "_read",
             "self._failure = error",
             "self._failure = error  →  pass",
@@ -142,6 +147,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
     },
     "backends/topicstore_backends/write_ahead_logs.py": {
         (
+            "_has_zero_sector",
+            "if len(found) and not found.any(axis=1).all():",
+            "1  →  0",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
             "_follow_each_other",
             "if (first and _changes(first).start not in expected) or _has_zero_sector(file):",
             "first and _changes(first).start not in expected  →  first or _changes(first).start not in expected",
@@ -181,6 +191,61 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "for block in range((end - 1) // _BLOCK * _BLOCK, -1, -_BLOCK):",
             "1  →  0",
         ): "an opening then reads the log as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            "if log is not logs[-1]:",
+            "if log is not logs[-1]:  →  if not log is not logs[-1]:",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            "if log is not logs[-1]:",
+            "log is not logs[-1]  →  log is logs[-1]",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            'last = _last_write(log.read_bytes()) if first else b""',
+            "_last_write(log.read_bytes()) if first else b''  →  b'' if first else _last_write(log.read_bytes())",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            'last = _last_write(log.read_bytes()) if first else b""',
+            "_last_write(log.read_bytes())  →  log.read_bytes()",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            "if not last:",
+            "if not last:  →  if not not last:",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            "if not last:",
+            "not last  →  last",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            "expected = range(_changes(last).stop, _changes(last).stop + 1)",
+            "range(_changes(last).stop, _changes(last).stop + 1)  →  range(_changes(last).stop + 1, _changes(last).stop)",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            "expected = range(_changes(last).stop, _changes(last).stop + 1)",
+            "_changes(last).stop + 1  →  _changes(last).stop - 1",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            "expected = range(_changes(last).stop, _changes(last).stop + 1)",
+            "1  →  0",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_last_write",
+            "if kind in (_WHOLE, _FIRST):",
+            "if kind in (_WHOLE, _FIRST):  →  if not kind in (_WHOLE, _FIRST):",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_last_write",
+            "if kind in (_WHOLE, _FIRST):",
+            "kind in (_WHOLE, _FIRST)  →  kind not in (_WHOLE, _FIRST)",
+        ): "an opening then reads the logs as a whole, and finds the same",
         (
             "_last_write",
             "for kind, start, stop in reversed(records):",

@@ -299,12 +299,14 @@ class Unsupported(Fixtures):
 
     @requires("reclaims_disk")
     def test_deleted_bytes_go_back(self, engine: Engine) -> None:
-        """Reclaiming a deleted range frees the disk space of its values."""
+        """Reclaiming a deleted range frees the disk space of its values, also beside scans that have ended."""
         draw = random.Random(3)
         for generation in (1, 2):
             for number in range(100):
                 put(engine, DATA, {(generation, 0, number): draw.randbytes(100_000)})
         engine.flush_log()
+        ended = [engine.scan(DATA, reverse=reverse) for reverse in (False, True)]
+        assert [200, 200] == [len(keys(scan)) for scan in ended]
         full = engine.info().disk_bytes
         remove(engine, DATA, (1, 0, 0), (2, 0, 0))
         engine.reclaim(DATA, (1, 0, 0), (2, 0, 0))
