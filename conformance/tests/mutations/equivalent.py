@@ -296,6 +296,18 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "differ < self._lowest  →  differ <= self._lowest",
         ): "an equal value is set again",
     },
+    "framework/topicstore/pubsub/feed.py": {
+        (
+            "_step",
+            "if len(view.scans) > _OPEN_SCANS:",
+            "len(view.scans) > _OPEN_SCANS  →  len(view.scans) >= _OPEN_SCANS",
+        ): "one scan fewer stays open, and a new one continues it",
+        (
+            "_step",
+            "if len(view.scans) > _OPEN_SCANS:",
+            "if len(view.scans) > _OPEN_SCANS:  →  if not len(view.scans) > _OPEN_SCANS:",
+        ): "no scan stays open, and each batch is read by a new one",
+    },
     "framework/topicstore/pubsub/filter_index.py": {
         (
             "put_locked",
@@ -378,6 +390,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "elif len(self.positions) <= _FEW:",
             "if len(self.positions) <= _FEW:  →  if not len(self.positions) <= _FEW:",
         ): "both ways return the same columns, each is quicker for its number of messages",
+        (
+            "count_of",
+            "return sum([len(one.packet_ids) if isinstance(one, DeliveryBatch) else 1 for one in packets])",
+            "1  →  2",
+        ): "only how many packets are sent in one turn differs",
         (
             "selected_of",
             "if shared is not None and len(columns.selections) < _SHARED:",
