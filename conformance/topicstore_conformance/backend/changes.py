@@ -17,7 +17,7 @@ from topicstore.contract.engine import DATA, KEYSPACES, META, Backend, Engine, K
 from topicstore.contract.engine import encode_generation as prefix
 
 from topicstore_conformance.conditions.capabilities import requires
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.clock import pass_a_day
 from topicstore_conformance.oracle.limits import unlike
 from topicstore_conformance.subjects.subject import BackendSubject

@@ -12,7 +12,7 @@ import pytest
 from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Backend, Engine, Key, Keyspace, WriteBatch
 from topicstore.contract.errors import DatabaseClosedError
 
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, together, wait_until
 from topicstore_conformance.subjects.subject import BackendSubject
 

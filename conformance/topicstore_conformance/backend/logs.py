@@ -14,7 +14,7 @@ from topicstore.contract.engine import DATA, KEYSPACES, META, STATE, Backend, En
 from topicstore.contract.errors import LogDamagedError
 
 from topicstore_conformance.conditions.capabilities import requires
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 
 from .crashes import Files, appended, files_of, leave
 from .fixtures import Fixtures, pairs, put
