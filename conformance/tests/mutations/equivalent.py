@@ -42,6 +42,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
     "backends/topicstore_backends/files.py": {
         (
             "set_aside",
+            "os.fsync(opened.fileno())",
+            "opened.fileno()  →  opened",
+        ): "fsync also takes an open file",
+        (
+            "set_aside",
             "if any(behind):",
             "any(behind)  →  behind",
         ): "a copy of zeros that stood after a log's last write only takes space",
@@ -69,6 +74,13 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             'if kind is RuntimeError and "is closed" in str(error):',
             "kind is RuntimeError and 'is closed' in str(error)  →  kind is RuntimeError or 'is closed' in str(error)",
         ): "plyvel raises RuntimeError only for what is closed, and nothing else says so",
+    },
+    "backends/topicstore_backends/leveldb/keeping.py": {
+        (
+            "keep_files",
+            "for name in sorted(os.listdir(path)):  # noqa: PTH208 - texts",
+            "sorted(os.listdir(path))  →  os.listdir(path)",
+        ): "files are kept in another order",
     },
     "backends/topicstore_backends/leveldb/scans.py": {
         (
@@ -127,6 +139,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
         ): "small tables stay apart, and reads find the same in them",
     },
     "backends/topicstore_backends/rocksdb/scans.py": {
+        (
+            "get",
+            "return self.get_many(keyspace, [key])[0]",
+            "0  →  -1",
+        ): "the list has one item",
         (
             "_take",
             "if left == 1 or room < size:",
