@@ -268,7 +268,10 @@ def within(model: Model, group: int) -> Model:
 
 
 class Group:
-    """A reader of one group of keys: unbounded scans of it are scans of the group."""
+    """A reader of one group of keys: unbounded scans of it are scans of the group.
+
+    A scan of the first group has no start, and one of the last group no end, unless one is given.
+    """
 
     def __init__(self, reader: Reader, group: int) -> None:
         self.reader, self.group = reader, group
@@ -276,8 +279,8 @@ class Group:
 
     def scan(self, keyspace: Keyspace[Any], start: Any = None, end: Any = None, **how: Any) -> Iterator[list[Any]]:
         """Scan a range of the group's keys; by default all of them."""
-        start = key_of(keyspace, 0, self.group + 1) if start is None else start
-        end = key_of(keyspace, 0, self.group + 2) if end is None else end
+        start = key_of(keyspace, 0, self.group + 1) if start is None and self.group else start
+        end = key_of(keyspace, 0, self.group + 2) if end is None and self.group + 1 < len(CHANGES) else end
         return self.reader.scan(keyspace, start, end, **how)
 
 
