@@ -57,7 +57,7 @@ class Circumstance(NamedTuple):
     small_shm: bool = False
     locale: str = ""
     mode: str = ""
-    """The mode of the suites (`topicstore_conformance.conditions.profiles`); empty for the default."""
+    """The mode of the suites (`topicstore_conformance.conditions.tries`); empty for the default."""
 
 
 CIRCUMSTANCES = {

@@ -19,8 +19,8 @@ from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Back
 from topicstore.contract.errors import TopicstoreError
 from topicstore.plugins import load_target, registry
 from topicstore_conformance.backend.leaks import DESCRIPTORS, open_files
-from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.conditions.tries import tries
 
 pytestmark = pytest.mark.slow
 

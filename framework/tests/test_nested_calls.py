@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import topicstore as ts
 from topicstore.sessions import PubRel
-from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.steps import Handler
 from topicstore_conformance.faults.threads import PATIENCE, begin
 

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from topicstore_conformance.conditions.profiles import MODE
 from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.conditions.tries import MODE
 from topicstore_conformance.subjects.pairs import Pair, covering, quick_options
 
 pytestmark = pytest.mark.slow

@@ -21,8 +21,9 @@ import topicstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore_conformance.conditions.directories import quick_directory
-from topicstore_conformance.conditions.profiles import COSTLY, MODE, tries
+from topicstore_conformance.conditions.profiles import COSTLY
 from topicstore_conformance.conditions.skipping import need, need_data
+from topicstore_conformance.conditions.tries import MODE, tries
 from topicstore_conformance.oracle import strategies
 from topicstore_conformance.oracle.model import match
 from topicstore_conformance.subjects import datasets

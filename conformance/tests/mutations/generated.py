@@ -1,7 +1,7 @@
 """Random mutations of the product's source, to measure how many mistakes the tests find.
 
-As a program, ``python generated.py COUNT SEED FOLDER...`` makes one mutation at a time, in these folders of `SUITES`
-or in all, each in a statement that the suites of its folder reach, and prints which test found it, and the scores.
+As a program, ``python generated.py COUNT SEED FOLDER...`` makes one mutation at a time, in what `SUITES` has below
+these folders or in all of it, each in a statement that the suites of its folder reach, and prints which test found it, and the scores.
 First the suites run without a mutation, must pass, and record which test reaches which line (`reaching`). Only these
 tests then run with the mutation, the quickest first, until one fails. A mutation that breaks no promise isn't counted
 (`EQUIVALENT`).
@@ -287,7 +287,7 @@ def outcome(file: Path, number: int, tests: Sequence[str], seconds: float) -> st
 
 def main(count: int, seed: int, *folders: str) -> None:
     """Make ``count`` mutations, and print their outcomes; exit if tests fail without a mutation."""
-    chosen = {of: tests for of, tests in SUITES.items() if not folders or of in folders}
+    chosen = {of: tests for of, tests in SUITES.items() if not folders or of.startswith(folders)}
     of_suites = {suite: reached(suite) for suite in sorted({suite for tests in chosen.values() for suite in tests})}
     records: dict[str, Reached] = {
         of: {test: found for suite in tests for test, found in of_suites[suite].items()} for of, tests in chosen.items()

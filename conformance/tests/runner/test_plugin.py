@@ -118,7 +118,7 @@ def test_assertions_show_what_was_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["", "slow"])
 def test_modes(mode: str) -> None:
     """An unknown mode is reported with the valid ones, and the default mode is ``full``."""
-    command = [sys.executable, "-c", "from topicstore_conformance.conditions.profiles import MODE; print(MODE)"]
+    command = [sys.executable, "-c", "from topicstore_conformance.conditions.tries import MODE; print(MODE)"]
     done = subprocess.run(command, env={**os.environ, "TOPICSTORE_CONFORMANCE": mode}, capture_output=True, text=True)
     assert ("full" if mode == "" else "") == done.stdout.strip()
     assert mode == "" or "must be one of quick, full, thorough, not 'slow'" in done.stderr

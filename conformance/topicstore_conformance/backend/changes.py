@@ -17,7 +17,7 @@ from topicstore.contract.engine import DATA, KEYSPACES, META, Backend, Engine, K
 from topicstore.contract.engine import encode_generation as prefix
 
 from topicstore_conformance.conditions.capabilities import requires
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.clock import pass_a_day
 from topicstore_conformance.oracle.limits import unlike
 from topicstore_conformance.subjects.subject import BackendSubject
@@ -269,7 +269,10 @@ def within(model: Model, group: int) -> Model:
 
 
 class Group:
-    """A reader of one group of keys: a scan without bounds yields all keys of the group and no others."""
+    """A reader of one group of keys: a scan without bounds yields all keys of the group and no others.
+
+    Unless a bound is given, the scan has no start for the first group, and no end for the last one.
+    """
 
     def __init__(self, reader: Reader, group: int) -> None:
         self.reader, self.group = reader, group
@@ -277,8 +280,8 @@ class Group:
 
     def scan(self, keyspace: Keyspace[Any], start: Any = None, end: Any = None, **how: Any) -> Iterator[list[Any]]:
         """Scan a range of the group's keys; by default all of them."""
-        start = key_of(keyspace, 0, self.group + 1) if start is None else start
-        end = key_of(keyspace, 0, self.group + 2) if end is None else end
+        start = key_of(keyspace, 0, self.group + 1) if start is None and self.group else start
+        end = key_of(keyspace, 0, self.group + 2) if end is None and self.group + 1 < len(CHANGES) else end
         return self.reader.scan(keyspace, start, end, **how)
 
 

@@ -12,7 +12,7 @@ import pytest
 from topicstore.contract.engine import DATA, INDEX, KEYSPACES, META, STATE, Backend, Engine, Key, Keyspace, WriteBatch
 from topicstore.contract.errors import DatabaseClosedError
 
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, together, wait_until
 from topicstore_conformance.subjects.subject import BackendSubject
 
@@ -51,7 +51,7 @@ class Concurrency(Fixtures):
             try:
                 for number in range(1, tries(500, 2_000, subject.capabilities)):
                     write(number)
-                while len(seen) < SEEN and not done.is_set():
+                while len(seen) < SEEN and not done.wait(MOMENT):
                     write(1)
             finally:
                 done.set()
@@ -83,7 +83,7 @@ class Concurrency(Fixtures):
         def write() -> None:
             try:
                 number = 0
-                while not done.is_set() and (number < least or len(seen) < SEEN):
+                while number < least or (len(seen) < SEEN and not done.wait(MOMENT)):
                     number += 1
                     batch = WriteBatch()
                     batch.put_many(DATA, [(2, number, row) for row in range(100)], [b"%d" % number] * 100)

@@ -25,9 +25,9 @@ from topicstore.contract.errors import LogDamagedError
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.conditions.directories import quick_directory
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
+from topicstore_conformance.faults.copying import copy_open
 from topicstore_conformance.faults.killing import ENDS, Countdown, moment_of
-from topicstore_conformance.faults.striking import copy_open
 from topicstore_conformance.subjects.subject import BackendSubject
 
 from . import child

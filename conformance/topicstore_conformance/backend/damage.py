@@ -15,7 +15,7 @@ from topicstore.contract.engine import DATA, KEYSPACES, META, Backend, Keyspace,
 from topicstore.contract.errors import EngineError
 
 from topicstore_conformance.conditions.capabilities import requires
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.subjects.subject import BackendSubject
 
 from . import child

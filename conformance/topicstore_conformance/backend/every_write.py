@@ -16,7 +16,7 @@ from topicstore.contract.engine import DATA, KEYSPACES, Backend, Engine, Keyspac
 from topicstore.contract.errors import EngineError, InvalidArgumentError, StorageFullError
 
 from topicstore_conformance.conditions.capabilities import requires
-from topicstore_conformance.conditions.profiles import MODE
+from topicstore_conformance.conditions.tries import MODE
 from topicstore_conformance.faults.threads import PATIENCE, begin
 from topicstore_conformance.oracle.limits import unlike
 from topicstore_conformance.subjects.subject import BackendSubject

@@ -27,7 +27,8 @@ from topicstore.contract.engine import encode_generation as prefix
 from topicstore.contract.errors import DatabaseClosedError, EngineError, StorageFullError
 
 from topicstore_conformance.conditions.directories import quick_directory
-from topicstore_conformance.conditions.profiles import MACHINE, tries
+from topicstore_conformance.conditions.profiles import MACHINE
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.subjects.subject import BackendSubject
 
 from .crashes import appended, files_of, leave, open_killed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,18 @@ class Leaks(Fixtures):
             engine.close()
             assert not DESCRIPTORS.is_dir() or open_files(directory) == []
         assert len(held) == 5 * 8
+
+    @requires("persistent")
+    def test_readers_leave_no_files(self, backend: Backend, shard: Path) -> None:
+        """Opening a shard to read it, and closing it, adds no file to its directory, however often that is done."""
+        with closing(backend.open_shard(shard, KEYSPACES, create=True)) as engine:
+            put(engine, DATA, numbered(300))
+        found = []
+        for _ in range(3):
+            with closing(backend.open_reader(shard, KEYSPACES, alone=True)) as reader:
+                assert list(numbered(300)) == keys(reader.scan(DATA))
+            found.append(sorted(shard.rglob("*")))
+        assert found[0] == found[-1]
 
     @requires("persistent")
     def test_a_failed_opening_keeps_nothing(self, backend: Backend, shard: Path, directory: Path) -> None:

@@ -16,7 +16,7 @@ from topicstore.contract.engine import DATA, KEYSPACES, META, STATE, Backend, En
 from topicstore.contract.errors import DatabaseClosedError, EngineError
 
 from topicstore_conformance.conditions.capabilities import requires
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.memory import kept_by
 from topicstore_conformance.faults.threads import together
 from topicstore_conformance.oracle.limits import MEGABYTE, unlike

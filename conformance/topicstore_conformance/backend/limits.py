@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from topicstore.contract.engine import DATA, INDEX, KEYS, KEYSPACES, META, STATE, Backend, Engine, WriteBatch
 
-from topicstore_conformance.conditions.profiles import MODE, full, tries
+from topicstore_conformance.conditions.tries import MODE, full, tries
 from topicstore_conformance.oracle.limits import COLLIDING, MEGABYTE, counts, numbers, sizes, unlike
 from topicstore_conformance.subjects.subject import BackendSubject
 

@@ -10,14 +10,14 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 import pytest
-from topicstore.contract.engine import DATA, KEYSPACES, META, Backend, Engine, WriteBatch
+from topicstore.contract.engine import DATA, KEYSPACES, META, STATE, Backend, Engine, WriteBatch
 from topicstore.contract.errors import LogDamagedError
 
 from topicstore_conformance.conditions.capabilities import requires
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 
 from .crashes import Files, appended, files_of, leave
-from .fixtures import Fixtures, pairs
+from .fixtures import Fixtures, pairs, put
 
 __all__ = ["Logs"]
 
@@ -25,6 +25,14 @@ SIZES = (10, 300, 40_000, 5, 70_000, 90, 7, 1_100, 33_000, 20)
 """The sizes of the values of the writes: several writes in a page, and writes of several pages."""
 SECTOR = 512
 """The least number of bytes that a disk writes atomically."""
+
+BLOCK, HEAD = 32 << 10, 7
+"""The bytes of a block, and of the head of each part of a write, in the logs of LevelDB and of RocksDB.
+
+https://github.com/google/leveldb/blob/main/doc/log_format.md
+"""
+BEGUN = (1, 5, 11, 12, 20)
+"""The numbers of bytes of writes that stand in one block, while the rest of the write stands in later ones."""
 
 Case = tuple[str, Files, int]
 """A damage by name, the damaged files, and the number of writes before the damage."""
@@ -96,7 +104,82 @@ class Logs(Fixtures):
                 leave({**states[number + 1], log: before + bytes(len(after) - len(before) + 2 * SECTOR)}, torn)
                 assert number == self._opened(backend, torn, discarding=False)
 
+    @requires("persistent")
+    def test_a_write_may_begin_at_the_end_of_a_block(self, backend: Backend, shard: Path) -> None:
+        """Damage is found where a block of the log has only the first bytes of a write, fewer than its head has."""
+        sizes = []
+        with closing(backend.open_shard(shard, KEYSPACES, create=True)) as engine:
+            for number, begun in enumerate(BEGUN):
+                log, size = self._filled(backend, shard, engine, HEAD + begun)
+                sizes.append(size)
+                write(engine, number)
+            files = files_of(backend, shard)
+        whole = files[log]
+        for number, size in enumerate(sizes):
+            later = (size // BLOCK + 1) * BLOCK + HEAD
+            damaged = shard.with_name(f"damaged-{number}")
+            leave({**files, log: flipped(whole, later)}, damaged)
+            assert number == self._opened(backend, damaged), f"the second part of a write, after {BEGUN[number]} bytes"
+        torn = shard.with_name("torn")
+        leave({**files, log: whole[: sizes[-1]] + bytes(len(whole) - sizes[-1])}, torn)
+        assert len(sizes) - 1 == self._opened(backend, torn, discarding=False)
+
+    @requires("persistent")
+    @pytest.mark.parametrize("count", [0, 3])
+    def test_a_log_that_lacks_its_last_write_ends_the_next(self, backend: Backend, shard: Path, count: int) -> None:
+        """Two logs are read as one: if the first lacks its last write, of one change, no write of the second is there.
+
+        An engine begins a log when it is opened, and when its buffer is full, and removes the one before later. File
+        systems may lose the end of that one (https://github.com/google/leveldb/issues/193).
+
+        count: the number of writes in the first log before its last one.
+        """
+        with closing(backend.open_shard(shard, KEYSPACES, create=True)) as engine:
+            for number in range(count):
+                write(engine, number)
+            without = files_of(backend, shard)
+            put(engine, STATE, {b"k": b"v"})
+            files = files_of(backend, shard)
+        reopened, both, gap = map(shard.with_name, ("reopened", "both", "gap"))
+        leave(files, reopened)
+        with closing(backend.open_shard(reopened, KEYSPACES, create=False)) as engine:
+            begun = files_of(backend, reopened)
+            for number in range(count, count + 3):
+                write(engine, number)
+            written = files_of(backend, reopened)
+        log, next_log = appended(without, files), appended(begun, written)
+        if log is None or next_log is None or log == next_log:
+            pytest.skip("the engine begins no new log")
+        leave({**files, next_log: written[next_log]}, both)
+        if self._opened(backend, both) != count + 3:
+            pytest.skip("the engine reads no log that its other files don't name")
+        leave({**files, log: without[log], next_log: written[next_log]}, gap)
+        assert count == self._opened(backend, gap)
+
     # --- steps ---
+
+    @staticmethod
+    def _filled(backend: Backend, shard: Path, engine: Engine, left: int) -> tuple[Path, int]:
+        """Write values until the log ends ``left`` bytes before the end of a block; return the log and its size.
+
+        Skip the test if the engine doesn't append each value to one file, with the same number of bytes beside it.
+        """
+        size, before = 1_000, files_of(backend, shard)
+        for _ in range(8):
+            put(engine, STATE, {b"filling": bytes(size)})
+            after = files_of(backend, shard)
+            log = appended(before, after)
+            if log is None:
+                break
+            missing = (BLOCK - left - len(after[log])) % BLOCK
+            if not missing:
+                return log, len(after[log])
+            beside = (
+                len(after[log]) - len(before[log]) - size
+            )  # whatever the engine writes with a value of two bytes' size
+            before = after
+            size = missing - beside if 1_000 <= missing <= 16_000 else 12_000
+        pytest.skip("the engine appends to no file, or to several, or no blocks")
 
     @staticmethod
     def _written(backend: Backend, shard: Path) -> list[Files]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,16 @@ from topicstore.contract.engine import (
     Keyspace,
     WriteBatch,
 )
-from topicstore.contract.errors import CorruptionError, DataLossError, EngineError, TopicstoreError
+from topicstore.contract.errors import (
+    CorruptionError,
+    DataLossError,
+    EngineError,
+    ForkedProcessError,
+    TopicstoreError,
+)
 
 from topicstore_conformance.conditions.capabilities import requires, without
+from topicstore_conformance.faults.threads import PATIENCE
 from topicstore_conformance.subjects.subject import BackendSubject
 
 from . import child
@@ -57,14 +65,24 @@ def open_and_write(make: Make, path: Path) -> None:
     engine.close()
 
 
+def use_new(make: Make, path: Path) -> None:
+    """Create a shard, and write, reclaim and read in it."""
+    with closing(make().open_shard(path, KEYSPACES, create=True)) as engine:
+        put(engine, DATA, numbered(500))
+        engine.reclaim(DATA, (1, 2, 0), (1, 2, 500))
+        assert list(numbered(500).items()) == pairs(engine.scan(DATA))
+
+
 def fork(make: Make, path: Path) -> None:
     """Fork a child that uses its parent's engine, scan and snapshot, and exits normally.
 
+    The child also opens a shard of its own, which is refused or works, but may not hang: an alarm ends the child then.
     Reports each attempt that succeeded in the child, then the child's return code, then the number of pairs that the
     parent reads from a scan begun before the fork.
     """
     engine = make().open_shard(path, KEYSPACES, create=True)
     put(engine, DATA, numbered(500))
+    engine.reclaim(DATA, (1, 2, 0), (1, 2, 1))  # some engines start threads only then
     scan, snapshot = engine.scan(DATA), engine.snapshot()
     first = next(scan)
     attempts: list[Callable[[], object]] = [
@@ -75,6 +93,9 @@ def fork(make: Make, path: Path) -> None:
     ]
     forked = os.fork()
     if not forked:
+        signal.alarm(int(PATIENCE))
+        with suppress(ForkedProcessError):
+            use_new(make, path.with_name("own"))
         for number, attempt in enumerate(attempts):
             try:
                 attempt()
@@ -174,7 +195,10 @@ class Reopening(Fixtures):
     def test_a_forked_child_leaves_the_shard_alone(
         self, backend: Backend, subject: BackendSubject, shard: Path
     ) -> None:
-        """A forked child's calls on its parent's engine raise, and neither these calls nor its exit harm the shard."""
+        """A forked child's calls on its parent's engine raise, and neither these calls nor its exit harm the shard.
+
+        An engine that the child opens itself works, or its opening raises ForkedProcessError.
+        """
         assert child.run(subject.make, fork, shard) == [["ended", 0], ["read", 500]]
         engine = backend.open_shard(shard, KEYSPACES, create=False)
         assert list(numbered(500).items()) == pairs(engine.scan(DATA))

@@ -6,7 +6,7 @@ import random
 
 from topicstore.contract.engine import DATA, META, Engine, WriteBatch
 
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.subjects.subject import BackendSubject
 
 from .fixtures import Fixtures, numbered, pairs, put, remove

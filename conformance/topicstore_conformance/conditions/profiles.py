@@ -1,46 +1,20 @@
-"""The Hypothesis profile of all tests, and their number of examples.
-
-``TOPICSTORE_CONFORMANCE`` chooses a mode:
-
-============  ============================================================================
-``quick``     few examples: some seconds a suite
-``full``      the default: enough examples to check a change before its release
-``thorough``  twenty times as many examples
-============  ============================================================================
-
-Without ``fast_seek``, where each read costs milliseconds, suites try a quarter as many examples.
+"""The Hypothesis profile of all tests.
 
 Every run draws the same examples, so that a result can be repeated. With ``TOPICSTORE_HYPOTHESIS=random`` each run
-draws new ones.
+draws new ones. `topicstore_conformance.conditions.tries` has their number.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 
-import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import engine, providers
 
-from .modes import EXAMPLES, MODES, VARIABLE
+from .modes import EXAMPLES
+from .tries import MODE
 
-__all__ = ["COSTLY", "MACHINE", "MODE", "PROFILE", "RANDOM", "full", "tries"]
-
-MODE = os.environ.get(VARIABLE) or "full"
-"""The mode of this process and of the processes that its tests start."""
-if MODE not in MODES:
-    raise ValueError(f"{VARIABLE} must be one of {', '.join(MODES)}, not {MODE!r}")
-
-
-def tries(quick: int, full: int, capabilities: Collection[str] = ("fast_seek",)) -> int:
-    """Return the number of tries in this mode, with a backend of these capabilities."""
-    count = {"quick": quick, "full": full, "thorough": 20 * full}[MODE]
-    return count if "fast_seek" in capabilities else -(-count // 4)
-
-
-full = pytest.mark.skipif(MODE == "quick", reason="only in the full mode")
-"""A pytest mark for tests that take long even with few examples."""
+__all__ = ["COSTLY", "MACHINE", "PROFILE", "RANDOM"]
 
 _CHOICE = os.environ.get(EXAMPLES, "")
 if _CHOICE not in ("", "random"):

@@ -11,7 +11,7 @@ import topicstore as ts
 from topicstore import Message, MessageId
 
 from topicstore_conformance.conditions.capabilities import requires
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.database.fixtures import Fixtures, both_durabilities
 from topicstore_conformance.database.following import Follower, Replayer
 from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, together, wait_until

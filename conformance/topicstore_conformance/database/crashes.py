@@ -11,7 +11,7 @@ import topicstore as ts
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.conditions.directories import quick_directory
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.database.fixtures import Fixtures, both_durabilities
 from topicstore_conformance.faults.crash import Job, Ledger, run_and_kill
 from topicstore_conformance.oracle.checks import check_publishers, replayed

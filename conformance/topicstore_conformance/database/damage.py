@@ -21,7 +21,7 @@ from topicstore.contract.engine import KEYSPACES, META, Engine, WriteBatch
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.conditions.directories import quick_directory
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.database.fixtures import Fixtures
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.oracle.checks import replayed

@@ -9,7 +9,7 @@ import pytest
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.conditions.directories import quick_directory
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.database.fixtures import Fixtures
 from topicstore_conformance.faults.power import Call, record, why_no_tracing
 from topicstore_conformance.subjects.pairs import Pair

@@ -9,7 +9,7 @@ import pytest
 
 from topicstore_conformance.conditions.capabilities import check_capabilities
 from topicstore_conformance.conditions.directories import quick_directory
-from topicstore_conformance.conditions.profiles import MODE
+from topicstore_conformance.conditions.tries import MODE
 from topicstore_conformance.subjects.pairs import Pair
 
 __all__ = ["Fixtures", "both_durabilities"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from topicstore import Message
 
-from topicstore_conformance.conditions.profiles import MODE, full
+from topicstore_conformance.conditions.tries import MODE, full
 from topicstore_conformance.database.fixtures import Fixtures
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.oracle.checks import check_all, check_replay, follow_epochs

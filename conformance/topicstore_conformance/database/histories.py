@@ -10,7 +10,8 @@ from hypothesis.stateful import run_state_machine_as_test
 from topicstore import Message
 
 from topicstore_conformance.conditions.capabilities import requires
-from topicstore_conformance.conditions.profiles import MACHINE, full, tries
+from topicstore_conformance.conditions.profiles import MACHINE
+from topicstore_conformance.conditions.tries import full, tries
 from topicstore_conformance.database.fixtures import Fixtures
 from topicstore_conformance.database.state_machine import DatabaseMachine
 from topicstore_conformance.faults.clock import START

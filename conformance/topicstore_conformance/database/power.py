@@ -22,7 +22,7 @@ from topicstore.plugins import load_target, registry
 
 from topicstore_conformance.conditions.capabilities import requires
 from topicstore_conformance.conditions.directories import quick_directory
-from topicstore_conformance.conditions.profiles import MODE, tries
+from topicstore_conformance.conditions.tries import MODE, tries
 from topicstore_conformance.database.fixtures import Fixtures
 from topicstore_conformance.faults.crash import MARKER, messages_of
 from topicstore_conformance.faults.power import Recording, record, why_no_tracing
@@ -149,7 +149,7 @@ def damaged(original: Path, draw: random.Random) -> Iterator[bytes | None]:
             yield content[:at]
         if MODE != "quick" or number == 1:
             yield content[:at] + bytes(len(content) - at)
-    for _ in range(tries(2, 40)):
+    for _ in range(tries(1, 40)):
         at = draw.randrange(len(content))
         yield content[:at] + bytes([content[at] ^ 1 << draw.randrange(8)]) + content[at + 1 :]
 
@@ -165,7 +165,7 @@ class PowerLoss(Fixtures):
             recording = recorded(pair, durability, Path(scratch))
             moments, worst = recording.moments()
             chances = (moments, worst, moments[-3:], worst)  # the last three failures are after the close
-            for number in range(tries(10, 100, pair.capabilities)):
+            for number in range(tries(8, 100, pair.capabilities)):
                 # Pairs with the same backend fail after different system calls.
                 draw = random.Random(f"{pair} {number}")
                 upto = draw.choice(chances[number % len(chances)])

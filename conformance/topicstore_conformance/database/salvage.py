@@ -12,7 +12,7 @@ import topicstore as ts
 from topicstore import Message, MessageId
 
 from topicstore_conformance.conditions.capabilities import requires
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.oracle.checks import replayed
 from topicstore_conformance.subjects.pairs import Pair

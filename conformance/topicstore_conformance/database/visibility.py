@@ -21,7 +21,8 @@ from topicstore import Message
 from topicstore.contract.positions import time_of
 
 from topicstore_conformance.conditions.directories import quick_directory
-from topicstore_conformance.conditions.profiles import COSTLY, tries
+from topicstore_conformance.conditions.profiles import COSTLY
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.database.fixtures import Fixtures
 from topicstore_conformance.database.following import Follower, epoch_of
 from topicstore_conformance.faults.clock import START, Clock

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
@@ -22,9 +21,9 @@ from hypothesis import strategies as st
 from topicstore.contract.engine import Engine
 from topicstore.contract.errors import StorageFullError
 
-from .threads import wait_until
+from .copying import copy_open
 
-__all__ = ["Fault", "copy_open", "faults", "kills", "striking"]
+__all__ = ["Fault", "faults", "kills", "striking"]
 
 
 @attrs.define
@@ -109,27 +108,3 @@ class _Strike:
         if not self.fault.kills:
             raise full
         copy_open(self.directory, self.copy)
-
-
-def copy_open(directory: Path, copy: Path, *, unneeded: Iterable[str] = ()) -> None:
-    """Copy the directory of an open database as a kill would leave it; repeat until no file changes meanwhile.
-
-    Files whose names match the patterns ``unneeded`` are left out.
-    """
-    ignore = shutil.ignore_patterns(*unneeded)
-
-    def copied() -> bool:
-        with suppress(FileNotFoundError, shutil.Error):  # an engine may remove files at any time
-            before = _listed(directory)
-            shutil.copytree(directory, copy, symlinks=True, ignore=ignore)
-            if before == _listed(directory):
-                return True
-        shutil.rmtree(copy, ignore_errors=True)
-        return False
-
-    wait_until(copied, f"the files of {directory} to stay as they are")
-
-
-def _listed(directory: Path) -> dict[Path, tuple[int, int, int]]:
-    found = {path: path.lstat() for path in directory.rglob("*")}  # symbolic links may be broken
-    return {path: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in found.items()}

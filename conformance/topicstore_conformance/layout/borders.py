@@ -11,7 +11,7 @@ from topicstore import Message, TopicFilter
 from topicstore.contract.engine import META
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 
 from .damage import FINE, flipped, outcome
 from .fixtures import VALUES, Fixtures, Reader, Stored, numbered

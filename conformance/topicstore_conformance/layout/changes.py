@@ -14,7 +14,7 @@ from topicstore.contract.engine import KEYSPACES, Engine, WriteBatch
 from topicstore_backends.memory import MemoryBackend, MemoryOptions
 
 from topicstore_conformance.backend import child
-from topicstore_conformance.conditions.profiles import MODE, tries
+from topicstore_conformance.conditions.tries import MODE, tries
 from topicstore_conformance.faults.clock import pass_a_day
 from topicstore_conformance.faults.memory import kept_by
 from topicstore_conformance.subjects.subject import LayoutSubject

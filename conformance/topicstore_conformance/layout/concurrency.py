@@ -12,7 +12,7 @@ import pytest
 from topicstore import TopicFilter
 from topicstore.contract.engine import WriteBatch
 
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.threads import MOMENT, together
 from topicstore_conformance.oracle.model import match
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore import Message, MessageBatch, Properties, TopicFilter
 
-from topicstore_conformance.conditions.profiles import COSTLY, tries
+from topicstore_conformance.conditions.profiles import COSTLY
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.oracle import strategies
 from topicstore_conformance.subjects.subject import LayoutSubject
 
@@ -35,7 +36,7 @@ class Contents(Fixtures):
     def test_any_messages_come_back(self, subject: LayoutSubject, fresh: Callable[[], Stored]) -> None:
         """Any messages are read back by any filter, from any position, up to any bound, with any limit of rows."""
 
-        @settings(COSTLY, max_examples=tries(25, 100, subject.backend_capabilities))
+        @settings(COSTLY, max_examples=tries(18, 100, subject.backend_capabilities))
         @given(
             st.lists(
                 st.lists(strategies.messages(times=st.integers(1, 2**40)), min_size=1, max_size=12),

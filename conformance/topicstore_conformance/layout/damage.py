@@ -13,7 +13,7 @@ from topicstore import TopicFilter
 from topicstore.contract.engine import Key, Keyspace
 from topicstore.contract.errors import CorruptionError, NewerFormatError
 
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 
 from .fixtures import SHARD, Fixtures, Reader, Stored, numbered, rows_of
 from .reading import TOPICS

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from topicstore import Message, TopicFilter
 
-from topicstore_conformance.conditions.profiles import MACHINE, tries
+from topicstore_conformance.conditions.profiles import MACHINE
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.oracle import strategies
 from topicstore_conformance.oracle.model import match
 from topicstore_conformance.subjects.subject import LayoutSubject
@@ -203,6 +204,6 @@ class Histories(Fixtures):
         attributes: dict[str, Any] = {"make": staticmethod(fresh)}
         machine = type("Machine", (SlabMachine,), attributes)
         chosen = settings(
-            MACHINE, max_examples=tries(25, 60, subject.backend_capabilities), stateful_step_count=25, derandomize=True
+            MACHINE, max_examples=tries(18, 60, subject.backend_capabilities), stateful_step_count=25, derandomize=True
         )
         run_state_machine_as_test(machine, settings=chosen)

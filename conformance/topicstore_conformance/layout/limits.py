@@ -11,7 +11,7 @@ from topicstore.contract.model import MAX_PAYLOAD
 from topicstore.contract.positions import MAX_TIME
 from topicstore.contract.topics import MAX_TOPIC_BYTES
 
-from topicstore_conformance.conditions.profiles import MODE, full, tries
+from topicstore_conformance.conditions.tries import MODE, full, tries
 from topicstore_conformance.oracle.limits import COLLIDING, MEGABYTE, TIMES, counts, sizes, unlike
 from topicstore_conformance.subjects.subject import LayoutSubject
 

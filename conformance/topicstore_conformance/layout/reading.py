@@ -10,7 +10,7 @@ from topicstore import Message, TopicFilter
 from topicstore.contract.columns import to_list
 
 from topicstore_conformance.conditions.capabilities import requires
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 
 from .fixtures import START, Fixtures, Reader, Stored, matches_pattern, numbered, plenty
 

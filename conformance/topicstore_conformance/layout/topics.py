@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.oracle.strategies import EDGE_TOPICS
 
 from .fixtures import Fixtures, Stored, numbered

@@ -9,7 +9,7 @@ import topicstore as ts
 from topicstore import Message
 from topicstore.sessions import Publish, Session
 
-from topicstore_conformance.conditions.profiles import MODE
+from topicstore_conformance.conditions.tries import MODE
 from topicstore_conformance.database import fixtures
 from topicstore_conformance.faults.striking import Fault
 from topicstore_conformance.parts.machines import World

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from topicstore_conformance.conditions.capabilities import requires
-from topicstore_conformance.conditions.profiles import MACHINE, tries
+from topicstore_conformance.conditions.profiles import MACHINE
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.parts.fixtures import Fixtures
 from topicstore_conformance.parts.machines import World, shows_at_once
 from topicstore_conformance.parts.overlapping_machine import OverlappingHistories
@@ -49,27 +50,27 @@ class Histories(Fixtures):
     def test_sessions_histories(self, pair: Pair) -> None:
         """In any history each session is sent exactly its due messages, and at the end no message is due."""
         killed = "persistent" in pair.capabilities
-        run(KilledSessionsHistories if killed else SessionsHistories, pair, 12, 50)
+        run(KilledSessionsHistories if killed else SessionsHistories, pair, 9, 50)
 
     @_AHEAD
     def test_overlapping_histories(self, pair: Pair) -> None:
         """In any history one delivery of a message serves all subscriptions that wait for it; none waits for ever."""
-        run(OverlappingHistories, pair, 12, 100)
+        run(OverlappingHistories, pair, 8, 100)
 
     @_AHEAD
     def test_shared_histories(self, pair: Pair) -> None:
         """In any history each message goes to one member, and to another only if the first hasn't acknowledged it."""
         killed = "persistent" in pair.capabilities
-        run(KilledSharedHistories if killed else SharedHistories, pair, 8, 50, steps=40)
+        run(KilledSharedHistories if killed else SharedHistories, pair, 6, 50, steps=40)
 
     @requires("persistent")
     def test_queue_histories(self, pair: Pair) -> None:
         """In any history a queue equals its model, and a call with a fault takes effect as a whole or not at all."""
-        run(QueueHistories, pair, 6, 50, steps=40)
+        run(QueueHistories, pair, 5, 50, steps=40)
 
     @pytest.mark.filterwarnings("ignore:shard .* in the future")
     @pytest.mark.filterwarnings("ignore:the clock is .* ahead")
     @pytest.mark.filterwarnings("ignore:what is due could not be archived")
     def test_retention_histories(self, pair: Pair) -> None:
         """In any history reads return every message that must be there once, and none that must be gone."""
-        run(RetentionHistories, pair, 5, 50, steps=40)
+        run(RetentionHistories, pair, 4, 50, steps=40)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from topicstore import Message
 
-from topicstore_conformance.conditions.profiles import COSTLY, MODE
+from topicstore_conformance.conditions.profiles import COSTLY
+from topicstore_conformance.conditions.tries import MODE
 from topicstore_conformance.faults.clock import START
 from topicstore_conformance.oracle.limits import COLLIDING
 from topicstore_conformance.plugins.fixtures import Fixtures, Probe, messages, payloads_of

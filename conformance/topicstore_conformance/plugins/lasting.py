@@ -14,10 +14,11 @@ from hypothesis.stateful import run_state_machine_as_test
 from topicstore import Message
 
 from topicstore_conformance.conditions.capabilities import requires
-from topicstore_conformance.conditions.profiles import MACHINE, tries
+from topicstore_conformance.conditions.profiles import MACHINE
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.database.state_machine import DatabaseMachine
 from topicstore_conformance.faults.clock import START, Clock
-from topicstore_conformance.faults.striking import copy_open
+from topicstore_conformance.faults.copying import copy_open
 from topicstore_conformance.plugins.fixtures import Fixtures, messages, opened
 from topicstore_conformance.subjects.pairs import Pair
 

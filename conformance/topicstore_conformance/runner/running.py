@@ -98,7 +98,7 @@ class Plan:
     def seldom(self) -> bool:
         """Whether tests with random data try fewer examples, because the backend lacks ``fast_seek``.
 
-        See `profiles.tries`.
+        See `conditions.tries`.
         """
         if self.broker:
             return False

@@ -25,7 +25,8 @@ from topicstore.lifecycle import archive_slab as archive
 from topicstore.lifecycle import exporting
 from topicstore.sessions import Publish
 from topicstore.shard.records import ranges_of
-from topicstore_conformance.conditions.profiles import COSTLY, tries
+from topicstore_conformance.conditions.profiles import COSTLY
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.threads import MOMENT, PATIENCE, begin, held_elsewhere, wait_until
 from topicstore_conformance.oracle import strategies

@@ -21,7 +21,8 @@ from topicstore.shard.state import FrameworkWrite
 from topicstore.storage.generations import drop_generation
 from topicstore.storage.quota import removing_bytes
 from topicstore.storage.storage import Storage
-from topicstore_conformance.conditions.profiles import COSTLY, tries
+from topicstore_conformance.conditions.profiles import COSTLY
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin, running, wait_until
 

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.lifecycle.retention import RetentionSettings
 from topicstore_conformance.conditions.directories import quick_directory
-from topicstore_conformance.conditions.profiles import COSTLY, tries
+from topicstore_conformance.conditions.profiles import COSTLY
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.faults.striking import Fault, striking
 from topicstore_conformance.faults.threads import wait_until

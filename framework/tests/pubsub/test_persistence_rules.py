@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from topicstore.pubsub.persistence_rules import PersistenceRule, PersistenceRules
 from topicstore.shard.state import FrameworkWrite
-from topicstore_conformance.conditions.profiles import COSTLY, tries
+from topicstore_conformance.conditions.profiles import COSTLY
+from topicstore_conformance.conditions.tries import tries
 
 RULES = st.builds(
     PersistenceRule,

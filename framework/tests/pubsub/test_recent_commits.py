@@ -18,7 +18,8 @@ from topicstore.pubsub import recent_commits
 from topicstore.pubsub.feed import Feed
 from topicstore.pubsub.hub import Hub
 from topicstore.pubsub.notifier import Notifier
-from topicstore_conformance.conditions.profiles import MACHINE, tries
+from topicstore_conformance.conditions.profiles import MACHINE
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.threads import PATIENCE
 
 SHARDS = 2

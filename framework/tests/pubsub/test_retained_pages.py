@@ -13,7 +13,8 @@ from topicstore.contract.cursors import Cursor
 from topicstore.contract.requests import ReadResult
 from topicstore.contract.topics import TopicFilter
 from topicstore.pubsub.retained_lookup import TopicLeaps, retained_page
-from topicstore_conformance.conditions.profiles import COSTLY, tries
+from topicstore_conformance.conditions.profiles import COSTLY
+from topicstore_conformance.conditions.tries import tries
 
 LEVELS = st.sampled_from(["", "a", "b", "a b", "a-", "a.", "a0", "é", "$s", "\x01", "\U0001f600"])
 TOPICS = st.lists(LEVELS, min_size=1, max_size=4).map("/".join).filter(bool)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import topicstore as ts
 from topicstore.contract.engine import STATE, WriteBatch
-from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.conditions.tries import tries
 
 BACKENDS = ["rocksdb", "leveldb", "duckdb"]
 NAMES = ["one", "two/three"]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from topicstore_conformance.conditions.directories import quick_directory
-from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.threads import wait_until
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.changed_packets import Changes, samples

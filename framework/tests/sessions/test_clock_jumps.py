@@ -18,7 +18,7 @@ from topicstore.contract.errors import StorageFullError, TopicstoreError
 from topicstore.contract.state import StateWrite
 from topicstore.sessions import Sessions, Will
 from topicstore.sessions.session_store import SessionState
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.clock import START, Clock
 from topicstore_conformance.parts.machines import forget_sessions
 

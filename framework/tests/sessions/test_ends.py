@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import topicstore as ts
 from topicstore.sessions import Ended, Session, Sessions
-from topicstore_conformance.conditions.profiles import tries
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.clock import Clock
 from topicstore_conformance.faults.threads import PATIENCE, begin
 

@@ -13,7 +13,8 @@ from topicstore.sessions import Overlapping, Publish, PubRel, Session, Sessions
 from topicstore.sessions.records import InFlightRecord, StoredInFlight, decode, put
 from topicstore.shard.state import OWN, FrameworkWrite
 from topicstore.storage.keyed_messages import state_key
-from topicstore_conformance.conditions.profiles import COSTLY, tries
+from topicstore_conformance.conditions.profiles import COSTLY
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.clock import Clock
 
 

@@ -21,8 +21,8 @@ from topicstore.contract.errors import DataLossError
 from topicstore.opening import open_lazily
 from topicstore.plugins import load_target, registry
 from topicstore.storage.directory.closed_files import ClosedFiles
-from topicstore_conformance.conditions.profiles import tries
 from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.conditions.tries import tries
 
 BACKENDS = ["rocksdb", "leveldb", "duckdb"]
 EXPECTED = [b"%d" % number for number in range(30)]

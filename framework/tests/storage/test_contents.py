@@ -25,8 +25,9 @@ from topicstore.shard.tally_tables import TallyTables
 from topicstore.storage.counting import contents, counting
 from topicstore.storage.maintenance import delete_local
 from topicstore_conformance.backend.fixtures import put
-from topicstore_conformance.conditions.profiles import COSTLY, tries
+from topicstore_conformance.conditions.profiles import COSTLY
 from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.threads import PATIENCE, together, wait_until
 from topicstore_layouts.block import compaction
 from topicstore_layouts.block.format import Block

@@ -16,8 +16,8 @@ import pytest
 import topicstore as ts
 from topicstore.plugins import registry
 from topicstore_conformance.backend.leaks import open_files
-from topicstore_conformance.conditions.profiles import full, tries
 from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.conditions.tries import full, tries
 
 pytestmark = pytest.mark.slow
 

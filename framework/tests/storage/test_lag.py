@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from topicstore.contract.positions import first_position
 from topicstore.storage.counting import lag as module
 from topicstore.storage.counting.lag import Lag, LagCounter
-from topicstore_conformance.conditions.profiles import COSTLY, tries
+from topicstore_conformance.conditions.profiles import COSTLY
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.clock import START, Clock
 
 SECOND = 1_000_000

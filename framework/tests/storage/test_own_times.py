@@ -22,8 +22,9 @@ from topicstore.shard import zones
 from topicstore.shard.writer import PendingWrite
 from topicstore.storage.reading.pages import ReplayPlace
 from topicstore_conformance.backend.fixtures import put
-from topicstore_conformance.conditions.profiles import COSTLY, tries
+from topicstore_conformance.conditions.profiles import COSTLY
 from topicstore_conformance.conditions.skipping import need
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.faults.clock import Clock
 
 SECOND = 1_000_000

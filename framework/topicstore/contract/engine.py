@@ -258,7 +258,8 @@ class Reader(ABC):
 
         With ``reverse`` the keys descend from the highest below ``end``. ``limit`` is the maximum number of pairs in
         all lists together. None as ``start`` or ``end`` means unbounded. A list holds at most about a megabyte, or one
-        larger pair. The iterator may be dropped, or closed with its ``close`` method, at any time.
+        larger pair. The iterator may be dropped, or closed with its ``close`` method, at any time. At its end it keeps
+        no data from being reclaimed.
         """
 
 

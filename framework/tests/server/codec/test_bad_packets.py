@@ -17,7 +17,8 @@ from topicstore.server.codec.decode import decode, decode_publish
 from topicstore.server.codec.frames import Frame, FrameReader, FramingError
 from topicstore.server.codec.packets import ConnectPacket, Packet
 from topicstore.server.codec.reason import PacketError, ReasonCode
-from topicstore_conformance.conditions.profiles import PROFILE, tries
+from topicstore_conformance.conditions.profiles import PROFILE
+from topicstore_conformance.conditions.tries import tries
 from topicstore_conformance.mqtt import wire
 from topicstore_conformance.mqtt.changed_packets import Changes, samples
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import topicstore as ts
 from topicstore_conformance.conditions.skipping import need
-from topicstore_conformance.faults.striking import copy_open
+from topicstore_conformance.faults.copying import copy_open
 
 
 def test_a_copy_has_the_links_of_a_reader_whose_files_are_gone(tmp_path: Path) -> None:
