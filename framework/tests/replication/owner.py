@@ -14,7 +14,7 @@ from topicstore.replication.reading import LocalWrite
 
 
 class Nowhere:
-    """A copy of the shard that stores only its progress."""
+    """A copy of the shard that discards the changes, and has only its progress, in memory."""
 
     def __init__(self) -> None:
         self.progress = BEGINNING

@@ -1,4 +1,4 @@
-"""A program that is a site, and does what clients ask by lines of JSON: a broker without its network protocol."""
+"""A program that runs one site and executes clients' commands, one JSON object a line: a broker without MQTT."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TICK = 0.05
 
 
 class Broker:
-    """The sessions of this site's clients, by the number of the connection."""
+    """The sessions of this site's clients, by connection number."""
 
     def __init__(self, db: ts.Database) -> None:
         self._db = db
@@ -39,12 +39,12 @@ class Broker:
         self._saying = threading.Lock()
 
     def answer(self, line: str) -> None:
-        """Do what a line asks, and print the result, or the error's name, with the line's number."""
+        """Execute the command in a line, and print its number with the result or the error's name."""
         asked: dict[str, Any] = json.loads(line)
         number = asked.pop("number")
         try:
             self.say(number, "done", self._calls[asked.pop("do")](**asked))
-        except (TopicstoreError, KeyError) as error:  # the connection of another process has no session here
+        except (TopicstoreError, KeyError) as error:  # opened at another process: this one has no session
             self.say(number, type(error).__name__, str(error))
 
     def say(self, number: int, outcome: str, value: object) -> None:
@@ -86,9 +86,9 @@ class Broker:
 
 
 def main(root: Path, site: str, takeover_after: float, delivered: float | None) -> None:
-    """Open the site, and answer lines until the end of the input or a signal.
+    """Open the site, and execute commands until the end of the input or a signal.
 
-    delivered: the age in seconds at which messages that only sessions needed go; None: they stay.
+    delivered: the age in seconds at which messages stored only for sessions are removed; None: they are kept.
     """
     warnings.simplefilter("ignore")
     ended = threading.Event()
@@ -99,14 +99,14 @@ def main(root: Path, site: str, takeover_after: float, delivered: float | None) 
         broker = Broker(db)
         db.sessions.groups.handover_after = takeover_after
         if delivered is not None:
-            with suppress(ShardElsewhereError, ShardMovedError):  # the owner of the first shard sets it
+            with suppress(ShardElsewhereError, ShardMovedError):  # only the owner of the first shard may set it
                 db.retention.set(delivered=delivered)
 
         def ticks() -> None:
             while not ended.wait(TICK):
                 try:
                     db.sessions.tick()
-                except (TopicstoreError, ExceptionGroup):  # as while a shard moves; the next tick tries again
+                except (TopicstoreError, ExceptionGroup):  # for example while a shard moves; the next tick tries again
                     continue
 
         threads.submit(ticks)

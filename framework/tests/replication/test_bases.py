@@ -51,7 +51,7 @@ def filled(store: Objects) -> Site:
 
 @pytest.mark.parametrize("changes", range(11))
 def test_a_truncation_that_is_broken_off_loses_nothing(changes: int) -> None:
-    """A truncation that is interrupted after any step loses nothing, and can be completed by repeating it."""
+    """A truncation that is interrupted after any step loses nothing, and completes when it is repeated."""
     store = Objects()
     site = filled(store)
     line = Breaking(store, changes)
@@ -78,7 +78,7 @@ def counts(store: Objects) -> dict[str, int]:
 
 
 def test_two_sites_that_write_one_base_use_the_first() -> None:
-    """If two sites write the same base, the first one counts; a later base deletes the parts of the second."""
+    """If two sites write the same base, the first counts; the parts of the second are deleted with a later base."""
     store = Objects()
     at = Progress(4, 1, b"x", 9)
     first = write_base(store, SHARD, "a", at, 4, [b"a", b"b"])
@@ -91,7 +91,10 @@ def test_two_sites_that_write_one_base_use_the_first() -> None:
 
 
 def test_truncation_reads_no_entry_but_the_fences_that_no_base_lists() -> None:
-    """Truncation finds the fences in the head of a base, which follows them from one to the one before."""
+    """Truncation reads the newest fence from the log, and finds the others by each fence's link to the one before.
+
+    No other entry is read. The new base lists all fences in its head.
+    """
     store = Objects()
     site = filled(store)
     for epoch in (3, 4):
@@ -129,7 +132,7 @@ def test_a_base_of_an_earlier_version_keeps_the_fences() -> None:
 
 
 def sealed(generation: int, changed: int, written: list[int]) -> Sealed:
-    """Return a sealed generation that records when it is encoded."""
+    """Return the parts of a sealed generation, whose encoding appends to a list."""
 
     def pieces() -> list[bytes]:
         written.append(generation)
@@ -139,9 +142,9 @@ def sealed(generation: int, changed: int, written: list[int]) -> Sealed:
 
 
 def test_a_sealed_generation_is_written_once_and_again_when_it_is_changed() -> None:
-    """Bases share the parts of a sealed generation; once an entry changes it, it is written anew, and the old one goes.
+    """Bases share the parts of a sealed generation; after a change to the generation, its parts are written anew.
 
-    Generations that no base has any more are deleted.
+    Parts that no base refers to are deleted.
     """
     store = Objects()
     written: list[int] = []
@@ -163,7 +166,10 @@ def test_a_sealed_generation_is_written_once_and_again_when_it_is_changed() -> N
 
 
 def test_of_two_sites_that_write_one_generation_the_first_counts() -> None:
-    """Parts of a generation that lost the race or remained unfinished are deleted; a later generation's parts stay."""
+    """If two sites write the parts of one generation, the first ones count; the others and unfinished ones are deleted.
+
+    Parts of a later generation are kept.
+    """
     store = Objects()
     written: list[int] = []
     other = sealed(1, 2, written)

@@ -1,4 +1,4 @@
-"""Databases that become the first copy of a cluster."""
+"""Existing databases whose contents become the first replica of a cluster."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check(sites: Sites) -> None:
 
 
 def test_a_database_becomes_the_first_copy_of_a_cluster(sites: Sites, path: Path) -> None:
-    """A database that a cluster begins with is its first copy; others have all it has, also without its directory."""
+    """After `begin_cluster`, other sites have all of the database's contents, even if its directory is then deleted."""
     assert ts.begin_cluster(path, sites.url) is None
     with pytest.raises(ts.ManifestMismatchError, match="shared through"):
         ts.open(path)
@@ -67,7 +67,7 @@ def test_a_database_becomes_the_first_copy_of_a_cluster(sites: Sites, path: Path
 def test_an_interrupted_beginning_is_repeated(
     sites: Sites, path: Path, monkeypatch: pytest.MonkeyPatch, step: tuple[Any, str] | None
 ) -> None:
-    """After an interruption at any step, the call can be repeated, though the database was written in between."""
+    """After an interruption at any step, `begin_cluster` can be repeated, even if the database has changed since."""
 
     def interrupt(*_: Any, **__: Any) -> Any:
         raise StorageUnavailableError("no answer")
@@ -86,7 +86,7 @@ def test_an_interrupted_beginning_is_repeated(
         db.store(messages(7))
     with pytest.raises(ts.ClusterNotReadyError, match="is reserved for database"):
         ts.begin_cluster(other, sites.url)
-    if step is not None:  # otherwise the directory belongs to the cluster already
+    if step is not None:  # at the last step the directory already belongs to the cluster, so it can't be opened alone
         with ts.open(path) as db:
             assert 1 == db.delete("a/0", start=db.latest("a/0")[0].timestamp, by="timestamp")
             db.store([ts.Message("a/0", b"40", "c0")])
@@ -98,7 +98,7 @@ def test_an_interrupted_beginning_is_repeated(
 def test_a_checkpoint_of_a_site_begins_another_cluster(sites: Sites, path: Path) -> None:
     """A cluster that begins with a site's checkpoint has all of its contents; the site's own cluster is unchanged.
 
-    The new cluster is only created with an explicit option, and only if the site keeps all shards.
+    This needs an explicit option, and a checkpoint of a site with replicas of all shards.
     """
     ts.begin_cluster(path, sites.url)
     other = Sites(sites.root / "other")
@@ -121,7 +121,10 @@ def test_a_checkpoint_of_a_site_begins_another_cluster(sites: Sites, path: Path)
 
 
 def test_what_a_cluster_cannot_begin_with_is_refused(sites: Sites, path: Path) -> None:
-    """A store that has a cluster, a copy of another cluster, queues and exports are refused, and nothing is changed."""
+    """A cluster can't begin with a queue, an export, a copy of another cluster, or in a log store that has a cluster.
+
+    The refused call changes nothing.
+    """
     with sites.open("x"):
         pass
     with pytest.raises(ts.WrongDatabaseError, match="holds a cluster already"):

@@ -43,7 +43,7 @@ def replicated(
 
 
 def own(replica: Replica, epoch: int, layout: str = "block") -> None:
-    """Let a replica take over, and begin the first generation if there is none."""
+    """Let a replica take over its shard, and begin the first generation if there is none."""
     assert replica.take_over(epoch)
     generations = replica.shard.generations
     if not generations.current:
@@ -51,7 +51,7 @@ def own(replica: Replica, epoch: int, layout: str = "block") -> None:
 
 
 def stored(db: ts.Database) -> list[Any]:
-    """Return all keys and values in the engines of a database, except the shards' identities."""
+    """Return all keys and values in the engines of a database, except the shards' identity records."""
     engines = [shard.writer.open_engine() for shard in db.storage.shards]
     pairs = [pair for engine in engines for keyspace in KEYSPACES for chunk in engine.scan(keyspace) for pair in chunk]
     return [pair for pair in pairs if pair[0] != b"\0identity"]
@@ -75,7 +75,7 @@ OPERATIONS = st.lists(
 
 
 def run(db: ts.Database, operations: list[Any]) -> None:
-    """Execute operations."""
+    """Apply operations to a database: stores, publishes, deletes, state writes, and new or dropped generations."""
     count = 0
     for name, *arguments in operations:
         if name == "store":
@@ -114,7 +114,7 @@ def test_replicas_have_the_owners_messages_state_and_streams(layout: str, operat
 
 
 def test_a_process_that_ends_and_begins_again_goes_on_where_it_was(tmp_path: Path) -> None:
-    """A replica that is opened again continues behind the entries that it has applied, each applied once."""
+    """A replica that is opened again continues after the entries that it has applied, so each entry is applied once."""
     store = Objects()
     with replicated(tmp_path / "one", store) as (one, [owner]):
         own(owner, 1)
@@ -132,7 +132,10 @@ def test_a_process_that_ends_and_begins_again_goes_on_where_it_was(tmp_path: Pat
 
 
 def test_changes_that_wait_for_the_store_are_seen_by_those_behind_them(tmp_path: Path) -> None:
-    """Positions and conditions of later writes include writes that wait for the store; readers see none of them."""
+    """Positions and conditions of later writes take account of writes that the log has not acknowledged.
+
+    Readers see none of the unacknowledged writes.
+    """
     gate = Gate()
     with replicated(tmp_path / "db", Line(Objects(), "", "", gate)) as (db, [owner]):
         own(owner, 1)

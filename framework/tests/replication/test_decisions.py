@@ -132,7 +132,7 @@ def test_one_put_is_in_flight_and_releasing_comes_last() -> None:
 
 
 def test_a_silent_owner_is_suspected_and_one_that_has_released_at_once() -> None:
-    """A site may take over from an unresponsive owner after the timeout, or at once if the owner has released it."""
+    """A site may take over from an unresponsive owner after the timeout, or at once if the owner released the shard."""
     released = head(kind=Kind.RELEASED)
     assert taking_over.may_suspect(None, 3, 5.0, 5.0)
     assert not taking_over.may_suspect(head(), 3, 4.9, 5.0)

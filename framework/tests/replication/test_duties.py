@@ -260,7 +260,10 @@ def test_a_shard_is_not_handed_to_an_unresponsive_site() -> None:
 
 
 def test_assigned_sites_keep_a_shard_and_all_keep_the_settings() -> None:
-    """Assigned sites keep a shard, others are chosen, but none that leaves; shard 0 is kept by all that keep any."""
+    """A shard's replicas are the assigned sites, or else chosen ones, but never a site that is leaving.
+
+    Every site with a replica of any shard also has one of shard 0, which has the settings.
+    """
     sites = {site: Site("", b"", leaving=site == "d") for site in "abcde"}
     shards = (
         place("a", replicas="a", assigned=("a",)),
@@ -275,7 +278,7 @@ def test_assigned_sites_keep_a_shard_and_all_keep_the_settings() -> None:
 
 
 def test_a_forgotten_site_keeps_nothing() -> None:
-    """A forgotten site is no replica of any shard, and a shard that only it kept goes to the site that decides."""
+    """A forgotten site has no replicas; if it had a shard's only one, the site that decides replaces it."""
     first = document(place("a"), place("c", replicas="c"), place("b", joining=("c",), heir="c", assigned=("b", "c")))
     found = forgotten(first, 8, "c", known("a", silent={"a": 0, "b": 0, "c": AFTER}), AFTER)
     assert found is not None
@@ -291,7 +294,7 @@ def test_a_forgotten_site_keeps_nothing() -> None:
 
 
 def test_a_site_that_has_left_is_removed_when_it_ends() -> None:
-    """A site that leaves is removed from the document when it closes, unless it still keeps a shard."""
+    """A site that is leaving is removed from the document when it closes, unless it still has a replica."""
     sites = {"a": Site("", b"a", leaving=True), "b": Site("", b"b")}
     left = ClusterDocument(id=b"", database=b"", sites=sites, shards=(place("b", replicas="b"),))
     found = abdicated(left, 8, known("a"), AFTER)
@@ -304,7 +307,7 @@ def test_a_site_that_has_left_is_removed_when_it_ends() -> None:
 
 
 def test_what_is_in_order_stays() -> None:
-    """Without a reason, no site creates a document."""
+    """A site creates no new document while nothing has to change."""
     places = [place("a"), place("b"), place("c")]
     for site in "abc":
         assert next_document(document(*places), 8, known(site), AFTER, None) is None

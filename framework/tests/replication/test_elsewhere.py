@@ -1,4 +1,4 @@
-"""Sites that read the shards that they don't keep at the sites that keep them."""
+"""Sites read shards of which they have no replica through the sites that have one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Keepers:
             self.serve(name)
 
     def serve(self, name: str) -> None:
-        """Let a site ask the others about the shards that it doesn't keep."""
+        """Let a site ask the others about the shards of which it has no replica."""
         site = self._dbs[name].cluster
         assert site is not None
 
@@ -58,12 +58,12 @@ def client_of(shard: int, db: ts.Database) -> str:
 
 
 def missing_at(db: ts.Database) -> int:
-    """Return a shard that a site doesn't keep; the last one at a site that keeps all."""
+    """Return a shard of which a site has no replica; if it has replicas of all, the last shard."""
     return min({*range(SHARDS)} - {*keeps(db)}, default=SHARDS - 1)
 
 
 def stored(dbs: Mapping[str, ts.Database], numbers: Sequence[int], topic: str = "t/{}") -> None:
-    """Store messages of all shards at their owners, one after the other, though shards may still move."""
+    """Store messages of all shards at their owners, one after the other, even while shards move."""
 
     def publishes(number: int) -> bool:
         owner = next((db for db in dbs.values() if db.cluster is not None and db.cluster.owns(number % SHARDS)), None)
@@ -84,7 +84,7 @@ def stored(dbs: Mapping[str, ts.Database], numbers: Sequence[int], topic: str = 
 
 @pytest.fixture
 def dbs(tmp_path: Path) -> Iterator[dict[str, ts.Database]]:
-    """Four sites that keep two copies of each shard, with messages in all shards."""
+    """Four sites with two replicas of each shard, and messages in all shards."""
     sites, how = Sites(tmp_path), {"replication_factor": 2}
     with ExitStack() as opened:
         found = {"a": opened.enter_context(sites.open("a", shards=SHARDS, **how))}
@@ -101,7 +101,7 @@ def numbers(messages: Sequence[ts.Message]) -> list[int]:
 
 
 def test_any_site_reads_all_shards(dbs: dict[str, ts.Database]) -> None:
-    """Replays in all orders, counts, and last messages are the same at every site, whatever it keeps."""
+    """Replays in all orders, counts and last messages are the same at every site, whichever replicas the site has."""
     Keepers(dbs)
     for db in dbs.values():
         assert [*range(100)] == numbers(list(db.replay("#")))
@@ -116,7 +116,7 @@ def test_any_site_reads_all_shards(dbs: dict[str, ts.Database]) -> None:
 
 
 def test_another_site_answers_where_the_owner_does_not(dbs: dict[str, ts.Database]) -> None:
-    """A reader asks the next site that keeps a shard, and without any raises `ShardElsewhereError`."""
+    """A reader asks the next site with a replica of the shard; if none answers, it raises `ShardElsewhereError`."""
     keepers = Keepers(dbs)
     name, db = next((name, db) for name, db in dbs.items() if len(keeps(db)) < SHARDS)
     assert db.cluster is not None
@@ -136,7 +136,10 @@ def test_another_site_answers_where_the_owner_does_not(dbs: dict[str, ts.Databas
 
 
 def test_a_subscription_follows_all_shards(dbs: dict[str, ts.Database]) -> None:
-    """A site that looks at the other sites' shards delivers their messages, from the beginning and as they come."""
+    """A subscription delivers messages of other sites' shards too, both earlier and new ones.
+
+    The test polls the other sites, as a server does periodically.
+    """
     Keepers(dbs)
     with ExitStack() as opened:
         followers = {db: opened.enter_context(db.subscribe("t/#", 0)) for db in dbs.values()}
@@ -216,7 +219,10 @@ def test_retained_messages_and_lag_cover_all_shards(dbs: dict[str, ts.Database])
 
 
 def test_an_expired_retained_message_hides_one_of_a_shard_that_is_not_kept(dbs: dict[str, ts.Database]) -> None:
-    """The removal of an expired retained message uncovers no earlier one, also of a shard that no site answers for."""
+    """Removing an expired retained message brings no earlier one back, not even from a shard without a local replica.
+
+    While no site answers for that shard, the removal raises an error.
+    """
     name, shard, missing = next(
         (name, owns(db).index(True), other)
         for name, db in dbs.items()
@@ -251,7 +257,7 @@ def test_replays_by_timestamp_cover_all_shards(dbs: dict[str, ts.Database]) -> N
 
 
 def test_what_is_deleted_elsewhere_is_not_delivered_from_memory(dbs: dict[str, ts.Database]) -> None:
-    """A subscription that begins after a deletion at other sites gets no deleted message from the read cache."""
+    """A subscription gets no message from the read cache that another site deleted before the subscription began."""
     Keepers(dbs)
     db = min(dbs.values(), key=lambda one: len(keeps(one)))
     missing = set(range(SHARDS)) - set(keeps(db))
@@ -274,14 +280,14 @@ def test_what_is_deleted_elsewhere_is_not_delivered_from_memory(dbs: dict[str, t
 
 
 def got_all(db: ts.Database, follower: ts.Subscription, got: list[int], count: int) -> bool:
-    """Fetch what a subscription has now, and return whether it has got as many messages."""
+    """Fetch the available messages of a subscription, and return whether it has received as many as expected."""
     db.storage.look_elsewhere()
     got += numbers(follower.fetch(timeout=0).messages)
     return len(got) >= count
 
 
 def test_a_shared_subscription_has_members_at_all_sites(dbs: dict[str, ts.Database]) -> None:
-    """Sites divide and deliver the messages of a group though none keeps all shards, also after a member has left."""
+    """Members at several sites share a group's messages though no site has all shards, also after a member has left."""
     Keepers(dbs)
     settled(*dbs.values())
     clients = {client_of(shard, db): db for db in dbs.values() for shard in range(SHARDS) if owns(db)[shard]}
@@ -307,9 +313,9 @@ def test_a_shared_subscription_has_members_at_all_sites(dbs: dict[str, ts.Databa
 
 
 def test_changed_records_of_members_are_reported_and_read(dbs: dict[str, ts.Database]) -> None:
-    """A shard's owner reports its changed records of shared subscriptions, and a site without a copy reads these alone.
+    """An owner reports which records of shared subscriptions changed, and a site without a replica reads only these.
 
-    Messages are reported without heads.
+    A report of stored messages names no records.
     """
     Keepers(dbs)
     settled(*dbs.values())
@@ -352,7 +358,7 @@ def test_members_at_sites_that_keep_some_shards_get_each_message(
 def test_sql_and_arrow_read_all_shards(dbs: dict[str, ts.Database], tmp_path: Path) -> None:
     """SQL, `replay_arrow` and a file written from it have the messages of all shards at every site.
 
-    An export copies generations as they are stored here, so a site without one of the shards refuses it.
+    A site without a replica of every shard refuses an export, because exports copy the local files of generations.
     """
     need("duckdb")
     Keepers(dbs)
@@ -404,7 +410,7 @@ def test_histograms_and_streams_cover_all_shards(dbs: dict[str, ts.Database]) ->
 
 
 def test_a_replay_of_all_shards_is_explained(dbs: dict[str, ts.Database]) -> None:
-    """The cost of a replay is the same at every site; slabs of other sites are counted where they are read."""
+    """`explain` reports the same cost at every site; slabs of other shards are measured at the sites that have them."""
     Keepers(dbs)
     for db in dbs.values():
         db.storage.catch_up()
@@ -419,9 +425,9 @@ def test_a_replay_of_all_shards_is_explained(dbs: dict[str, ts.Database]) -> Non
 
 
 def test_counts_and_planned_removals_cover_all_shards(dbs: dict[str, ts.Database]) -> None:
-    """Statistics, generations and the outlook of retention are the same at every site.
+    """Statistics, generations and the retention forecast are the same at every site.
 
-    A site that gets no answer counts what it keeps, names the other shards, and refuses the outlook.
+    If no other site answers, a site counts its own shards, names the missing ones, and refuses the forecast.
     """
     Keepers(dbs)
     dbs["a"].add_generation()
@@ -454,14 +460,14 @@ def test_counts_and_planned_removals_cover_all_shards(dbs: dict[str, ts.Database
 
 
 def test_places_after_what_a_restored_cluster_has_are_refused(tmp_path: Path) -> None:
-    """Cursors and places that are ahead of a restored log are refused at every site, whether or not it keeps the shard.
+    """Cursors and places that are ahead of a restored log are refused at every site, with or without a replica.
 
-    Those from before the backup are accepted.
+    Cursors and places from before the backup are accepted.
     """
     sites, how = Sites(tmp_path), {"replication_factor": 2}
 
     def begin(opened: ExitStack) -> dict[str, ts.Database]:
-        """Open four sites that keep two copies of each shard."""
+        """Open four sites with two replicas of each shard."""
         found = {name: opened.enter_context(sites.open(name, shards=SHARDS, **how)) for name in "abcd"}
         wait_until(lambda: agreed(*found.values()), "copies at their sites")
         assert any(len(keeps(db)) < SHARDS for db in found.values())

@@ -1,4 +1,4 @@
-"""Messages that only a shared subscription needs stay on all sites, wherever a removal meets them between members."""
+"""Removal on any site never deletes a message that a shared subscription needs while it passes between members."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def there(db: ts.Database, head: bytes) -> bool:
 
 
 class Moving:
-    """A message that moves around: it waits for a member, is in flight at the second site, and is handed back."""
+    """A message that waits for a member, is in flight at the second site, and is handed back, again and again."""
 
     def __init__(self, a: ts.Database, b: ts.Database) -> None:
         self.a, self.b = a, b
@@ -50,7 +50,7 @@ class Moving:
         self.take_back()
 
     def settle(self, condition: Callable[[], object], why: str) -> None:
-        """Let the sites do what they have to until a condition is met."""
+        """Run the periodic work of both sites until a condition is met."""
 
         def met() -> object:
             for db in (self.a, self.b):
@@ -63,7 +63,7 @@ class Moving:
         wait_until(met, why)
 
     def receive(self) -> None:
-        """Let the member at the second site have the message in flight, and nobody else."""
+        """Deliver the message to the member at the second site, so that it is in flight there and nowhere else."""
         session = self.b.sessions.open(self.member, expiry_interval=None)
         if not session.present:
             session.subscribe(TEXT, 1)
@@ -73,21 +73,24 @@ class Moving:
         self.settle(lambda: not there(self.a, WAITING), "the group to see the delivery")
 
     def hand_back(self) -> None:
-        """End the member's session, which leaves the message to the group, before the group has seen it."""
+        """End the member's session, which hands the message back to the group; the group has not read this yet."""
         session = self.b.sessions.connected(self.member)
         assert session is not None
         session.disconnect()
         self.b.sessions.expire(self.member)
 
     def take_back(self) -> None:
-        """Let the group have the message, while no member is connected."""
+        """Let the group take the message back, so that it waits for a member; none is connected."""
         self.settle(lambda: there(self.a, WAITING) and not there(self.a, HANDED_BACK), "the group")
 
 
 def test_a_message_that_moves_while_needs_are_read_stays(
     sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message stays, whichever of its moves between sites happen before whichever of the reads of a removal."""
+    """A removal deletes no message that a group needs, though the message moves between sites while the removal reads.
+
+    The test tries every interleaving of the moves with these reads.
+    """
     a, b = two(sites, closing, clock)
     moving = Moving(a, b)
     moves = (moving.receive, moving.hand_back, moving.take_back)
@@ -121,7 +124,7 @@ def test_a_message_that_moves_while_needs_are_read_stays(
 
 @pytest.mark.parametrize("kind", [RETURNED, REVOKED])
 def test_what_was_between_members_when_a_cluster_began_stays(sites: Sites, clock: Clock, kind: bytes) -> None:
-    """A message stays that waited for a member, or was revoked, in a database with which a cluster has begun."""
+    """A message that waited for a member, or was revoked, before a cluster began with the database is not removed."""
     how: dict[str, Any] = {"clock": clock, "monotonic": clock.monotonic}
     with ts.open(sites.root / "a", shards=2, **how) as db:
         db.retention.set(delivered=AGE)
@@ -133,7 +136,7 @@ def test_what_was_between_members_when_a_cluster_began_stays(sites: Sites, clock
         for session in (idle, first):
             session.disconnect()
         with ExitStack() as failing:
-            if kind == REVOKED:  # as if the process was killed before the group has taken the message back
+            if kind == REVOKED:  # as if the process had been killed before the group took the message back
                 failing.enter_context(patch.object(Group, "take_back", side_effect=EngineError("no disk")))
             db.sessions.expire("first")
             assert there(db, kind)

@@ -1,4 +1,4 @@
-"""Members of a shared subscription at sites in processes, which are killed, or stopped and woken, under load."""
+"""Members of a shared subscription at sites in separate processes, which are killed, or paused and resumed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ class World:
         self.until(lambda: all(len(one.received) > some for one, some in zip(self.members, before, strict=True)), why)
 
     def undisturbed(self) -> None:
-        """Check that members receive messages once, while no connection ends; a slow site may end one by itself."""
+        """Check that members receive each message once, in a period in which no connection ends.
+
+        A slow site may end a connection by itself, and then the check begins again.
+        """
         while True:
             clients = [*self.members, *self.publishers]
             connections = [client.connections for client in clients]
@@ -96,9 +99,9 @@ class World:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
 def test_a_group_over_sites_loses_nothing(tmp_path: Path, seed: int) -> None:
-    """Sites are killed, and stopped and woken: every acknowledged message reaches a member, between failures only one.
+    """While sites are killed, paused and resumed, every acknowledged message reaches a member.
 
-    All members have a share of them, on whatever sites their sessions lie.
+    Except around failures it reaches only one member. Every member gets a share, wherever its session is.
     """
     chance, world = random.Random(seed), World(tmp_path, seed)
     try:
@@ -115,9 +118,10 @@ def test_a_group_over_sites_loses_nothing(tmp_path: Path, seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(10))
 def test_what_a_group_over_sites_needs_stays(tmp_path: Path, seed: int) -> None:
-    """No message is removed before a member has it, while sites are killed and paused; in the end all are removed.
+    """No message is removed before a member has received it, while sites are killed and paused.
 
-    Messages may be removed after a tenth of a second, so most of those handed over between sites are old enough.
+    In the end all messages are removed. Messages may be removed after 0.1 s, so most of those handed over between sites
+    are old enough.
     """
     chance, world = random.Random(seed), World(tmp_path, seed, "0.1")
     try:

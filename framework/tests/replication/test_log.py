@@ -45,7 +45,7 @@ SHARD = 3
 
 
 class CountingCopy(Copy):
-    """A shard in memory, with the number of bases that were taken."""
+    """A shard in memory that counts the bases read from the log store."""
 
     bases = 0
 
@@ -74,7 +74,7 @@ class Site:
             self.log.propose(change).wait(LONG)
 
     def truncate(self) -> None:
-        """Write a base of the applied changes, cut the log there, and delete the entries before it."""
+        """Write a base of the applied changes, truncate the log there, and delete the entries before it."""
         progress = self.copy.progress
         write_base(self.line, SHARD, self.name, progress, progress.next, [msgspec.msgpack.encode(self.copy.changes)])
         cut_log(self.line, SHARD, self.name, progress.next)
@@ -130,9 +130,9 @@ def test_what_is_queued_while_a_put_is_in_flight_becomes_one_entry(site: Any, st
 def test_a_change_waits_for_others_as_long_as_it_may(
     site: Any, store: Objects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With patience, changes become one entry once they fill it or the shard is released; alone, one is written later.
+    """With `patience`, changes wait in the queue until they fill an entry, the time is over, or the shard is released.
 
-    After a PUT, what was queued meanwhile waits too, but does not delay the acknowledgement of what is in the log.
+    Changes queued during a PUT wait too, but don't delay the acknowledgement of the entry in that PUT.
     """
     monkeypatch.setattr(log, "_MOST_BYTES", 30)
     a = site("a", epoch=1, patience=100 * LONG)
@@ -283,7 +283,7 @@ def test_many_threads_that_propose_each_get_their_result(site: Any) -> None:
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(["", "drop", "lose", "late", "refuse"]), max_size=14))
 def test_whatever_answers_are_lost_each_change_is_stored_once(commands: list[str]) -> None:
-    """Whichever answers are lost, each change is stored once, and late or repeated requests change nothing."""
+    """The queue's size in bytes is bounded; a caller that waits for space in it does not hold the shard's lock."""
     store = Objects()
     a, b = Site(store, "a", *commands), Site(store, "b")
     assert a.log.take_over(1)
@@ -376,7 +376,10 @@ def test_a_fence_in_an_emptied_place_does_not_make_an_owner(site: Any, store: Ob
 
 
 def test_an_idle_follower_asks_for_the_next_entry_only(site: Any) -> None:
-    """A read that finds nothing costs one GET; one that finds an entry looks for cuts too; some look for both."""
+    """A read that finds no entry is one GET; after an entry, the reader also lists the cuts of the log.
+
+    Every few reads, and in a certain read, it lists the cuts in any case.
+    """
     a, b = site("a", epoch=1), site("b")
     a.propose(b"1")
     b.follow()
@@ -396,7 +399,7 @@ def test_an_idle_follower_asks_for_the_next_entry_only(site: Any) -> None:
 
 
 def test_a_follower_whose_next_entry_was_truncated_begins_at_the_base(site: Any) -> None:
-    """A follower that was stopped for long finds the base after some reads, and at once if it must be certain."""
+    """A follower whose next entry was deleted loads the base after some reads, or in its first certain read."""
     a, b, c = site("a", epoch=1), site("b"), site("c")
     for follower in (b, c):
         follower.follow()
@@ -535,7 +538,7 @@ def test_a_wait_that_ends_late_refuses_nothing(site: Any, monkeypatch: pytest.Mo
 
 
 def test_a_full_queue_of_a_silent_store_is_waited_for_once(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a wait for room in the queue timed out, changes are refused at once, until the store has answered."""
+    """After a wait for space in the queue timed out, changes are refused at once, until the store has answered."""
     monkeypatch.setattr(log, "_MOST_QUEUED", 3 * CHANGE_OVERHEAD)
     gate = Gate()
     a = site("a", "", gate, epoch=1)

@@ -26,7 +26,7 @@ _LAYOUTS = ["block", "skipstream", "wildcard_optimized", "reference"]
 
 
 def everything(db: ts.Database, root: Path) -> dict[str, Any]:
-    """Return the results of the public reads of a database, by name."""
+    """Return the results of all public reads of a database, by name."""
     assert db.cluster is not None
     found: dict[str, Any] = {}
     for one in [*_FILTERS, "$own/#"]:
@@ -76,7 +76,7 @@ def everything(db: ts.Database, root: Path) -> dict[str, Any]:
 
 
 class Moves:
-    """Random writes and moves of a cluster of two sites, of which ``still`` keeps everything all the time."""
+    """Random writes and moves in a cluster of two sites, of which ``still`` always has replicas of all shards."""
 
     def __init__(self, sites: Sites, chance: random.Random, opened: ExitStack) -> None:
         self._sites, self._chance, self._opened = sites, chance, opened
@@ -102,7 +102,7 @@ class Moves:
         wait_until(lambda: agreed(self.still, self.moved), f"the copies after {self.done[-1:]}")
 
     def at_owner(self, work: Callable[[ts.Database], object]) -> None:
-        """Call ``work`` with the sites by turns, until one does it."""
+        """Call ``work`` with each site in turn until one site, as the owner, accepts it."""
 
         def worked() -> bool:
             for db in self._open_ones:
@@ -213,7 +213,7 @@ class Moves:
         self.settle()
 
     def base(self) -> None:
-        """Let the log be cut behind the other site while it is open."""
+        """Truncate the log after the other site's last applied entry, while that site is open."""
         assert self.still.cluster is not None
         assert self.moved.cluster is not None
         self.still.cluster.set_replicas(None, ["still", "moved"])

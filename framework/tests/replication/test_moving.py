@@ -36,13 +36,13 @@ def settled(db: ts.Database) -> bool:
 
 
 def keeps(db: ts.Database) -> list[int]:
-    """Return the shards of which a site has a copy, as the site itself sees it."""
+    """Return the shards of which a site has a replica, as the site itself reports them."""
     assert db.cluster is not None
     return [replica.shard.number for replica in db.cluster.replicas if replica.kept]
 
 
 def agreed(*dbs: ts.Database) -> bool:
-    """Return whether each site has a copy of the shards that the document gives it, and of no others."""
+    """Return whether each site has replicas of the shards that the cluster document assigns to it, and of no others."""
     return settled(dbs[0]) and all(
         keeps(db) == [one.shard for one in shards(db) if db.cluster is not None and db.cluster.name in one.replicas]
         for db in dbs
@@ -51,7 +51,7 @@ def agreed(*dbs: ts.Database) -> bool:
 
 @contextmanager
 def writing(dbs: Mapping[str, ts.Database]) -> Iterator[list[int]]:
-    """Store messages at whichever site owns their shard, in a thread, until the end; yield those acknowledged."""
+    """Store messages in a thread, each at its shard's owner, until the context ends; yield the acknowledged numbers."""
     stored: list[int] = []
     failed: list[BaseException] = []
     stopping = threading.Event()
@@ -93,7 +93,7 @@ def writing(dbs: Mapping[str, ts.Database]) -> Iterator[list[int]]:
 
 
 def test_with_many_sites_each_keeps_only_its_shards(sites: Sites) -> None:
-    """With more sites than three, a site has copies of its shards alone, and names the owner of every other one."""
+    """With more sites than replicas, a site has its own shards only, and its errors name the owners of the others."""
     how = {"replication_factor": 1}
     with ExitStack() as opened:
         dbs = [opened.enter_context(sites.open("a", shards=4, address="host-a", **how))]
@@ -102,7 +102,8 @@ def test_with_many_sites_each_keeps_only_its_shards(sites: Sites) -> None:
         wait_until(lambda: agreed(*dbs), "copies at their sites")
         found = shards(dbs[0])
         assert [1, 1, 1] == [len(one.replicas) for one in found[1:]]
-        assert {site for one in found[1:] for site in one.replicas} <= set(found[0].replicas)  # it has the settings
+        # shard 0 has the settings, so every site with a replica has one of shard 0
+        assert {site for one in found[1:] for site in one.replicas} <= set(found[0].replicas)
         for db in dbs:
             assert db.cluster is not None
             missing = [one for one in found if db.cluster.name not in one.replicas]
@@ -130,7 +131,7 @@ def test_with_many_sites_each_keeps_only_its_shards(sites: Sites) -> None:
                 session = db.sessions.open(next(f"{n}" for n in range(99) if db.shard_of(f"{n}") == shard))
                 with pytest.raises(ts.ShardElsewhereError):
                     session.subscribe("#")
-            assert [1] == [generation.number for generation in db.generations()]  # also of a site that keeps nothing
+            assert [1] == [generation.number for generation in db.generations()]  # at every site
             assert not db.verify().damages
             with ts.open(db.path, mode="r") as reader:
                 for read in (reader.topics, partial(payloads, reader)):
@@ -147,7 +148,7 @@ def test_with_many_sites_each_keeps_only_its_shards(sites: Sites) -> None:
 
 
 def test_a_site_leaves_and_joins_again_while_shards_are_written(sites: Sites) -> None:
-    """A site that leaves passes its shards on without a gap in what is stored, and is removed when it is closed."""
+    """A site that leaves hands its shards over without losing messages, and is removed when it is closed."""
     with sites.open("a", shards=2) as a, ExitStack() as opened:
         b = opened.enter_context(sites.open("b"))
         wait_until(lambda: agreed(a, b), "two replicas")
@@ -213,7 +214,7 @@ def test_replicas_that_cannot_be_are_refused(sites: Sites) -> None:
 
 
 def test_a_site_that_is_gone_is_forgotten(sites: Sites) -> None:
-    """A forgotten site is no longer a replica, and a shard that only it kept is copied from the log store.
+    """A forgotten site is no longer a replica; a shard of which it had the only replica is copied from the log store.
 
     The site may join the cluster again.
     """
@@ -238,7 +239,7 @@ def test_a_site_that_is_gone_is_forgotten(sites: Sites) -> None:
 
 
 def test_a_subscription_ends_when_a_shard_leaves_its_site(sites: Sites) -> None:
-    """A subscription on a site that keeps a shard no longer raises `ShardElsewhereError`, and misses no message."""
+    """A subscription whose site loses its replica misses no message before it raises `ShardElsewhereError`."""
     with sites.open("a", shards=2) as a, sites.open("b") as b, b.subscribe("#", 0) as follower:
         wait_until(lambda: agreed(a, b), "two replicas")
         a.store(messages(1, 2))
@@ -251,7 +252,7 @@ def test_a_subscription_ends_when_a_shard_leaves_its_site(sites: Sites) -> None:
 
 
 def test_a_copy_is_read_only_once_it_is_whole(sites: Sites) -> None:
-    """A site that is to keep a shard again refuses its reads, until it has received all that is in the log."""
+    """A site that becomes a replica again refuses reads of the shard until it has received all that is in the log."""
     with sites.open("a", shards=2) as a, sites.open("b") as b:
         wait_until(lambda: agreed(a, b), "two replicas")
         a.store(messages(*range(20)))
@@ -275,7 +276,7 @@ def test_a_copy_is_read_only_once_it_is_whole(sites: Sites) -> None:
 
 
 def test_a_replay_waits_while_a_base_replaces_the_copy(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay that begins while a base replaces all contents of a shard has the messages that the site had before."""
+    """A replay that begins while a base replaces a replica returns the messages that the replica had before."""
     monkeypatch.setattr(site, "_BASE_BYTES", 1)
     replays: list[Future[list[int]]] = []
     waiting = (Generations.undisturbed, Generations.slab, Generations.listed)
@@ -300,13 +301,13 @@ def test_a_replay_waits_while_a_base_replaces_the_copy(sites: Sites, monkeypatch
 
 
 def test_reads_that_a_base_overtakes_begin_again(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads that run while a base replaces all contents return those before or after it, and never a part."""
+    """Reads that run while a base replaces a replica return its contents before or after that, never a mixture."""
     monkeypatch.setattr(site, "_BASE_BYTES", 1)
     reads: dict[str, Future[Any]] = {}
     planning, replacing = threading.Event(), threading.Event()
     reaches = reader._reaches
 
-    def reaches_late(*args: Any) -> bool:  # so that a plan which has begun sees half replaced contents
+    def reaches_late(*args: Any) -> bool:  # a running read then sees half-replaced contents
         if not planning.is_set():
             planning.set()
             assert replacing.wait(NEVER)
@@ -345,7 +346,7 @@ def test_reads_that_a_base_overtakes_begin_again(sites: Sites, monkeypatch: pyte
 
 
 def test_a_subscription_has_what_its_site_receives_with_a_base(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A subscriber on a site that is copied from a base while it runs misses no message of the base."""
+    """A subscriber misses no message that its site receives with a base instead of from the log."""
     monkeypatch.setattr(site, "_BASE_BYTES", 1)
     with sites.open("a", log_retention=0) as a, sites.open("b") as b, b.subscribe("#", 0) as follower:
         a.store(messages(0))
@@ -363,7 +364,7 @@ def test_a_subscription_has_what_its_site_receives_with_a_base(sites: Sites, mon
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 30))])
 def test_whatever_moves_nothing_is_lost(sites: Sites, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """While shards move, sites leave, join, and end with their directories, each message is stored once, and stays."""
+    """While shards move, and sites leave, join, restart and lose their directories, each message is stored once."""
     monkeypatch.setattr(site, "_BASE_BYTES", 2_000)
     chance = random.Random(seed)
     with ExitStack() as opened:
@@ -401,7 +402,7 @@ def test_whatever_moves_nothing_is_lost(sites: Sites, monkeypatch: pytest.Monkey
 
 
 def split(a: ts.Database, b: ts.Database) -> None:
-    """Let site a own shard 0, and site b, which keeps both, shard 1."""
+    """Make site a the owner of shard 0, and site b the owner of shard 1; b has replicas of both."""
     assert a.cluster is not None
     assert b.cluster is not None
     a.cluster.set_replicas(0, ["a", "b"])
@@ -426,7 +427,10 @@ def stored(db: ts.Database, number: int) -> bool:
 
 
 def test_a_begun_cluster_with_messages_for_sessions_only_stores(sites: Sites) -> None:
-    """After a database with open spans of messages for sessions has begun a cluster, each owner stores."""
+    """A cluster's owners store after it began with a database that was still recording messages stored for sessions.
+
+    The database's spans of interest, the records of these messages, had no end yet.
+    """
     with ts.open(sites.root / "a", shards=2) as db:
         db.retention.set(delivered="1s")
         db.sessions.open("me", expiry_interval=None).subscribe("a/#", qos=1)
@@ -442,13 +446,13 @@ def test_a_begun_cluster_with_messages_for_sessions_only_stores(sites: Sites) ->
 
 
 def test_the_quota_counts_what_a_base_has(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site that received messages with a base and then owns the shard refuses messages above ``max_bytes``."""
+    """A site that received messages with a base and then becomes the owner counts them towards ``max_bytes``."""
     monkeypatch.setattr(site, "_BASE_BYTES", 1)
     with sites.open("a", log_retention=0) as a, sites.open("b") as b:
         a.retention.set(max_bytes=200_000)
         a.store(messages(0))
         assert [0] == payloads(b)
-        b.storage.quota.admit()  # it knows how much room there is
+        b.storage.quota.admit()  # the site computes its free quota now
         assert a.cluster is not None
         assert b.cluster is not None
         with b.cluster.replicas[0]._reading:  # stops this replica from reading the log

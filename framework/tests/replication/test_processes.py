@@ -26,7 +26,7 @@ def owner(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def said(owner: subprocess.Popen[str], lines: int) -> list[bytes]:
-    """Return the changes that the owner reports as acknowledged next."""
+    """Return the next changes that the owner reports as acknowledged."""
     assert owner.stdout is not None
     return [owner.stdout.readline().strip().encode() for _ in range(lines)]
 

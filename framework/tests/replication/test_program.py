@@ -1,4 +1,4 @@
-"""The checker of the program finds no error in it, and finds an error if the order of its steps is wrong."""
+"""The model checker finds no error in the replication program, and finds one if the program's steps are reordered."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ def finding(scope: Program) -> list[str]:
 
 
 def test_cuts_that_are_looked_for_before_reading_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader that looks for cuts before it reads applies a fence that lies in the place of a deleted entry."""
+    """A reader that lists the cuts only before it reads applies a fence in the place of a deleted entry.
+
+    The model checker finds this.
+    """
     read, behind, cut = LogReader.read, LogReader._behind, LogReader.cut
     early: dict[LogReader, int] = {}
 
@@ -118,7 +121,10 @@ class LateCut(Objects):
 
 
 def test_entries_that_are_deleted_before_the_cut_is_created_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If truncation deletes entries before the cut exists, an heir takes the emptied place for the log's end."""
+    """If truncation deletes entries before the cut exists, the next owner takes their place for the log's end.
+
+    The model checker finds this.
+    """
 
     def deletes_first(store: LogStore, shard: int, site: str, oldest_reader: int) -> int:
         line = LateCut(store)
@@ -132,7 +138,10 @@ def test_entries_that_are_deleted_before_the_cut_is_created_are_found(monkeypatc
 
 
 def test_changes_that_are_acknowledged_before_they_are_applied_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a change is acknowledged before it is applied, its writer may read this site without finding the change."""
+    """If a change is acknowledged before it is applied, its writer may read this site without finding the change.
+
+    The model checker finds this.
+    """
     apply = ShardLog._apply
 
     def acknowledges_first(one: ShardLog, written: list[Entry], pending: list[Proposal]) -> None:

@@ -41,7 +41,7 @@ def stores(db: ts.Database, number: int) -> bool:
 
 @contextmanager
 def failing(db: ts.Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let every write of a site's shards raise an error until the end, as on a disk without room."""
+    """Let every write of a site's shards raise an error until the context ends, as on a full disk."""
     full, write = [shard.writer.engine for shard in db.storage.shards], type(writer(db).engine).write
 
     def write_elsewhere(engine: Any, batch: Any, **how: Any) -> None:
@@ -68,7 +68,7 @@ def beats(db: ts.Database, number: int) -> None:
 
 
 def fail(db: ts.Database, monkeypatch: pytest.MonkeyPatch, *, stored: bool) -> None:
-    """Let the next write of a site's shard raise an error, after it is in the engine if ``stored``."""
+    """Let the next write of a site's shard raise an error; with ``stored``, the engine has stored the write."""
     failing, write = writer(db).engine, type(writer(db).engine).write
 
     def write_once(engine: Any, batch: Any) -> None:
@@ -202,7 +202,7 @@ def test_a_site_that_closes_passes_its_shards_on_to_copies_that_take_writes(
     """A closing site doesn't pass its shards on to a site whose last heartbeat reports a failed copy."""
     a, *others = (closing.enter_context(sites.open(name)) for name in "abc")
     wait_until(lambda: [{*"abc"}] == replicas(a), "three replicas")
-    (heir,) = choose_owners([""], [["b", "c"]])  # without the failure
+    (heir,) = choose_owners([""], [["b", "c"]])  # the next owner if no copy had failed
     bad, good = sorted(others, key=lambda db: db.cluster is not None and db.cluster.name != heir)
     with failing(bad, monkeypatch):
         a.store(messages(0))
@@ -272,7 +272,7 @@ def test_a_recovered_site_reads_again_what_its_engine_has_lost(
             with monkeypatch.context() as patched:
                 patched.setattr(ShardOpener, "_open_engine", open_earlier)
                 assert [0] == bad.recover()
-            if bad is a:  # its copy has lost applied entries, so it steps down, unless it has already handed over
+            if bad is a:  # after losing applied entries it steps down, unless it has already handed over
                 with pytest.raises(ts.TopicstoreError, match=r"was opened again|is written by|is releasing"):
                     a.store(messages(4))
             else:
@@ -282,7 +282,7 @@ def test_a_recovered_site_reads_again_what_its_engine_has_lost(
             found = payloads(db)
             assert found == payloads(a)
             assert len(found) == db.info().messages
-            if bad is a:  # a store that raised may still be in the log
+            if bad is a:  # a store that raised an error may still be in the log
                 found = [one for one in found if one != 4]
             assert [0, 1, 2, 3, *([] if bad is a else [4]), 5] == found
             assert [] == db.verify().damages
@@ -290,7 +290,7 @@ def test_a_recovered_site_reads_again_what_its_engine_has_lost(
 
 
 def test_an_interrupted_copy_is_not_read(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A running site whose copying from a base was interrupted refuses to be read, until it has copied the base."""
+    """A replica whose copying from a base was interrupted refuses reads until the copying has been completed."""
     monkeypatch.setattr(site, "_BASE_BYTES", 1)
 
     def read_part(*_: object) -> bytes:
@@ -320,7 +320,7 @@ def test_an_interrupted_copy_is_not_read(sites: Sites, monkeypatch: pytest.Monke
 
 
 def test_a_copied_site_leaves_the_shard_to_its_owner(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A site whose last entry released the shard, and that is then copied from a base, takes nothing over."""
+    """A site that released a shard, and is then copied from a base, doesn't take the shard over again."""
     monkeypatch.setattr(site, "_BASE_BYTES", 1)
     with ExitStack() as opened:
         a, b, c = (opened.enter_context(sites.open(name, log_retention=0)) for name in "abc")
@@ -330,7 +330,7 @@ def test_a_copied_site_leaves_the_shard_to_its_owner(sites: Sites, monkeypatch: 
         wait_until(lambda: {"a", "b", "c"} == replicas(a)[0], "three replicas")
         a.store(messages(0))
         copy = b.cluster.replicas[0]
-        with c.cluster.replicas[0]._reading:  # the next owner does not begin yet
+        with c.cluster.replicas[0]._reading:  # keeps the next owner from taking over
             a.cluster.set_replicas(0, ["c", "b"])
             wait_until(lambda: copy.released, "the entry that releases the shard")
             copy._reading.acquire()  # stops this replica from reading the log

@@ -1,4 +1,4 @@
-"""Sessions of clients whose sites are processes, of which owners are killed, or stopped and woken, under load."""
+"""Client sessions in a cluster whose sites are separate processes, which are killed, or paused and resumed."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class SiteProcess:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if not line.endswith("\n"):  # the process was killed within the line
+            if not line.endswith("\n"):  # killed while writing this line
                 break
             number, outcome, value = json.loads(line)
             if outcome == "ready":
                 self.ready.set()
             with self._changed:
-                if number in self._answers:  # otherwise the client has left
+                if number in self._answers:  # otherwise the client no longer waits
                     self._answers[number] = outcome, value
                     self._changed.notify_all()
         self.gone.set()
@@ -64,7 +64,10 @@ class SiteProcess:
             self._changed.notify_all()
 
     def ask(self, do: str, **how: Any) -> tuple[str, Any]:
-        """Return the outcome and value of a call; "silent" without an answer, which may still do its work."""
+        """Return the outcome and value of a call.
+
+        Without an answer the outcome is "silent", and the call may still run.
+        """
         number, stdin = next(NUMBERS), self.process.stdin
         assert stdin is not None
         with self._changed:
@@ -89,14 +92,14 @@ class SiteProcess:
             assert file is not None
             try:
                 file.close()
-            except BrokenPipeError:  # what was not written to the dead process
+            except BrokenPipeError:  # unsent data for the dead process
                 continue
 
 
 class Client:
-    """An MQTT client that publishes numbers and receives those of all clients, and keeps its state over connections.
+    """An MQTT client that publishes numbers, and receives those of all clients; its state survives reconnections.
 
-    It speaks as the standard demands: it repeats what was not acknowledged, with the same packet id, and delivers a
+    It behaves as the standard demands: it repeats unacknowledged packets with the same packet id, and delivers a
     message of QoS 2 once (MQTT 5, section 4.3.3).
     """
 
@@ -161,7 +164,7 @@ class Client:
                 if self._ask("open", client=self.name, filters=filters) is not None:
                     self.subscribed = True
                 else:
-                    self.stopping.wait(TAKEOVER_AFTER / 20)  # not a wait for anything: a client that tries again
+                    self.stopping.wait(TAKEOVER_AFTER / 20)  # not a wait for an event, but a retry after a pause
         return self._connection is not None
 
     def _receive(self) -> None:
@@ -203,7 +206,7 @@ class Client:
 class World:
     """Sites in processes, and their clients: one of each QoS in each shard.
 
-    delivered: the age in seconds at which messages that only sessions needed go; None: they stay.
+    delivered: the age in seconds at which messages stored only for sessions are removed; None: they are kept.
     """
 
     def __init__(self, root: Path, seed: int, delivered: float | None = None) -> None:
@@ -287,7 +290,7 @@ def has_all(clients: Iterable[Client], expected: set[tuple[str, int]]) -> bool:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
 def test_sessions_lose_nothing_and_get_nothing_twice(tmp_path: Path, seed: int) -> None:
-    """With sites killed, and stopped and woken, clients get every acknowledged message: QoS 2 once, in order."""
+    """With sites killed, paused and resumed, clients receive every acknowledged message: QoS 2 once, in order."""
     chance, world = random.Random(seed), World(tmp_path, seed)
     try:
         for number in range(2 if seed == 0 else 6):
@@ -315,7 +318,7 @@ def test_what_only_sessions_needed_goes_and_nothing_before(tmp_path: Path, seed:
         world.progress("messages in the end")
         world.deliver()
         site = next(iter(world.running.values()))
-        # The clients stay: one whose shard moves now must connect again to acknowledge what it has received.
+        # Clients stay connected: if a client's shard moves now, the client must reconnect before it can acknowledge.
         world.until(lambda: site.ask("stored") == ("done", 0), "the removal of all messages")
         world.check()
     finally:

@@ -40,12 +40,12 @@ def clock() -> Clock:
 
 
 def own(db: ts.Database) -> str:
-    """Return a client whose shard a site owns."""
+    """Return a client id whose shard a site owns."""
     return in_shard(db, owns(db).index(True))
 
 
 def two(sites: Sites, closing: ExitStack, clock: Clock, **how: Any) -> tuple[ts.Database, ts.Database]:
-    """Open two sites that own two of four shards each, whose messages for sessions go after `AGE`."""
+    """Open two sites, each the owner of some of four shards; both remove messages only for sessions after `AGE`."""
     a = closing.enter_context(sites.open("a", shards=4, clock=clock, monotonic=clock.monotonic, **how))
     b = closing.enter_context(sites.open("b", clock=clock, monotonic=clock.monotonic, **how))
     divided(a, b)
@@ -66,7 +66,7 @@ def stored(db: ts.Database) -> list[bytes]:
 
 
 def take(session: Session, limit: int = 100, *, acknowledge: bool = True) -> list[bytes]:
-    """Deliver messages; return their payloads."""
+    """Deliver available messages to a session; return their payloads."""
     packets = [packet for packet in session.deliver(limit) if isinstance(packet, Publish)]
     if acknowledge:
         session.puback(*(packet.packet_id for packet in packets if packet.qos))
@@ -75,7 +75,7 @@ def take(session: Session, limit: int = 100, *, acknowledge: bool = True) -> lis
 
 
 def take_all(db: ts.Database, session: Session, count: int) -> list[bytes]:
-    """Deliver and acknowledge messages until there were this many; return their payloads."""
+    """Deliver and acknowledge messages until the session has received a number of them; return their payloads."""
     found: list[bytes] = []
     while len(found) < count:
         assert db.sessions.wait(30)
@@ -84,7 +84,7 @@ def take_all(db: ts.Database, session: Session, count: int) -> list[bytes]:
 
 
 def removed(*dbs: ts.Database) -> int:
-    """Let each site commit notes and remove messages, twice, because the first removal uses the notes before."""
+    """Run `noted` on each site twice, because the first removal relies on earlier notes; return the removed count."""
     return sum(noted(db) for _ in range(2) for db in dbs)
 
 
@@ -99,7 +99,7 @@ def noted(db: ts.Database) -> int:
 def test_what_sessions_at_another_site_have_goes(
     sites: Sites, closing: ExitStack, clock: Clock, in_memory: bool
 ) -> None:
-    """A message is removed once it is old enough and the session at another site has received it, and not before."""
+    """A message for a session at another site is removed once the session has received it and it is old enough."""
     a, b = two(sites, closing, clock)
     how: dict[str, Any] = {"in_memory": True, "clean_start": True} if in_memory else {"expiry_interval": None}
     session = b.sessions.open(own(b), **how)
@@ -119,7 +119,7 @@ def test_what_sessions_at_another_site_have_goes(
 def test_nothing_goes_before_every_site_has_noted_what_its_sessions_need(
     sites: Sites, closing: ExitStack, clock: Clock
 ) -> None:
-    """Every message stays while a shard of another site has no note of the sessions in that site's memory."""
+    """No message is removed until every other site has written a note of what its sessions in memory need."""
     a, b = two(sites, closing, clock)
     publish(a, b"1")
     clock.now += 2 * AGE * SECOND
@@ -153,7 +153,7 @@ def test_what_a_site_that_lags_has_not_received_stays(
 
 
 def test_a_session_that_is_away_holds_messages_at_other_sites(sites: Sites, closing: ExitStack, clock: Clock) -> None:
-    """A message that a session of another site waits for, or has in flight, stays until that session has ended."""
+    """A message that another site's session waits for, or has in flight, is not removed before its acknowledgement."""
     a, b = two(sites, closing, clock)
     session = b.sessions.open(own(b), expiry_interval=None)
     session.subscribe("t/#", 1)
@@ -171,7 +171,7 @@ def test_a_session_that_is_away_holds_messages_at_other_sites(sites: Sites, clos
 
 
 def test_what_else_asked_for_it_stays_at_every_site(sites: Sites, closing: ExitStack, clock: Clock) -> None:
-    """Messages stored for a rule, a publisher or a program stay in each shard, whatever was stored before and after."""
+    """Messages stored for a rule, a publisher or a program are never removed, whatever was stored before and after."""
     a, b = two(sites, closing, clock)
     leader = a if owns(a)[0] else b
     leader.persistence.add("keep/#")
@@ -195,16 +195,17 @@ def test_what_else_asked_for_it_stays_at_every_site(sites: Sites, closing: ExitS
 def test_what_a_former_owner_stored_goes_and_what_programs_store_later_stays(
     sites: Sites, closing: ExitStack, clock: Clock, takeover_after: float | None
 ) -> None:
-    """After a shard's owner changed, messages for sessions, stored before and after, are removed, and no others.
+    """After a change of owner, messages stored only for sessions are removed, and no others.
 
-    The former owner still had an open span, and sessions in memory, which end with that owner.
+    Some were stored before the change and some after. The former owner still had an open span of interest, and sessions
+    in memory; both end with that owner.
     """
     a, b = two(sites, closing, clock, **({} if takeover_after is None else {"takeover_after": takeover_after}))
     wait_until(lambda: all({"a", "b"} <= some for some in replicas(b)), "two replicas")
     lost = a.sessions.open(own(a), in_memory=True, clean_start=True)
     lost.subscribe("t/#", 1)
     publish(a, b"before")
-    b.store([ts.Message("t/a", b"program", own(b))])  # its spans have ended
+    b.store([ts.Message("t/a", b"program", own(b))])  # ends the open spans of interest of b's shards
     removed(a, b)
     client = own(a)
     with warnings.catch_warnings(action="ignore"):
@@ -212,7 +213,7 @@ def test_what_a_former_owner_stored_goes_and_what_programs_store_later_stays(
             a.close()
         else:
             assert a.cluster is not None
-            a.cluster._stopping.set()  # as if its process was stopped
+            a.cluster._stopping.set()  # as if its process were paused
         wait_until(lambda: all(owns(b)), "the shards at the other site")
         b.store([ts.Message("t/a", b"program", client)])
         b.publish([ts.Message("t/a", b"after", client, qos=1)])
@@ -229,9 +230,9 @@ def test_what_a_former_owner_stored_goes_and_what_programs_store_later_stays(
 def test_a_shard_that_leaves_its_owner_and_comes_back_has_a_new_span(
     sites: Sites, closing: ExitStack, clock: Clock, program: bool
 ) -> None:
-    """A program's message stays that another site stored meanwhile, and what is stored for sessions afterwards goes.
+    """A program's message stored while another site was the owner is kept; later messages for sessions are removed.
 
-    The site had a span open when the shard left, which the first entry of the other owner has ended.
+    The first owner had a span of interest open when the shard moved, and the other owner's first entry ended that span.
     """
     a, b = two(sites, closing, clock)
     wait_until(lambda: all({"a", "b"} <= some for some in replicas(b)), "two replicas")
@@ -274,9 +275,9 @@ def test_a_shard_that_leaves_its_owner_and_comes_back_has_a_new_span(
 def test_a_span_that_was_proposed_without_an_answer_covers_nothing_else(
     sites: Sites, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program's message stays if it follows a beginning of a span that had no answer, and took effect later.
+    """A program's message is kept if it follows the opening of a span of interest that got no answer and took effect.
 
-    A program's message that had no answer itself, and precedes the span, stays too.
+    A program's message that got no answer itself, and precedes the span, is kept too.
     """
     cluster = ts.Cluster(sites.url, beat_interval=0.02, poll_interval=0.02, takeover_after=3_600, store_timeout=0.2)
     how: dict[str, Any] = {"cluster": cluster, "site": "a", "clock": clock, "monotonic": clock.monotonic}
@@ -321,9 +322,9 @@ def test_a_span_that_was_proposed_without_an_answer_covers_nothing_else(
 def test_a_session_of_an_owner_that_was_paused_gets_no_later_messages_after_a_gap(
     sites: Sites, closing: ExitStack, clock: Clock, how: str, shard: str
 ) -> None:
-    """A session that isn't stored ends before it receives messages that follow removed ones.
+    """A session that isn't stored ends, rather than receive messages after a gap of removed ones.
 
-    Its owner lost the shard while it was paused, and messages that the session had not received were removed.
+    Its owner was paused and lost the shard, and messages that the session had not received were removed meanwhile.
     """
     a, b = two(sites, closing, clock, takeover_after=0.5)
     wait_until(lambda: all({"a", "b"} <= some for some in replicas(a)), "two replicas")
@@ -337,13 +338,13 @@ def test_a_session_of_an_owner_that_was_paused_gets_no_later_messages_after_a_ga
     assert a.cluster is not None
     assert b.cluster is not None
     with warnings.catch_warnings(action="ignore"):
-        b.cluster._stopping.set()  # as if its process was stopped
+        b.cluster._stopping.set()  # as if its process were paused
         wait_until(lambda: all(owns(a)), "the shards at the other site")
         a.publish([ts.Message("t/a", b"%d" % number, publisher, qos=1) for number in range(2, 6)])
         clock.now += 2 * AGE * SECOND
         wait_until(lambda: removed(a) >= 0 and b"5" not in stored(a), "the removal")
         a.publish([ts.Message("t/a", b"6", publisher, qos=1)])
-        b.cluster.refresh()  # as another thread of the woken process may do before the site's own
+        b.cluster.refresh()  # as another thread of the resumed process may do before the site's own
         found = []
         with suppress(ts.SessionTakenOverError, ts.ShardMovedError, ts.ShardElsewhereError):
             found = take(session)
@@ -351,7 +352,7 @@ def test_a_session_of_an_owner_that_was_paused_gets_no_later_messages_after_a_ga
 
 
 def test_a_damaged_span_keeps_no_shard_from_moving(sites: Sites, clock: Clock) -> None:
-    """A site takes over a shard with a span that can't be decoded; the removal and stores raise the error."""
+    """A site takes over a shard with an undecodable span of interest; removals and stores raise `CorruptionError`."""
     with sites.open("a", shards=1, clock=clock, monotonic=clock.monotonic) as db:
         db.retention.set(delivered=AGE)
         db.sessions  # noqa: B018
@@ -370,9 +371,9 @@ def test_a_damaged_span_keeps_no_shard_from_moving(sites: Sites, clock: Clock) -
 def test_a_span_covers_no_message_before_or_after_it_whatever_is_interrupted(
     sites: Sites, clock: Clock, monkeypatch: pytest.MonkeyPatch, interrupted: str
 ) -> None:
-    """A program's message stays if its store, or the beginning of a span before it, was interrupted.
+    """A program's message is kept, even if its own store, or the opening of a span of interest, was interrupted.
 
-    The interrupted write was proposed, so it is stored all the same.
+    The interrupted write was already proposed to the log, so it takes effect.
     """
     with sites.open("a", shards=1, clock=clock, monotonic=clock.monotonic) as db:
         assert db.cluster is not None
@@ -412,7 +413,7 @@ def test_a_span_covers_no_message_before_or_after_it_whatever_is_interrupted(
 def test_a_subscription_at_another_site_that_begins_in_the_past_gets_what_is_left(
     sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch, in_memory: bool
 ) -> None:
-    """A removal ends within a step when a subscription that begins in the past is made at another site."""
+    """A removal ends after its current batch when another site subscribes from a past time; the rest is delivered."""
     a, b = two(sites, closing, clock)
     publish(a, *(b"%02d" % number for number in range(30)))
     clock.now += 2 * AGE * SECOND
@@ -441,7 +442,7 @@ def test_a_subscription_at_another_site_that_begins_in_the_past_gets_what_is_lef
 def test_many_filters_in_memory_are_noted_as_one(
     sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A note has a bounded size: above the bound of filters with unread messages, it holds their lowest place only."""
+    """A note has a bounded size: with too many filters that have unread messages, it has only their lowest place."""
     monkeypatch.setattr(interest_notes, "_MOST_FILTERS", 3)
     a, b = two(sites, closing, clock)
     session = b.sessions.open(own(b), in_memory=True, clean_start=True, receive_maximum=1)
@@ -464,7 +465,7 @@ def test_many_filters_in_memory_are_noted_as_one(
 
 
 def test_an_idle_site_writes_no_notes(sites: Sites, closing: ExitStack, clock: Clock) -> None:
-    """Without new messages, further runs append nothing to the logs."""
+    """Without new messages, further removals append nothing to the logs."""
     a, b = two(sites, closing, clock)
     publish(a, b"1")
     b.cluster.refresh()  # type: ignore[union-attr]
@@ -479,7 +480,7 @@ def test_an_idle_site_writes_no_notes(sites: Sites, closing: ExitStack, clock: C
 def test_a_message_of_a_group_stays_while_it_passes_between_sites(
     sites: Sites, closing: ExitStack, clock: Clock
 ) -> None:
-    """A message that a member has in flight, and hands back when its session ends, stays until another has it."""
+    """A message that a member hands back when its session ends is not removed until another member has received it."""
     a, b = two(sites, closing, clock)
     first, idle = b.sessions.open(own(b), expiry_interval=None), a.sessions.open(own(a), expiry_interval=None)
     first.subscribe("$share/g/t/#", 1)
@@ -508,7 +509,7 @@ def test_a_message_of_a_group_stays_while_it_passes_between_sites(
 
 
 def test_what_a_group_has_taken_back_stays(sites: Sites, closing: ExitStack, clock: Clock) -> None:
-    """Messages of a member whose session has ended stay while they wait for the next member, which is away."""
+    """Messages handed back by a session that ended are not removed while they wait for a disconnected member."""
     a, b = two(sites, closing, clock)
     first, idle = b.sessions.open(own(b), expiry_interval=None), a.sessions.open(own(a), expiry_interval=None)
     for session in (idle, first):
@@ -541,7 +542,7 @@ def test_what_a_group_has_taken_back_stays(sites: Sites, closing: ExitStack, clo
 
 
 def test_what_a_group_has_not_delivered_stays(sites: Sites, closing: ExitStack, clock: Clock) -> None:
-    """A message that no member of a shared subscription has got stays while all are away, also at other sites."""
+    """A message of a shared subscription is not removed while all members, at whichever site, are disconnected."""
     a, b = two(sites, closing, clock)
     b.sessions.open(own(b), expiry_interval=None).subscribe("$share/g/t/#", 1)
     for db in (a, b):
@@ -570,12 +571,12 @@ def test_what_a_group_has_not_delivered_stays(sites: Sites, closing: ExitStack, 
 def test_a_site_whose_copies_lag_reads_the_logs_before_it_removes(
     sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A message stays for another site's session whose subscription the removing site has not applied yet."""
+    """A message is kept for another site's session, even if the removing site has not yet applied its subscription."""
     a, b = two(sites, closing, clock)
     removed(a, b)
     assert a.cluster is not None
     for replica in a.cluster.replicas:
-        monkeypatch.setattr(replica, "follow", lambda **_: None)  # the site reads only when asked
+        monkeypatch.setattr(replica, "follow", lambda **_: None)  # this site reads the log only when asked
     session = b.sessions.open(own(b), expiry_interval=None)
     session.subscribe("t/#", 1)
     publish(a, b"1")
@@ -589,7 +590,7 @@ def test_a_site_whose_copies_lag_reads_the_logs_before_it_removes(
 def test_a_note_is_right_while_a_site_takes_a_copy(
     sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A note holds what sessions need even if a base has replaced a shard, and no cursor has noticed it yet."""
+    """A note has what sessions need, even if a base replaced the replica and no cursor has noticed this yet."""
     a, b = two(sites, closing, clock)
     assert b.cluster is not None
     session = b.sessions.open(own(b), in_memory=True, clean_start=True)
@@ -622,7 +623,7 @@ def test_a_note_is_right_while_a_site_takes_a_copy(
 
 
 class World:
-    """Three sites of four shards, and what the sessions on them have still to receive."""
+    """Three sites with four shards, and the messages that sessions on them have not received yet."""
 
     def __init__(self, sites: Sites, clock: Clock, closing: ExitStack, chance: random.Random) -> None:
         self.sites, self.clock, self.chance = sites, clock, chance
@@ -642,7 +643,7 @@ class World:
         self.refresh()
         for name in ("reader", "member idle"):
             wait_until(partial(self.done, partial(self.session, name)), f"the session of {name}")
-        idle = self.session("member idle")  # so that the shared subscription never ends
+        idle = self.session("member idle")  # keeps the shared subscription from ending
         wait_until(lambda: self.done(idle.disconnect), "the member to leave")
 
     def start(self, name: str) -> None:
@@ -696,7 +697,10 @@ class World:
                 waiting.add(payload)
 
     def take(self, name: str, limit: int, *, acknowledge: bool) -> None:
-        """Deliver messages, and acknowledge them. In memory and at QoS 0 they are never delivered again."""
+        """Deliver messages to a session, and perhaps acknowledge them.
+
+        Sessions in memory and at QoS 0 always acknowledge, because nothing is delivered to them again.
+        """
         session = self.session(name)
         self.sent[name] += [packet for packet in session.deliver(limit) if isinstance(packet, Publish)]
         if acknowledge or name in ("memory", "qos0"):
@@ -733,7 +737,7 @@ class World:
             self.refresh()
 
     def living(self, name: str) -> set[bytes]:
-        """Return the messages that a session still waits for; none if its connection has ended."""
+        """Return the messages that a session has yet to receive; none if its connection has ended."""
         connected = name in self.connected and self.connected[name][1].ended is None
         return self.waiting[name] if connected else set()
 
@@ -766,7 +770,7 @@ class World:
         assert self.kept <= there
 
     def drain(self) -> None:
-        """Deliver everything; check that every message was received, and that those only for sessions are removed."""
+        """Deliver everything; check that all messages were received, and that those only for sessions are removed."""
 
         def drained() -> bool:
             for name in ("reader", "qos0", "memory", "member1", "member2"):
@@ -788,7 +792,7 @@ class World:
 def test_nothing_goes_that_a_session_needs_in_any_order_of_events(
     sites: Sites, closing: ExitStack, clock: Clock, seed: int
 ) -> None:
-    """A message stays until every session on any site has it, and no longer, while sites are closed and opened."""
+    """A message is removed once no session on any site needs it, and not before, while sites are closed and opened."""
     with warnings.catch_warnings(action="ignore"):
         world = World(sites, clock, closing, random.Random(seed))
         for _ in range(60 if seed == 0 else 200):

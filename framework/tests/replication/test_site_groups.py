@@ -1,4 +1,4 @@
-"""Shared subscriptions of a database that sites share: their members are on all sites, and each message goes to one."""
+"""Shared subscriptions in a cluster: members are on all sites, and each message goes to one member."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ GROUP_TEXT = "$share/g/#"
 
 @pytest.fixture
 def two(sites: Sites, closing: ExitStack) -> tuple[ts.Database, ts.Database]:
-    """Return the site that assigns `GROUP_TEXT`, and another one; each owns shards."""
+    """Return the site that assigns the messages of `GROUP_TEXT`, and another site; each owns shards."""
     a, b = closing.enter_context(sites.open("a", shards=4)), closing.enter_context(sites.open("b"))
     divided(a, b)
     return (a, b) if owns(a)[a.shard_of(GROUP_TEXT)] else (b, a)
 
 
 def settled(*dbs: ts.Database) -> None:
-    """Let the sites do all that they have to: each step of one reads what the others have written."""
+    """Run the periodic work of all sites in rounds, because each site's steps depend on what others have written."""
     for _ in range(8):
         for db in dbs:
             assert db.cluster is not None
@@ -54,7 +54,7 @@ def joined(db: ts.Database, client: str, qos: int = 1, **how: object) -> Session
 
 
 def published(db: ts.Database, numbers: Iterable[int], *others: ts.Database, qos: int = 1) -> list[bytes]:
-    """Publish numbers, each to a topic of its own, on a site; return the payloads, once all sites have them."""
+    """Publish numbers at a site, each to its own topic; return the payloads once the other sites have applied them."""
     client = clients_of(db)[0]
     batch = [ts.Message(f"t/{number}", b"%d" % number, client, qos=qos) for number in numbers]
     db.publish(batch)
@@ -65,7 +65,10 @@ def published(db: ts.Database, numbers: Iterable[int], *others: ts.Database, qos
 
 
 def received(session: Session, *, acknowledge: bool = True) -> list[bytes]:
-    """Return the payloads of the messages that a session is handed now. A call may find nothing and have more."""
+    """Return the payloads of all messages that a session can deliver now.
+
+    It tries several times, because one call may find nothing though messages are left.
+    """
     found, empty = [], 0
     while empty < 8:
         packets = session.deliver()
@@ -84,13 +87,13 @@ def received(session: Session, *, acknowledge: bool = True) -> list[bytes]:
 
 
 def records(dbs: Sequence[ts.Database]) -> int:
-    """Return the number of records of groups at the first site."""
+    """Return the number of records of shared subscriptions at the first site."""
     heads = (GROUP, STANDING, HANDED_BACK, GRANT, WAITING, TAKEN)
     return sum(len([*dbs[0].state(shard).scan(head)]) for shard in range(4) for head in heads)
 
 
 def test_members_on_all_sites_share_the_messages(two: tuple[ts.Database, ts.Database]) -> None:
-    """Members of sessions on two sites each get a part of the messages, wherever these are published, none twice."""
+    """Members on two sites share the messages, wherever these are published, and no message is delivered twice."""
     long = next(name for n in range(99) if owns(two[1])[two[1].shard_of(name := f"{'long' * 20}{n}")])
     sessions = [joined(db, client) for db in two for client in clients_of(db)] + [joined(two[1], long)]
     settled(*two)
@@ -106,7 +109,7 @@ def test_members_on_all_sites_share_the_messages(two: tuple[ts.Database, ts.Data
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_member_that_joins_takes_its_share_over(two: tuple[ts.Database, ts.Database], qos: int) -> None:
-    """A member on the other site joins and leaves while messages come: each is delivered once, at every QoS."""
+    """While messages arrive, a member on another site joins and leaves; each message comes once, at every QoS."""
     first, second = two
     one = joined(first, clients_of(first)[0], qos)
     settled(*two)
@@ -133,7 +136,7 @@ def test_a_member_that_joins_takes_its_share_over(two: tuple[ts.Database, ts.Dat
 
 
 def test_what_a_member_has_left_goes_to_other_sites(two: tuple[ts.Database, ts.Database]) -> None:
-    """Messages of QoS 1 that a session has in flight when it ends go to the other site; those of QoS 2 don't."""
+    """When a session ends, its QoS 1 messages in flight go to a member on another site; those of QoS 2 don't."""
     first, second = two
     one, other = joined(first, clients_of(first)[0], 2), joined(second, clients_of(second)[0], 2)
     settled(*two)
@@ -150,7 +153,7 @@ def test_what_a_member_has_left_goes_to_other_sites(two: tuple[ts.Database, ts.D
 
 
 def test_generations_that_a_group_has_missed_are_shown_at_all_sites(two: tuple[ts.Database, ts.Database]) -> None:
-    """A generation that was dropped before the group had read it is shown at both sites, and to the member once."""
+    """A generation that was dropped unread by a group is shown at both sites, and reported to the member once."""
     first, second = two
     client = clients_of(second)[0]
     joined(second, client).disconnect()
@@ -190,7 +193,7 @@ def test_generations_that_a_group_has_missed_are_shown_at_all_sites(two: tuple[t
 
 
 def test_messages_in_flight_of_an_absent_member_go_to_other_sites(two: tuple[ts.Database, ts.Database]) -> None:
-    """After ``handover_after``, others get the messages in flight of a member that stays disconnected, once."""
+    """After ``handover_after``, a disconnected member's messages in flight go once to members on other sites."""
     first, second = two
     one, other = joined(first, clients_of(first)[0]), joined(second, clients_of(second)[0])
     settled(*two)
@@ -210,7 +213,7 @@ def test_messages_in_flight_of_an_absent_member_go_to_other_sites(two: tuple[ts.
 
 
 def test_refused_messages_go_to_a_member_on_another_site(two: tuple[ts.Database, ts.Database]) -> None:
-    """A message that a member's client may not get goes to a member on another site, also one that came back."""
+    """A message that a member isn't allowed to receive goes to a member on another site, even after its return."""
     first, second = two
     one = joined(first, clients_of(first)[0], allow=lambda some: [int(message.payload) % 2 == 0 for message in some])
     other = joined(second, clients_of(second)[0])
@@ -240,7 +243,7 @@ def test_refused_messages_go_to_a_member_on_another_site(two: tuple[ts.Database,
 
 
 def test_a_slow_member_holds_up_only_what_it_has(two: tuple[ts.Database, ts.Database]) -> None:
-    """A member whose window is full loses its partitions to a member on another site, but not what it has in flight."""
+    """A member with an exhausted send quota loses its partitions to another site's member, but no message in flight."""
     first, second = two
     for db in two:
         db.sessions.groups.slow_after = 0
@@ -261,7 +264,10 @@ def test_a_slow_member_holds_up_only_what_it_has(two: tuple[ts.Database, ts.Data
 def test_returned_messages_that_only_a_slow_member_may_get_stay_with_it(
     two: tuple[ts.Database, ts.Database],
 ) -> None:
-    """A slow member's partitions are taken from it once, and come back once its window has room."""
+    """Returned messages that only a slow member may receive stay with that member.
+
+    The group revokes the member's partitions once, and assigns them again when its send quota allows.
+    """
     first, second = two
     for db in two:
         db.sessions.groups.slow_after = 0
@@ -321,7 +327,7 @@ def test_the_order_of_a_topic_is_kept(two: tuple[ts.Database, ts.Database]) -> N
 
 
 def test_a_shared_subscription_continues_on_the_next_owner(sites: Sites, closing: ExitStack) -> None:
-    """Members, places and unacknowledged messages of a shared subscription are there on the next owner."""
+    """After a change of owner, a shared subscription continues with its members, places and unacknowledged messages."""
     a, b = closing.enter_context(sites.open("a", shards=2)), closing.enter_context(sites.open("b"))
     clients = [in_shard(a, 0), in_shard(a, 1)]
     wait_until(lambda: all(owns(a)) or all(owns(b)) or sum(owns(a)) + sum(owns(b)) == 2, "owners")
@@ -370,7 +376,7 @@ def test_members_stay_when_their_shared_subscription_moves(sites: Sites) -> None
 
 
 def test_a_shared_subscription_ends_with_its_last_member(two: tuple[ts.Database, ts.Database]) -> None:
-    """No record remains after the members on both sites have left, and the next group begins anew."""
+    """After the last members on both sites have left, no record remains; a later group of the same name begins anew."""
     first, second = two
     one, other = joined(first, clients_of(first)[0]), joined(second, clients_of(second)[0])
     settled(*two)
@@ -388,7 +394,7 @@ def test_a_shared_subscription_ends_with_its_last_member(two: tuple[ts.Database,
 
 
 def test_members_with_many_groups_leave_all_to_others(sites: Sites) -> None:
-    """All that a session has of more groups than are closed at once goes to another session of its site."""
+    """A lost session's messages go to another member, even with more groups than are closed at a time."""
     with sites.open("a") as a:
         one, other = (a.sessions.open(client, expiry_interval=None, receive_maximum=100) for client in ("one", "other"))
         for session in (one, other):
@@ -406,7 +412,7 @@ def test_members_with_many_groups_leave_all_to_others(sites: Sites) -> None:
 
 
 def test_an_outdated_decision_is_not_committed(sites: Sites) -> None:
-    """A decision made before another owner has decided fails, though this site owns the shard again."""
+    """A decision that was prepared before a later one was committed fails, though this site is the owner again."""
     with sites.open("a") as a:
         joined(a, "c")
         states = a.sessions._registry.states
@@ -418,7 +424,7 @@ def test_an_outdated_decision_is_not_committed(sites: Sites) -> None:
 
 
 def test_a_copy_that_is_opened_alone_shows_the_members(sites: Sites) -> None:
-    """A directory of a site that is opened read-only has the groups with their members."""
+    """A site's directory that is opened read-only shows the shared subscriptions with their members."""
     with sites.open("a") as a:
         joined(a, "c")
         settled(a)
@@ -427,7 +433,7 @@ def test_a_copy_that_is_opened_alone_shows_the_members(sites: Sites) -> None:
 
 
 def test_a_group_that_cannot_be_read_holds_up_no_other(sites: Sites) -> None:
-    """While a record of one group is damaged, ticks raise that, and another group's members get their messages."""
+    """While a record of one group is damaged, each tick raises the error, and other groups' members get messages."""
     with sites.open("a") as a:
         session = joined(a, "c")
         session.subscribe("$share/damaged/#", 1)
@@ -443,7 +449,7 @@ def test_a_group_that_cannot_be_read_holds_up_no_other(sites: Sites) -> None:
 
 
 def test_a_tick_assigns_a_bounded_number_of_groups(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The members of more groups than one tick assigns get their messages after several."""
+    """Members of more groups than one tick assigns get their messages after several ticks."""
     monkeypatch.setattr(site_groups, "_DECISIONS", 2)
     with sites.open("a") as a:
         session = a.sessions.open("c", expiry_interval=None)
@@ -458,7 +464,7 @@ def test_a_tick_assigns_a_bounded_number_of_groups(sites: Sites, monkeypatch: py
 
 
 def test_a_group_of_an_existing_database_continues_in_a_cluster(sites: Sites) -> None:
-    """Places, members and returned messages that one process has stored are those of the group on two sites."""
+    """A shared subscription of an existing database continues on two sites: places, members and returned messages."""
     path = sites.root / "a"
     with ts.open(path, shards=4) as db:
         one, other = (joined(db, in_shard(db, shard)) for shard in (0, 1))
@@ -490,7 +496,7 @@ def test_a_group_of_an_existing_database_continues_in_a_cluster(sites: Sites) ->
 
 
 def test_a_group_ends_whose_members_never_come_back(sites: Sites) -> None:
-    """A group of an existing database goes with its members' sessions, though none has connected to the cluster."""
+    """A group of an existing database ends with its members' sessions, even if none has connected to the cluster."""
     path = sites.root / "a"
     with ts.open(path, shards=4) as db:
         joined(db, in_shard(db, 1)).disconnect()
@@ -503,7 +509,7 @@ def test_a_group_ends_whose_members_never_come_back(sites: Sites) -> None:
 
 
 class Walk:
-    """Members on some sites that act at random, while each site reads the others' changes only when it is asked to."""
+    """Members on some sites that act at random; a site reads the others' changes only in the steps chosen for it."""
 
     def __init__(self, dbs: Sequence[ts.Database], chance: random.Random) -> None:
         self.dbs, self.chance = dbs, chance
@@ -599,7 +605,7 @@ class Walk:
             if client in self.sessions or self.site_of[client].sessions:
                 self.connect(client)
         rounds = 0
-        while self.published != self.acknowledged and rounds < 20:  # a slow member gets three messages at a time
+        while self.published != self.acknowledged and rounds < 20:  # a slow member gets three messages a round
             rounds += 1
             settled(*self.dbs)
             for client in self.clients:

@@ -1,4 +1,4 @@
-"""Sites in processes of their own, of which owners are killed, or stopped and woken, while all of them write."""
+"""Sites in separate processes: owners are killed, or paused and resumed, while all sites write."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_owners_that_are_killed_or_stopped_lose_nothing(processes: Processes, se
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_owners_that_are_killed_while_shards_move_lose_nothing(processes: Processes, seed: int) -> None:
-    """With owners killed, and stopped and woken, while an administrator moves shards, nothing acknowledged is lost."""
+    """While owners are killed, or paused and resumed, and shards are moved, no acknowledged message is lost."""
     chance = random.Random(seed)
     cluster = quick_cluster(processes.root, TAKEOVER_AFTER)
     for name in NAMES:

@@ -1,4 +1,4 @@
-"""Sessions of a database that sites share: each lives at the owner of its shard, and continues where that moves."""
+"""Sessions in a cluster: each lives at the owner of its shard, and moves with the shard."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECOND = 1_000_000
 
 
 def published(db: ts.Database, session: Session) -> list[tuple[bytes, int, bool]]:
-    """Return payload, packet id and DUP flag of the messages that a session is handed now."""
+    """Return payload, packet id and DUP flag of the messages that a session delivers now."""
     db.sessions.wait(0)
     return [(one.message.payload, one.packet_id, one.dup) for one in session.deliver() if isinstance(one, Publish)]
 
@@ -37,7 +37,10 @@ def hand_over(first: ts.Database, second: ts.Database) -> None:
 
 
 def test_a_session_opens_where_its_shard_is_owned(sites: Sites) -> None:
-    """On another site, opening a session names the owner, and changes nothing, also for one that is kept in memory."""
+    """Opening a session at a site that isn't the owner raises an error with the owner's address, and changes nothing.
+
+    This applies to sessions in memory, too.
+    """
     with sites.open("a", address="host-a:1883") as a, sites.open("b") as b:
         for how in ({}, {"in_memory": True, "clean_start": True}):
             with pytest.raises(ts.ShardElsewhereError, match=r"site a \(host-a:1883\)"):
@@ -50,7 +53,7 @@ def test_a_session_opens_where_its_shard_is_owned(sites: Sites) -> None:
 
 
 def test_a_session_continues_on_another_site_from_what_is_committed(sites: Sites, closing: ExitStack) -> None:
-    """Packet ids, acknowledgements, subscriptions, PUBRECs and incoming QoS 2 ids are there on the next owner."""
+    """Packet ids, acknowledgements, subscriptions, PUBRECs and incoming QoS 2 packet ids survive a change of owner."""
     a, b = closing.enter_context(sites.open("a")), closing.enter_context(sites.open("b"))
     session = a.sessions.open("reader", expiry_interval=None)
     session.subscribe("one/#", 1)
@@ -112,7 +115,7 @@ def test_open_sessions_end_when_their_shard_moves(sites: Sites, closing: ExitSta
 
 
 def test_a_deposed_site_hands_out_nothing(sites: Sites, closing: ExitStack) -> None:
-    """An owner that doesn't know yet that another site has taken over ends its session, and delivers no packet."""
+    """An owner that has not yet noticed a takeover delivers no packet: it ends the session."""
     a, b = closing.enter_context(sites.open("a")), closing.enter_context(sites.open("b", takeover_after=0.1))
     assert a.cluster is not None
     session = a.sessions.open("reader", expiry_interval=None)
@@ -131,9 +134,9 @@ def test_a_deposed_site_hands_out_nothing(sites: Sites, closing: ExitStack) -> N
 
 
 def test_a_session_ends_if_the_log_store_does_not_answer(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session whose commit has no answer ends, because the commit may be stored later; the next opening reads it.
+    """A session whose commit gets no answer ends, because the commit may be stored later; the next opening reads it.
 
-    Until then it is not connected, so that it can expire.
+    Until then the session counts as disconnected, so that it can expire.
     """
     cluster = ts.Cluster(sites.url, beat_interval=0.02, poll_interval=0.02, takeover_after=3_600, store_timeout=0.2)
     with warnings.catch_warnings(action="ignore"), ts.open(sites.root / "a", cluster=cluster, site="a") as db:
@@ -209,7 +212,7 @@ def test_a_publish_fails_only_for_the_shards_that_are_released(sites: Sites, mon
 def test_a_publish_is_uncertain_only_in_the_shards_without_an_answer(
     sites: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the log store answers for some shards only, their clients' messages are stored and acknowledged.
+    """If the log store answers for some shards only, messages of those shards' clients are stored and acknowledged.
 
     A session whose packet id may still be stored ends; its message is stored once.
     """
@@ -241,7 +244,7 @@ def test_a_publish_is_uncertain_only_in_the_shards_without_an_answer(
 
 
 def test_a_wall_clock_that_is_wrong_ends_no_session(sites: Sites, closing: ExitStack) -> None:
-    """A new owner goes by its own monotonic clock since it applied the last note, whatever its wall clock says."""
+    """A new owner measures time from the last note by its monotonic clock, so its wrong wall clock ends no session."""
     clock, ahead = Clock(), Clock()
     ahead.jump(HOUR)
     a = closing.enter_context(sites.open("a", clock=clock, monotonic=clock.monotonic))
@@ -264,7 +267,7 @@ def test_a_wall_clock_that_is_wrong_ends_no_session(sites: Sites, closing: ExitS
 
 
 def test_a_site_that_comes_back_goes_by_its_own_wall_clock(sites: Sites) -> None:
-    """While no site runs, time passes by the wall clock of the site whose note was the last, when it comes back."""
+    """While no site runs, time passes by the wall clock of the site that wrote the last note, read when it returns."""
     clock = Clock()
     with sites.open("a", clock=clock) as a:
         a.sessions.open("c", expiry_interval=100).disconnect()
@@ -322,7 +325,7 @@ def test_a_connection_that_its_owner_lost_ends_on_the_next_one(sites: Sites, clo
 
 
 def test_a_session_receives_what_other_sites_store(sites: Sites) -> None:
-    """A session is woken by messages of shards that other sites own, and gets each of them once, in order."""
+    """Messages of shards that other sites own wake a session, which gets each message once, in order."""
     with sites.open("a", shards=4) as a, sites.open("b") as b:
         leader, other, client = divided(a, b)
         session = leader.sessions.open(in_shard(a, 0), expiry_interval=None)
@@ -341,9 +344,9 @@ def test_a_session_receives_what_other_sites_store(sites: Sites) -> None:
 def test_a_new_owner_that_is_behind_delivers_nothing_twice(
     sites: Sites, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A session that opens on a site which has not applied all that it was sent waits for it, and resends what it was.
+    """A session on a site that has not yet applied all delivered messages waits for them, then resends those in flight.
 
-    Otherwise its place would be moved back to what the site has, and messages in flight would seem deleted.
+    Otherwise its place would move back to the site's last applied position, and messages in flight would seem deleted.
     """
     a, b = closing.enter_context(sites.open("a", shards=2)), closing.enter_context(sites.open("b"))
     assert b.cluster is not None
@@ -352,7 +355,7 @@ def test_a_new_owner_that_is_behind_delivers_nothing_twice(
     session.subscribe("#", 1)
     slow = b.cluster.replicas[1]
     with monkeypatch.context() as patched:
-        patched.setattr(slow, "follow", lambda **_: None)  # the site reads shard 0, and doesn't come to shard 1
+        patched.setattr(slow, "follow", lambda **_: None)  # the site reads shard 0, and never shard 1
         patched.setattr(slow, "take_over", lambda *_: False)
         a.publish([ts.Message("t", b"%d" % number, in_shard(a, 1), qos=1) for number in range(4)])
         given: list[tuple[bytes, int, bool]] = []
@@ -370,10 +373,10 @@ def test_a_new_owner_that_is_behind_delivers_nothing_twice(
 
 
 def test_places_and_cursors_of_a_site_that_is_ahead_are_valid(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place or cursor after what a site has applied makes the site read the log, and is no error."""
+    """A place or cursor after a site's last applied position is no error: the site reads the log first."""
     with sites.open("a") as a, sites.open("b") as b:
         assert b.cluster is not None
-        monkeypatch.setattr(b.cluster.replicas[0], "follow", lambda **_: None)  # the site reads only when asked
+        monkeypatch.setattr(b.cluster.replicas[0], "follow", lambda **_: None)  # the site reads the log only when asked
         a.store([ts.Message("t", b"0")])
         (stream,) = a.streams("#")
         cursor = a.read(a.cursor(stream, "#"), 100).cursor

@@ -1,4 +1,4 @@
-"""Settings of a database that sites share: settings made by the owner of shard 0 apply on every site."""
+"""Settings of a cluster's database: settings made by the owner of shard 0 apply on every site."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .test_sites import owns, payloads
 
 
 def divided(a: ts.Database, b: ts.Database) -> tuple[ts.Database, ts.Database, str]:
-    """Wait until both sites own shards; return the owner of shard 0, the other site, and a client id of that one's."""
+    """Wait until both sites own shards; return shard 0's owner, the other site, and a client id of the latter."""
     wait_until(
         lambda: (
             any(owns(a)) and any(owns(b)) and all(one != other for one, other in zip(owns(a), owns(b), strict=True))
@@ -24,7 +24,7 @@ def divided(a: ts.Database, b: ts.Database) -> tuple[ts.Database, ts.Database, s
 
 
 def in_shard(db: ts.Database, shard: int) -> str:
-    """Return a client id whose messages a shard stores."""
+    """Return a client id whose messages are stored in this shard."""
     return next(f"c{number}" for number in range(99) if db.shard_of(f"c{number}") == shard)
 
 
@@ -48,9 +48,9 @@ def test_rules_of_the_owner_hold_on_every_site(sites: Sites) -> None:
 
 
 def test_a_site_goes_by_the_retention_that_another_one_sets(sites: Sites) -> None:
-    """Retention set on one site is read on the other, which refuses to set it and deletes in the shards that it owns.
+    """Retention set on one site applies on the other, which refuses changes, and deletes from the shards that it owns.
 
-    The other site stores nothing meanwhile, so its own stores don't wake it.
+    The other site stores nothing meanwhile, so its own stores can't trigger the deletion.
     """
     clock = Clock()
     with sites.open("a", shards=4, clock=clock) as a, sites.open("b", clock=clock) as b:
@@ -66,7 +66,7 @@ def test_a_site_goes_by_the_retention_that_another_one_sets(sites: Sites) -> Non
 
 
 def test_a_site_deletes_from_its_own_shards(sites: Sites) -> None:
-    """A deletion from a shard of another site is refused before anything is deleted; one from own shards is not."""
+    """A deletion that covers another site's shard is refused before anything is deleted; one from own shards works."""
     with sites.open("a", shards=4) as a, sites.open("b") as b:
         leader, other, _ = divided(a, b)
         for shard in range(4):
@@ -84,7 +84,7 @@ def test_a_site_deletes_from_its_own_shards(sites: Sites) -> None:
 
 
 def test_the_owner_of_shard_0_begins_and_drops_generations(sites: Sites) -> None:
-    """The limit on bytes counts all shards: the owner of shard 0 rotates for what others store, and drops the oldest.
+    """The owner of shard 0 begins and drops generations to keep the size limit, which counts all sites' shards.
 
     Both sites list the same generations, with numbers that rise over all shards.
     """
@@ -105,7 +105,7 @@ def test_the_owner_of_shard_0_begins_and_drops_generations(sites: Sites) -> None
             while True:
                 try:
                     return payloads(other)
-                except ts.GenerationDroppedError:  # during the replay
+                except ts.GenerationDroppedError:  # dropped during the replay
                     continue
 
         def settled() -> bool:
@@ -118,7 +118,7 @@ def test_the_owner_of_shard_0_begins_and_drops_generations(sites: Sites) -> None
 
 
 def test_generations_have_numbers_over_all_shards(sites: Sites) -> None:
-    """Generations that several sites begin have different numbers, and a new owner completes what is left to do."""
+    """Generations that several sites begin have different numbers, and a new owner completes unfinished ones."""
     with sites.open("b", shards=4) as b:
         with sites.open("a") as a:
             divided(a, b)

@@ -1,4 +1,4 @@
-"""Databases that sites share through a log store."""
+"""Databases that several sites share through a log store."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_silent_store_is_waited_for_once_by_all_shards(sites: Sites, monkeypat
 
 
 def test_one_site_stores_replays_and_goes_on_after_it_was_closed(sites: Sites) -> None:
-    """Messages, state, retained messages, generations and sessions of one site survive its closing."""
+    """Messages, state, retained messages, generations and sessions of a single site are there after it is reopened."""
     with sites.open("a", shards=2, layout="block") as db:
         db.store(messages(*range(100)), state={1: [ts.StateWrite(b"\2k", b"v")]})
         session = db.sessions.open("me", expiry_interval=None)
@@ -125,7 +125,7 @@ def test_a_site_has_what_any_site_has_stored_before_a_replay_begins(sites: Sites
 
 
 def test_a_follower_receives_what_is_stored_without_asking(sites: Sites) -> None:
-    """A subscription on another site is woken by what is stored, in order, and misses nothing."""
+    """Messages stored on one site wake a subscription on another, which delivers them in order, without a gap."""
     with sites.open("a") as a, sites.open("b") as b, b.subscribe("#", 0) as follower:
         received: list[bytes] = []
         for number in range(10):
@@ -137,14 +137,17 @@ def test_a_follower_receives_what_is_stored_without_asking(sites: Sites) -> None
 
 
 def test_what_is_published_reaches_subscribers_of_other_sites(sites: Sites) -> None:
-    """A published message that no rule and no session of its site asks for reaches a subscriber of another site."""
+    """A message that no rule and no session at its own site needs still reaches a subscriber at another site."""
     with sites.open("a") as a, sites.open("b") as b, b.subscribe("#") as follower:
         assert 1 == a.publish([ts.Message("t", b"live")]).stored
         assert [b"live"] == [message.payload for message in follower.fetch(timeout=NEVER).messages]
 
 
 def test_what_is_stored_is_said(sites: Sites) -> None:
-    """`DatabaseInfo.kept` of a site reports that all messages stay; with ``delivered`` it equals a lone database's."""
+    """`DatabaseInfo.kept` of a site reports that all messages are stored.
+
+    With ``delivered`` set, it equals the report of a database outside a cluster.
+    """
     with sites.open("a") as db:
         assert (
             "all published messages are stored",
@@ -157,14 +160,14 @@ def test_what_is_stored_is_said(sites: Sites) -> None:
 
 
 def test_a_store_on_another_site_names_the_owner_and_stores_nothing(sites: Sites) -> None:
-    """A store elsewhere raises `ShardElsewhereError` with the owner and its address, and stores nothing."""
+    """A store in a shard that another site owns raises `ShardElsewhereError` with that owner, and stores nothing."""
     with sites.open("a", shards=2, address="host-a:1883") as a, sites.open("b") as b:
         with pytest.raises(ts.ShardElsewhereError, match=r"is written by site a \(host-a:1883\)") as elsewhere:
             b.store(messages(*range(10)))
         assert ("a", "host-a:1883") == (elsewhere.value.site, elsewhere.value.address)
         for write in (b.add_generation, lambda: b.delete("#"), lambda: b.state(0).write([ts.StateWrite(b"\2k", b"")])):
             if write == b.add_generation:
-                write()  # the document says what generations there are, and the owners add them
+                write()  # any site may add a generation to the document; the owners then begin it
             else:
                 with pytest.raises(ts.ShardElsewhereError):
                     write()
@@ -173,7 +176,7 @@ def test_a_store_on_another_site_names_the_owner_and_stores_nothing(sites: Sites
 
 
 def test_a_site_that_is_closed_passes_its_shards_on(sites: Sites) -> None:
-    """Closing a site passes its shards on at once; the next owner has everything, and the first comes back."""
+    """Closing a site hands its shards over at once; the next owner has all contents, and the first can come back."""
     with sites.open("b", shards=2) as b:
         with sites.open("a") as a:
             wait_until(lambda: replicas(b) == [{"a", "b"}] * 2, "a second replica of each shard")
@@ -188,7 +191,7 @@ def test_a_site_that_is_closed_passes_its_shards_on(sites: Sites) -> None:
 
 
 def test_a_closed_site_gets_no_shard_until_it_is_opened_again(sites: Sites) -> None:
-    """The site that is left keeps all shards while the other one is closed; one that is opened again gets its share."""
+    """While one of two sites is closed, the other owns all shards; when it is opened again, it gets its share."""
     with sites.open("a", shards=4) as a:
         assert a.cluster is not None
         for run in range(3):
@@ -233,7 +236,7 @@ def test_a_cluster_reports_its_sites_and_shards(sites: Sites) -> None:
 
 
 def test_a_process_replaces_an_earlier_one_of_its_site(sites: Sites) -> None:
-    """Of two processes with one site's name, the later one owns the shards, and the earlier one stops and says so."""
+    """Of two processes with one site's name, the later one owns the shards, and the earlier one stops with an error."""
     cluster = ts.Cluster(sites.url, beat_interval=0.02, poll_interval=0.02, takeover_after=NEVER)
     with (
         warnings.catch_warnings(action="ignore"),
@@ -275,7 +278,7 @@ def test_nothing_is_stored_before_all_sites_have_joined(sites: Sites) -> None:
 
 
 def test_a_replay_says_that_the_store_does_not_answer(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the log store doesn't answer, a replay raises an error, unless it need not be fresh."""
+    """While the log store doesn't answer, a replay raises an error, unless it is called with ``fresh=False``."""
     with sites.open("a") as a:
         a.store(messages(0))
 
@@ -292,7 +295,7 @@ def test_a_replay_says_that_the_store_does_not_answer(sites: Sites, monkeypatch:
 
 
 def test_an_opening_repeats_requests_without_an_answer(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sites open though some requests get no answer; if none gets one, the opening ends after ``store_timeout``."""
+    """Sites open though some requests get no answer; if no request gets one, opening fails after ``store_timeout``."""
     answers, lock, share = random.Random(1), threading.Lock(), 0.15
     lost: list[str] = []
 
@@ -324,7 +327,7 @@ def test_an_opening_repeats_requests_without_an_answer(sites: Sites, monkeypatch
 
 
 def test_a_cluster_keeps_what_the_first_site_says(sites: Sites) -> None:
-    """Shards, layout and timestamps come from the cluster; arguments that contradict them are refused."""
+    """Shards, layout and timestamps are those that the first site chose; arguments that contradict them are refused."""
     with sites.open("a", shards=2, layout="reference", timestamps="message", late="lift") as a:
         a.store([ts.Message("t", b"1", timestamp=NOW)])
         with pytest.raises(ts.ManifestMismatchError, match="shards=2"):
@@ -341,7 +344,7 @@ def test_a_cluster_keeps_what_the_first_site_says(sites: Sites) -> None:
 
 
 def test_a_copy_of_a_shared_database_is_only_written_through_the_cluster(sites: Sites) -> None:
-    """A site's directory can be read without its cluster, and not written."""
+    """A site's directory can be opened without the cluster for reading, but not for writing."""
     with sites.open("a") as a:
         a.store(messages(0))
     with pytest.raises(ts.ManifestMismatchError, match="shared through file://"):
@@ -393,7 +396,10 @@ def test_bad_settings(how: dict[str, Any], match: str) -> None:
 
 
 def test_a_directory_that_belongs_elsewhere_is_refused(sites: Sites, tmp_path: Path) -> None:
-    """A database of its own, a copy of another cluster's, and one whose store was emptied are refused, unchanged."""
+    """A site refuses a directory outside any cluster, of another cluster, or of one whose log store was emptied.
+
+    The directory is unchanged.
+    """
     with ts.open(sites.root / "own") as own:
         own.store(messages(0))
     with pytest.raises(ts.ManifestMismatchError, match="a database of its own"):
@@ -412,7 +418,7 @@ def test_a_directory_that_belongs_elsewhere_is_refused(sites: Sites, tmp_path: P
 
 
 class Overwriting(Objects):
-    """A store that ignores the condition that a name be free."""
+    """A log store whose `create` overwrites an existing object."""
 
     def create(self, name: str, data: bytes) -> None:
         self.objects[name] = data
@@ -440,7 +446,7 @@ def test_old_documents_and_beats_are_deleted(sites: Sites) -> None:
 
 
 def cut(sites: Sites, shard: int = 0) -> int:
-    """Return the highest index below which a shard's log is cut; 0 for none."""
+    """Return the highest index below which a shard's log is truncated; 0 for none."""
     found = [names.number_of(name) for chunk in sites.store.names(names.cuts(shard)) for name in chunk]
     return max(found, default=0)
 
@@ -460,7 +466,7 @@ def entries(sites: Sites) -> int:
 def test_a_site_starts_from_a_base_where_the_log_is_cut(
     sites: Sites, monkeypatch: pytest.MonkeyPatch, layout: str
 ) -> None:
-    """A new site, and one whose directory is gone or damaged, has everything, and cursors of the others are valid."""
+    """A site with a new, deleted or damaged directory restores everything; other sites' cursors are valid on it."""
     monkeypatch.setattr(site, "_BASE_BYTES", 1)
     with sites.open("a", layout=layout, clock=lambda: NOW) as a:
         for number in range(0, 60, 10):
@@ -535,7 +541,7 @@ def test_three_directories_may_be_deleted(sites: Sites, monkeypatch: pytest.Monk
         a.add_generation("skipstream")
         a.store(messages(*range(50, 60)))
         wait_until(lambda: cut(sites) > 0, "a cut of the log")
-        monkeypatch.undo()  # what follows is only in the log
+        monkeypatch.undo()  # later changes are only in the log
         a.publish([ts.Message("a/0", b"60", "c0", qos=1, retain=True)])
         assert 20 == a.delete("a/1")
         expected = list(a.replay("#"))
@@ -578,9 +584,9 @@ def test_a_sealed_generation_is_written_once(sites: Sites, monkeypatch: pytest.M
 
 
 def test_retained_messages_of_publishers_on_several_sites_are_one_for_each_topic(sites: Sites) -> None:
-    """Each site's publishers set and clear retained messages of any topic; all sites find the last one.
+    """Publishers on different sites set and clear retained messages of the same topics; all sites find the last one.
 
-    A message that has expired doesn't uncover an earlier one of another publisher.
+    An expired retained message doesn't make another publisher's earlier one visible.
     """
     clock = Clock(NOW)
     with sites.open("a", shards=4, clock=clock) as a, sites.open("b", clock=clock) as b:
@@ -615,7 +621,7 @@ def test_retained_messages_of_publishers_on_several_sites_are_one_for_each_topic
 
 
 def test_a_site_that_sees_new_and_dropped_generations_at_once_follows(sites: Sites) -> None:
-    """A site that learns in one document of a new generation, and that the one before is dropped, does both.
+    """A site adds a new generation and drops the previous one, even if it learns of both from one document.
 
     A log with an entry that drops a shard's only generation, as earlier releases could write it, stays readable.
     """
@@ -627,7 +633,7 @@ def test_a_site_that_sees_new_and_dropped_generations_at_once_follows(sites: Sit
         shard.writer.finish_commit(shard.writer.submit(shard.generations.pending_drop(DropGeneration(1))))
         replica = other.cluster.replicas[shard.number]
         before = replica.progress.next
-        with other.cluster._changing:  # the site's thread sees no document meanwhile
+        with other.cluster._changing:  # keeps the site's thread from reading a document
             leader.add_generation()
             leader.drop_generation(1)
         wait_until(lambda: shard.generations.records.keys() == {2}, "generations")
@@ -642,7 +648,7 @@ def test_a_site_that_sees_new_and_dropped_generations_at_once_follows(sites: Sit
 def test_expired_retained_messages_of_a_shard_that_was_taken_over_are_removed(
     sites: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A site removes what has expired in a shard that it took over, although its own messages expire much later.
+    """A site removes expired messages of a shard that it took over, even if its own messages expire much later.
 
     An expired message that hides an earlier one of another shard is removed once that one has expired too.
     """
@@ -677,7 +683,10 @@ def test_expired_retained_messages_of_a_shard_that_was_taken_over_are_removed(
 
 
 def test_a_site_opens_before_an_owner_has_begun_to_write(sites: Sites) -> None:
-    """A site whose shards have no copy yet shows the planned generations, adds another one, and runs retention."""
+    """Before a shard's owner has begun to write, a site opens: it shows the planned generations, and adds another one.
+
+    Retention runs, too.
+    """
     with sites.open("first", shards=2, layout="block"):
         found = Documents(sites.store, lambda _: None).newest()[1]
     assert found is not None

@@ -21,7 +21,7 @@ def document(*places: ShardPlace) -> ClusterDocument:
 def test_a_shard_gets_where_it_is_to_be_and_is_never_short_of_replicas(
     now: tuple[str, ...], wanted: tuple[str, ...], reports: list[set[str]]
 ) -> None:
-    """A shard reaches its new placement whatever sites report, and never has too few replicas on the way."""
+    """A shard reaches its new placement whatever sites report, and never has too few replicas meanwhile."""
     at = document(ShardPlace(now[0], 1, b"", now))
     fewest = min(len(now), len(wanted))
     number = 1
@@ -43,7 +43,10 @@ def test_a_shard_gets_where_it_is_to_be_and_is_never_short_of_replicas(
 
 
 def test_whoever_takes_over_owns_with_the_number_of_the_document_as_its_epoch() -> None:
-    """A site that takes over owns the shard with the document's number as its epoch; other shards are unchanged."""
+    """A site that takes over becomes the owner, with the document's number as the shard's epoch.
+
+    Other shards are unchanged.
+    """
     other = ShardPlace("c", 2, b"c", ("c",))
     at = document(ShardPlace("a", 3, b"a", ("a", "b"), ("d",), "b"), other)
     assert (ShardPlace("b", 9, b"b", ("a", "b"), ("d",)), other) == named(at, 9, 0, "b", b"b").shards
