@@ -1,4 +1,4 @@
-"""Servers that share their messages: any client at any site, over HTTP and MQTT, while sites end and die."""
+"""Servers of a cluster: a client may use any site, over HTTP and MQTT, while sites are shut down and killed."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class Cluster:
         return {int(labels.split('"')[1]) for labels, owned in found.items() if owned}
 
     def owners(self, *names: str) -> dict[int, str]:
-        """Wait until each shard has one owner among some sites, each of which owns some; return the owners."""
+        """Wait until these sites own all shards, and each of them at least one; return the owner of each shard."""
         found: dict[int, str] = {}
 
         def settled() -> bool:
@@ -169,14 +169,14 @@ class Cluster:
 
 
 def client_of(shards: set[int], prefix: str = "c") -> str:
-    """Return a client id whose shard is one of some."""
+    """Return a client id whose shard is one of these."""
     of = ShardMap(SHARDS).of
     return next(name for number in range(10_000) if of(name := f"{prefix}{number}") in shards)
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two sites, each of which owns shards, and which don't suspect each other."""
+    """Two sites, each of which owns shards; neither ever takes the other for unresponsive."""
     need("rocksdb")
     with ExitStack() as closing:
         cluster = Cluster(tmp_path_factory.mktemp("pair"))
@@ -187,9 +187,9 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def test_what_is_published_at_any_site_is_stored_by_the_owners_and_read_everywhere(pair: Cluster) -> None:
-    """A body with messages of both sites' shards is stored once, whichever site receives it.
+    """A request with messages of both sites' shards is stored once, whichever site receives it.
 
-    The sites need a token, and accept that of the cluster from each other.
+    The sites require a token from clients, and accept the cluster's token from each other.
     """
     mine, other = client_of(pair.owned("a")), client_of(pair.owned("b"))
     for site in ("a", "b"):
@@ -205,7 +205,7 @@ def test_what_is_published_at_any_site_is_stored_by_the_owners_and_read_everywhe
 
 
 def test_a_forwarded_request_is_not_forwarded_again(pair: Cluster) -> None:
-    """A request that another site has forwarded to a site without the shard is 421, and nothing is stored."""
+    """A forwarded request to a site that doesn't own the shard gets the status 421, and nothing is stored."""
     message = {"topic": "one/hop", "payload": "1", "client_id": client_of(pair.owned("b"))}
     for method, path in (("POST", "/api/v5/messages"), ("PUT", "/api/v5/retained")):
         answer = pair.ask("a", method, path, message, Topicstore_Forwarded="b")
@@ -315,7 +315,7 @@ def test_any_site_has_the_lag_of_all_sessions(pair: Cluster) -> None:
 
 
 def test_messages_are_deleted_at_all_owners(pair: Cluster) -> None:
-    """A deletion at any site removes the messages of all shards, and returns the number of all."""
+    """A deletion at any site removes messages of all shards, and returns their total number."""
     clients = [client_of({shard}, "delete") for shard in range(SHARDS)]
     for site in ("a", "b"):
         messages = [{"topic": f"gone/{site}", "payload": "1", "client_id": client} for client in clients]
@@ -335,7 +335,7 @@ def test_messages_are_deleted_at_all_owners(pair: Cluster) -> None:
 def test_an_import_is_stored_by_the_owners_of_its_rows_once(pair: Cluster) -> None:
     """Rows of all shards are imported through any site; a repetition through another one continues from its progress.
 
-    The user who runs the server may import its own topics, also for another site's shards.
+    The user who runs the server may import ``$SYS`` topics, also for another site's shards.
     """
     clients = [client_of({shard}, "import") for shard in range(SHARDS)]
     rows = [
@@ -353,9 +353,9 @@ def test_an_import_is_stored_by_the_owners_of_its_rows_once(pair: Cluster) -> No
 
 
 def test_the_site_that_a_client_reaches_decides_what_it_may_do(pair: Cluster) -> None:
-    """A client's scope is that of its token at the site that forwards the request, and so a request is refused there.
+    """The site that a client reaches checks the client's token, so a forwarded request has no other rights.
 
-    The cluster's token grants nothing by itself.
+    A missing scope is refused there, even though sites trust the cluster's token.
     """
     settings = {"max_age": None}
     for site in ("a", "b"):
@@ -368,7 +368,7 @@ def test_the_site_that_a_client_reaches_decides_what_it_may_do(pair: Cluster) ->
 
 
 def test_metrics_show_requests_takeovers_and_lag(pair: Cluster) -> None:
-    """Each site exports its requests to the log store by kind, its take-overs, and how far its replicas are behind."""
+    """Each site exports its requests to the log store by kind, its takeovers, and how far its replicas lag."""
     for site in ("a", "b"):
         counts = pair.metric(site, "topicstore_log_store_seconds_count")
         assert {"get", "list", "put"} <= {labels.split('"')[1] for labels, count in counts.items() if count}
@@ -392,7 +392,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 @pytest.mark.slow
 def test_a_site_that_does_not_forward_redirects_to_the_owner(cluster: Cluster) -> None:
-    """With ``forward = false`` a publish for another site's shard is 307; messages of several sites are 421."""
+    """With ``forward = false``, a publish for another site's shard gets the status 307; one for several sites, 421."""
     cluster.settings["CLUSTER__FORWARD"] = "false"
     cluster.start("a", "b")
     cluster.owners("a", "b")
@@ -413,7 +413,7 @@ def test_a_site_that_does_not_forward_redirects_to_the_owner(cluster: Cluster) -
 
 @pytest.mark.slow
 def test_a_publish_for_an_owner_that_is_gone_may_be_repeated(cluster: Cluster) -> None:
-    """While the owner of a shard is dead and not replaced, a publish is 503 with ``Retry-After``."""
+    """While the owner of a shard is dead and not replaced, a publish gets the status 503 with ``Retry-After``."""
     cluster.start("a", "b")
     cluster.owners("a", "b")
     other = {"topic": "t", "payload": "1", "client_id": client_of(cluster.owned("b"))}
@@ -428,7 +428,7 @@ def test_a_publish_for_an_owner_that_is_gone_may_be_repeated(cluster: Cluster) -
 
 @pytest.mark.slow
 def test_ds_shows_and_changes_the_sites_of_a_cluster(cluster: Cluster) -> None:
-    """`ds` shows all sites, lets one leave, join and be forgotten, and refuses what would lose the last copy."""
+    """`ds` shows all sites, lets a site leave, join and be forgotten, and refuses to lose a shard's last replica."""
     cluster.settings["CLUSTER__TAKEOVER_AFTER"] = "1s"
     cluster.start("a", "b")
     cluster.owners("a", "b")
@@ -467,7 +467,7 @@ def test_ds_shows_and_changes_the_sites_of_a_cluster(cluster: Cluster) -> None:
 
 
 def test_a_client_is_served_at_any_site_under_its_own_address(pair: Cluster) -> None:
-    """Clients of both versions, over any site, subscribe and publish; the owner knows the client's own address."""
+    """Clients of both versions subscribe and publish through any site; the owner learns the client's own address."""
     for version in (4, 5):
         for site, owner in (("a", "a"), ("a", "b"), ("b", "a"), ("b", "b")):
             name = client_of(pair.owned(owner), f"{site}{owner}{version}-")
@@ -493,9 +493,9 @@ def test_subscribers_receive_what_is_published_at_other_sites(pair: Cluster) -> 
 
 @pytest.mark.slow
 def test_what_only_clients_wait_for_goes_once_all_have_it(cluster: Cluster) -> None:
-    """A server of a cluster removes messages that only sessions needed, by default after ten minutes.
+    """A server of a cluster removes messages stored only for sessions, by default after ten minutes.
 
-    The sessions may be on any site. Messages that a rule keeps stay.
+    The sessions may be on any site. Messages stored for a rule are kept.
     """
     cluster.settings["DURABLE_SESSIONS__PERSISTENCE"] = '[{topic_filter = "kept/#"}]'
     cluster.start("a", "b")
@@ -517,7 +517,10 @@ def test_what_only_clients_wait_for_goes_once_all_have_it(cluster: Cluster) -> N
 
 
 def test_members_of_a_shared_subscription_are_at_any_site(pair: Cluster) -> None:
-    """Clients whose sessions lie at both sites share what is published at either: each message goes to one of them."""
+    """Members of a shared subscription, with sessions at both sites, share messages published at either site.
+
+    Each message goes to one member.
+    """
     names = [client_of(pair.owned(site), f"share{number}-") for number in range(2) for site in "ab"]
 
     def slices() -> list[int]:
@@ -560,7 +563,7 @@ def test_wills_and_retained_messages_are_those_of_all_sites(pair: Cluster) -> No
 
 
 def test_a_client_without_an_id_is_served_where_it_connects(pair: Cluster) -> None:
-    """The server assigns an id whose shard it owns."""
+    """A client without an id gets one whose shard is owned by the site that it connects to."""
     for site in ("a", "b"):
         with pair.sites[site].client() as client:
             assigned = client.connect("").properties["assigned_client_identifier"]
@@ -576,9 +579,9 @@ def test_a_header_that_no_site_has_made_is_refused(pair: Cluster) -> None:
 
 
 def test_a_client_of_a_stopped_owner_is_let_go_when_another_process_takes_its_name(cluster: Cluster) -> None:
-    """A connection that is passed on to a stopped process ends when the shard has another owner, which serves it then.
+    """A connection relayed to a paused owner is closed when another process replaces that owner and serves the client.
 
-    The stopped process can't end it, and its kernel keeps the connection open.
+    The paused process can't close the connection, and its kernel keeps it open.
     """
     cluster.start("a", "b")
     cluster.owners("a", "b")
@@ -594,7 +597,7 @@ def test_a_client_of_a_stopped_owner_is_let_go_when_another_process_takes_its_na
 
 
 def test_a_listener_may_refer_clients_to_the_owner_of_their_session(cluster: Cluster) -> None:
-    """With ``redirect = true``, a client of MQTT 5 gets 0x9C and the owner's address; one of 3.1.1 is passed on.
+    """With ``redirect = true``, an MQTT 5 client gets 0x9C and the owner's address; an MQTT 3.1.1 client is relayed.
 
     When a shard moves to a site that joins, its clients get 0x9C, and their sessions continue on the new owner.
     """
@@ -637,9 +640,9 @@ def test_a_listener_may_refer_clients_to_the_owner_of_their_session(cluster: Clu
 
 @pytest.mark.slow
 def test_clients_wait_once_for_a_silent_log_store(cluster: Cluster) -> None:
-    """Only the first batch waits for the store; clients of all shards are then refused at once, until it is back.
+    """Only the first batch waits for the log store; clients of all shards are then refused at once, until it responds.
 
-    Publishers of QoS 1 are disconnected, and send again; what needs no store is served.
+    Publishers of QoS 1 are disconnected, and send again; requests that need no log store are served.
     """
     cluster.settings["CLUSTER__STORE_TIMEOUT"] = "1s"
     cluster.start("a")
@@ -649,7 +652,7 @@ def test_clients_wait_once_for_a_silent_log_store(cluster: Cluster) -> None:
     with site.client() as first, site.client() as second:
         first.connect(clients[0])
         second.connect(clients[1])
-        first.send(wire.publish("silent/x", b"0", qos=1, packet_id=9))  # begins the spans of interest, by a write each
+        first.send(wire.publish("silent/x", b"0", qos=1, packet_id=9))  # opens spans of interest, a write each
         assert "PUBACK" == first.receive().kind
         (cluster.root / "log").rename(cluster.root / "elsewhere")
         first.send(published)
@@ -683,9 +686,9 @@ def test_clients_wait_once_for_a_silent_log_store(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_sites_reach_each_other_over_tls(cluster: Cluster) -> None:
-    """Clients are passed on, and requests forwarded, over TLS with certificates of both sides.
+    """Clients are relayed, and requests forwarded, over TLS with certificates of both sides.
 
-    A site whose certificate names another host gets nothing; new certificates and authorities count after SIGHUP.
+    A site whose certificate names another host gets nothing; new certificates and authorities take effect after SIGHUP.
     """
     authority = Authority(cluster.root)
     files = [str(path) for path in authority.sign("server")]
@@ -738,7 +741,10 @@ def test_sites_reach_each_other_over_tls(cluster: Cluster) -> None:
 
 
 def test_a_header_in_pieces_within_tls_is_read_and_one_of_nobody_refused(cluster: Cluster) -> None:
-    """A site's header may arrive in pieces, with the CONNECT behind it; one that no site has signed ends everything."""
+    """A site's header may arrive in pieces, followed by the CONNECT; a header without a site's signature is refused.
+
+    The server then closes the connection.
+    """
     authority = Authority(cluster.root)
     files = [str(path) for path in authority.sign("server")]
     cluster.settings |= {"LISTENERS__MQTT__TLS__CERTIFICATE": files[0], "LISTENERS__MQTT__TLS__KEY": files[1]}
@@ -788,7 +794,7 @@ class _Paho(paho.Client):
 
 
 class Roaming:
-    """A client of paho that connects to the next site when its connection ends, and keeps its session.
+    """A paho client that connects to the next site when its connection ends, and resumes its session.
 
     ports: the ports of the sites, in the order in which the client tries them.
     """
@@ -850,8 +856,8 @@ class Roaming:
 def publish_while(cluster: Cluster, rounds: int, disturb: Callable[[int], object]) -> dict[str, list[str]]:
     """Publish by four clients, two of QoS 1 and two of QoS 2, in rounds; disturb the sites in the middle of each round.
 
-    Returns what was acknowledged by publisher, in order. Fails unless a subscriber of QoS 2, which is connected all the
-    time, has received all: messages of QoS 2 once, and those of each publisher in order.
+    Returns the acknowledged messages of each publisher, in order. Checks that a subscriber of QoS 2, which stays
+    connected, has received all of them: messages of QoS 2 once, and those of each publisher in order.
     """
     names = list(cluster.sites)
     ports = [cluster.sites[name].port for name in names]
@@ -914,7 +920,7 @@ def test_no_message_is_lost_while_a_site_is_killed_and_another_drained(cluster: 
 
 @pytest.mark.slow
 def test_no_message_is_lost_over_many_deaths(cluster: Cluster) -> None:
-    """Sites are killed, stopped and woken, drained, and started again, round after round."""
+    """No message is lost while sites are killed, paused and resumed, drained, and started again, round after round."""
     cluster.settings["CLUSTER__TAKEOVER_AFTER"] = "1s"
     names = ("a", "b", "c")
     cluster.start(*names)

@@ -1,4 +1,4 @@
-"""Five servers of which each shard has three copies: any client at any server, whatever that server keeps."""
+"""Five servers with three replicas of each shard: any client may use any server, whichever replicas that has."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def shards(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def keeps(cluster: Cluster, site: str) -> set[int]:
-    """Return the shards that a site keeps."""
+    """Return the shards of which a site has a replica."""
     return {int(one["id"]) for one in shards(cluster) if site in [replica["site"] for replica in one["replicas"]]}
 
 
 def shares(cluster: Cluster, site: str) -> set[str]:
-    """Return the members of shared subscriptions that have a share of the messages, as a site has them."""
+    """Return the members with a share in a shared subscription, as a site lists them."""
     found = cluster.ask(site, "GET", "/api/v5/groups").json["items"]
     return {one["client_id"] for group in found for one in group["members"] if sum(one["slices"])}
 
 
 def publish(cluster: Cluster, topic: str, numbers: range) -> None:
-    """Publish messages of all shards, each at another server."""
+    """Publish messages of all shards, each through another server."""
     for number, site in zip(numbers, cycle(NAMES), strict=False):
         message = {
             "topic": f"{topic}/{number % 5}",
@@ -63,7 +63,7 @@ def publish(cluster: Cluster, topic: str, numbers: range) -> None:
 
 @pytest.fixture(scope="module")
 def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Five servers after all copies have been placed, so that some servers lack shards."""
+    """Five servers after all replicas have been placed, so that some servers lack shards."""
     need("rocksdb")
     with ExitStack() as closing:
         cluster = Cluster(tmp_path_factory.mktemp("five"), HTTP__SQL="true")
@@ -82,7 +82,7 @@ def five(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def test_some_servers_keep_not_all_shards(five: Cluster) -> None:
-    """Some server keeps only a part of the shards, as the other tests of this module require."""
+    """At least one server lacks shards, as the other tests of this module require."""
     assert any(len(keeps(five, site)) < SHARDS for site in NAMES)
 
 
@@ -144,7 +144,7 @@ def test_durable_sessions_receive_the_messages_of_all_shards(five: Cluster) -> N
 
 
 def test_any_server_answers_every_route_and_command(five: Cluster) -> None:
-    """Routes that read, SQL, and commands beside a server's directory cover all shards, though it lacks some."""
+    """Reading routes, SQL, and commands run on a server's directory cover all shards, even if it lacks some."""
     site, count = min(NAMES, key=lambda one: len(keeps(five, one))), len(FIRST)
     paths = five.ask(site, "GET", "/schema/openapi.json").json["paths"]
     asked = 0
@@ -196,7 +196,7 @@ def test_any_server_answers_every_route_and_command(five: Cluster) -> None:
 
 
 def test_a_repeated_import_stores_nothing_twice(five: Cluster) -> None:
-    """An import that is repeated through another server continues from its progress, whatever that server keeps."""
+    """An import that is repeated through another server continues from its progress, whichever replicas that has."""
     clients = [client_of({shard}, "import") for shard in range(SHARDS)]
     rows = [
         {"topic": "imported", "payload": f"{client} {n}", "client_id": client} for n in range(9) for client in clients
@@ -210,7 +210,7 @@ def test_a_repeated_import_stores_nothing_twice(five: Cluster) -> None:
 
 
 def test_a_shared_subscription_has_members_at_all_servers(five: Cluster) -> None:
-    """Members at all servers, which keep different shards, get each message once."""
+    """Members at all servers, which have different shards, get each message once."""
     with ExitStack() as closing:
         members = []
         for shard, site in zip(range(SHARDS), NAMES, strict=False):
@@ -237,10 +237,10 @@ def test_a_shared_subscription_has_members_at_all_servers(five: Cluster) -> None
 
 
 def test_new_messages_are_reported_to_servers_that_do_not_own_their_shard(five: Cluster) -> None:
-    """Sessions get messages of shards of other servers at once, though their server polls only once an hour.
+    """Sessions get messages of other servers' shards at once, though their own server polls only once an hour.
 
-    Their server keeps a copy of one of the shards, and none of the other. It also assigns a shared subscription, and so
-    learns of a member whose session is in that shard.
+    That server has a replica of one of the shards, and none of the other. It also assigns a shared subscription, and so
+    learns of a member whose session is in the second shard.
     """
     lacking = next(site for site in NAMES if 0 < len(five.owned(site)) < len(keeps(five, site)) < SHARDS)
     owned, kept = five.owned(lacking), keeps(five, lacking)
@@ -283,7 +283,10 @@ def test_new_messages_are_reported_to_servers_that_do_not_own_their_shard(five: 
 
 
 def test_only_sites_ask_each_other(five: Cluster) -> None:
-    """A request of a client, with a token of any scope, is refused with 403; a site's malformed request with 400."""
+    """Only sites may use the route between sites: a client gets 403 with any token, and a malformed request 400.
+
+    A site without a replica of the shard answers 421.
+    """
     assert 403 == five.ask("a", "POST", "/api/v5/shards/0/ask", {}).status
     _, document = Documents(open_log_store((five.root / "log").as_uri()), lambda _: None).newest()
     assert document is not None
@@ -298,9 +301,9 @@ def test_only_sites_ask_each_other(five: Cluster) -> None:
 
 
 def test_a_server_asks_another_one_while_an_owner_is_dead(five: Cluster) -> None:
-    """A shard whose owner has died is read at another server that keeps it, before any server takes it over.
+    """While a shard's owner is dead and not replaced, the shard is read at another server with a replica.
 
-    Its sessions, of which only the owner knows the connections, are reported as missing.
+    Its sessions are reported as missing, because only the owner knows their connections.
     """
     lacking = next(site for site in NAMES if len(keeps(five, site)) < SHARDS)
     shard = min(set(range(SHARDS)) - keeps(five, lacking))

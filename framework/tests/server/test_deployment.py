@@ -53,7 +53,7 @@ def test_the_unit_is_valid_and_gives_the_server_little(tmp_path: Path) -> None:
 
 
 def test_the_unit_starts_the_command_with_options_that_it_has() -> None:
-    """The unit's command is `topicstore serve` with a file of settings and a directory that systemd makes."""
+    """The unit's command is `topicstore serve` with a settings file and a directory that systemd creates."""
     text = (DEPLOY / "topicstore.service").read_text()
     program, *arguments = shlex.split(re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)[1])
     assert ["serve", "--config", "/etc/topicstore/server.toml", "/var/lib/topicstore/data"] == arguments
@@ -62,7 +62,7 @@ def test_the_unit_starts_the_command_with_options_that_it_has() -> None:
 
 
 def test_the_image_copies_what_there_is() -> None:
-    """Each file that the Dockerfile copies is in the repository, and the build's context doesn't leave it out."""
+    """Each file that the Dockerfile copies is in the repository, and the build context doesn't exclude it."""
     ignored = (ROOT / ".dockerignore").read_text().split()
     assert "*" == ignored[0]
     let_in = [pattern.removeprefix("!") for pattern in ignored if pattern.startswith("!")]
@@ -75,7 +75,7 @@ def test_the_image_copies_what_there_is() -> None:
 
 
 def test_the_server_of_the_image_is_not_root_and_keeps_a_volume() -> None:
-    """The last stage has an unprivileged user, a volume for everything that its settings name, and a health check."""
+    """The last stage has an unprivileged user, a volume for all paths in its settings, and a health check."""
     assert ["topicstore"] == instructions("USER")
     (volume,) = instructions("VOLUME")
     settings = read_settings(DEPLOY / "container.toml", {})
@@ -115,7 +115,7 @@ def test_the_health_check_asks_the_server(tmp_path: Path) -> None:
 def test_the_steps_of_the_image_install_the_program(tmp_path: Path) -> None:
     """The build stage's steps, run without Docker on the files that they copy, install a program that runs.
 
-    The libraries are those of this environment, so that nothing is downloaded.
+    The dependencies are those of this environment, so that nothing is downloaded.
     """
     build, _, last = DOCKERFILE.partition("\nFROM ")[2].partition("\nFROM ")
     source, target = tmp_path / "src", tmp_path / "opt"
@@ -124,7 +124,7 @@ def test_the_steps_of_the_image_install_the_program(tmp_path: Path) -> None:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": sysconfig.get_path("purelib"),
         "PIP_NO_DEPS": "1",
-        "PIP_NO_BUILD_ISOLATION": "0",  # the library that builds is this environment's, too
+        "PIP_NO_BUILD_ISOLATION": "0",  # the build backend is this environment's, too
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     }
     environment = {**os.environ, **variables}
@@ -159,7 +159,7 @@ def test_the_image_can_be_built() -> None:
 
 
 def test_what_is_composed_is_there() -> None:
-    """Each file that `compose.yaml` mounts is in the repository, but for the token, which its head says how to make."""
+    """Each file that `compose.yaml` mounts is in the repository, except the token; a comment says how to create it."""
     yaml = pytest.importorskip("yaml", reason="needs PyYAML: pip install PyYAML")
     text = (ROOT / "compose.yaml").read_text()
     services = yaml.safe_load(text)["services"]

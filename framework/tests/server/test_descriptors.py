@@ -133,9 +133,9 @@ def test_writing_goes_on_when_descriptors_come_back(tmp_path: Path) -> None:
     ("wanted", "levels"), [("", ["info"]), ("connections = 9_000", ["warning"]), ("connections = 9", [])]
 )
 def test_the_log_says_what_the_descriptors_are_enough_for(tmp_path: Path, wanted: str, levels: list[str]) -> None:
-    """The log warns if the limit on connections in the settings exceeds the available descriptors.
+    """The log warns if the settings allow more connections than there are file descriptors for.
 
-    The log doesn't mention a lower limit, and states the default limit without a warning.
+    The log omits a lower limit, and states the default limit without a warning.
     """
     (tmp_path / "settings.toml").write_text(f"[limits]\n{wanted}\n")
     limit = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (4_000, 4_000))

@@ -20,7 +20,7 @@ pytest.importorskip("cryptography", reason="needs cryptography: pip install cryp
 
 
 def issue(folder: Path, days: int) -> datetime:
-    """Write a certificate that is valid for some days, and its key; return its end."""
+    """Write a certificate that is valid for some days, and its key; return its expiry time."""
     end = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
     issued = trustme.CA().issue_cert("127.0.0.1", not_after=end)
     (folder / "server.pem").write_bytes(issued.cert_chain_pems[0].bytes())
@@ -29,7 +29,7 @@ def issue(folder: Path, days: int) -> datetime:
 
 
 def exported(server: Embedded) -> float:
-    """Return the end of the certificate of ``[http]``, as the metrics have it."""
+    """Return the expiry time of the ``[http]`` certificate in the metrics."""
     http = server.server.http
     assert http is not None
     (url,) = server.server.urls_of_http
@@ -44,7 +44,7 @@ def exported(server: Embedded) -> float:
 def test_a_running_server_warns_of_a_certificate_that_expires_soon(
     tmp_path: Path, db: ts.Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """From two weeks before expiry the log names the section and the day; metrics have the certificate's end."""
+    """From two weeks before expiry, the log names the section and the day; metrics have the expiry time."""
     soon = issue(tmp_path, days=10)
     tls = HttpTlsSettings(certificate=tmp_path / "server.pem", key=tmp_path / "server.key")
     settings = ServerSettings(http=HttpSettings(listen=Address("127.0.0.1:0"), tls=tls))
@@ -61,7 +61,7 @@ def test_a_running_server_warns_of_a_certificate_that_expires_soon(
 
 
 def test_when_certificates_are_warned_of() -> None:
-    """Warnings name each certificate that expires within two weeks, and each that has expired, with its own text."""
+    """Warnings name each certificate that expires within two weeks; expired ones get a different text."""
     now = datetime(2026, 1, 31, tzinfo=UTC)
     ends = {"listeners.a": now, "http": now + timedelta(days=14), "cluster": now + timedelta(days=15)}
     assert list(expiry_warnings(ends, now)) == [

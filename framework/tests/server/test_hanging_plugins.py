@@ -75,7 +75,7 @@ def test_a_client_that_goes_while_it_is_asked_about_leaves_its_place_to_others(
 def test_a_client_of_which_nobody_says_who_it_is_does_not_wait_for_ever(
     db: ts.Database, plugin: Hanging, access: Access
 ) -> None:
-    """A client is refused after the connect timeout while the plugin is still being asked about it."""
+    """A client is refused after the connect timeout, even if a plugin is still being asked about it."""
     with Embedded(db, ServerSettings(limits=Limits(connect_timeout=Duration(1))), access=access) as embedded:
         try:
             refused = None

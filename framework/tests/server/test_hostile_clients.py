@@ -197,7 +197,7 @@ def test_connections_that_never_say_who_they_are(name: str) -> None:
 
 
 def test_half_open_connections(mqtt: Serving, noticing: Callable[[], None], name: str) -> None:
-    """Clients that are silent after their CONNECT are cut off by their keep alive, and their wills are published."""
+    """Clients that are silent after their CONNECT are disconnected by their keep alive; their wills are published."""
     with mqtt.client() as watcher, ExitStack() as clients:
         watcher.connect()
         watcher.subscribe(f"wills/{name}/#")
@@ -270,7 +270,7 @@ def test_a_large_packet_that_never_ends(mqtt: Serving, noticing: Callable[[], No
 
 
 def test_long_topics(mqtt: Serving, noticing: Callable[[], None]) -> None:
-    """The topics that a client publishes to take no more memory than a table of names, however many and long."""
+    """Clients' topics take bounded memory, however many and long they are: a table of names."""
     if not Path(f"/proc/{mqtt.pid}/statm").is_file():
         pytest.skip("needs /proc, where memory of a process is counted")
     with mqtt.client() as writer:

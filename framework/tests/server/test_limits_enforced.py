@@ -259,7 +259,7 @@ def test_a_server_that_waits_for_more_waits_no_longer_than_until_a_commit_is_ful
 
 
 def test_a_second_has_so_many_messages_and_bytes() -> None:
-    """A rate limit counts messages and bytes per second: a burst must be waited for, and None means no limit."""
+    """A rate limit counts messages and bytes per second: after a burst, the sender must wait; None means no limit."""
     rate = Rate(10, None)
     assert rate.take(10, 0, now=100.0) == 0.0
     assert rate.take(1, 0, now=100.5) == 0.5

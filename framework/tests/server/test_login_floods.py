@@ -119,7 +119,7 @@ async def test_a_call_that_nobody_waits_for_is_not_made(make_calls: Callable[...
 
 @pytest.mark.anyio
 async def test_an_address_that_pauses_lets_others_go_first(make_calls: Callable[..., Calls]) -> None:
-    """A delayed address lets others go first, and gets its turn when the delay is over."""
+    """A delayed address lets others go first, and is served when its delay is over."""
     calls = make_calls()
     calls.pauses["a"] = [0.001] * 4
     await calls.ask("a ann 1", "b ann 1")
@@ -141,7 +141,7 @@ async def test_calls_that_wait_are_cancelled_at_the_end(make_calls: Callable[...
 
 
 def test_who_has_many_addresses_of_ipv6_has_one_turn() -> None:
-    """All IPv6 addresses of one /64 network share a turn; each IPv4 address has its own, however it is written."""
+    """All IPv6 addresses of one /64 network count as one address; each IPv4 address counts alone, in any notation."""
     assert site_of("2001:db8::1") == site_of("2001:db8::ffff:1%eth0") == "2001:db8::/64"
     assert site_of("2001:db8:0:1::1") == "2001:db8:0:1::/64"
     assert site_of("::ffff:192.0.2.1") == site_of("192.0.2.1") == "192.0.2.1"

@@ -66,7 +66,7 @@ def port_of(server: Serving) -> int:
 
 
 def test_two_commands_make_a_server_with_users_and_tls(tmp_path: Path) -> None:
-    """A newcomer's two commands make a server for users with TLS, and the printed program publishes to it.
+    """Two commands create and start a server with users and TLS, and the example that they print can publish to it.
 
     A wrong password and a client that doesn't trust the authority are refused. Messages survive SIGKILL, and the page's
     token may read them.
@@ -123,7 +123,7 @@ def test_secrets_are_the_owners(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_file_has_what_was_chosen(run: Run, tmp_path: Path) -> None:
-    """The settings of the file are those of the options; without options, all defaults. Each is explained."""
+    """The new settings file has the values given as options, and the defaults otherwise, with a comment on each."""
     run("init", "server.toml", "--tls", "--user", "alice", "--keep", "30d", "--keep", "debug/#=1h")
     found = read_settings(tmp_path / "server.toml", {})
     assert "30d" == str(found.durable_sessions.message_retention_period)
@@ -148,7 +148,7 @@ def test_the_file_has_what_was_chosen(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("there", ["server.toml", "users", "ca.key", "server.pem"])
 def test_nothing_is_overwritten(there: str, run: Run, tmp_path: Path) -> None:
-    """If one of the files exists, also as a link to nothing, the command changes nothing, and names the file."""
+    """If one of the files exists, even as a dangling link, the command changes nothing, and names the file."""
     (tmp_path / there).symlink_to("nowhere")
     refusal = run("init", "server.toml", "--tls", "--user", "alice", code=2).stderr
     assert f"error: nothing is overwritten, and {there} exists already\n" == refusal
@@ -231,7 +231,10 @@ def test_a_certificate_is_renewed(tmp_path: Path) -> None:
 
 
 def test_a_certificate_of_another_authority_is_not_renewed(run: Run, tmp_path: Path) -> None:
-    """Without the authority's key, or with another authority, nothing is renewed; settings without one are refused."""
+    """Without the authority's key, or for a certificate of another authority, the renewal is refused.
+
+    It is also refused if the settings name no certificate.
+    """
     run("init", "server.toml", "--tls", "--user", "alice")
     before = (tmp_path / "server.pem").read_bytes()
     key = (tmp_path / "ca.key").rename(tmp_path / "elsewhere")

@@ -17,7 +17,7 @@ both = pytest.mark.parametrize("version", [4, 5])
 
 
 class Gate:
-    """A gate that keeps the store's thread busy, so that requests sent meanwhile are served in one call."""
+    """Keeps the store's thread busy until it is opened, so that requests sent meanwhile are served in one call."""
 
     def __init__(self, embedded: Embedded) -> None:
         self._broker = embedded.server._broker
@@ -31,7 +31,7 @@ class Gate:
         return self._broker is not None and self._broker._under_way
 
     def close(self, other: RawClient) -> None:
-        """Begin a call that lasts until the gate is opened."""
+        """Begin a call that blocks the store's thread until the gate is opened."""
         assert self._broker is not None
         self._broker._thread.submit(self._open.wait, PATIENCE)
         self.send(other, wire.publish("gate", b"", version=other.version), count=1)

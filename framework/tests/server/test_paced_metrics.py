@@ -120,7 +120,10 @@ def test_the_lag_of_many_sessions_is_counted_in_pieces(
 def test_while_a_person_looks_the_lag_is_counted_more_often(
     db: ts.Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Totals of twelve sessions that take 50 ms each are at most 30 seconds old if watched, otherwise minutes."""
+    """Totals of twelve sessions, which take 50 ms each to count, are at most 30 seconds old while a person watches.
+
+    Otherwise the totals may be minutes old.
+    """
     lagging(db, 12)
     found = db.sessions.lag
 

@@ -437,7 +437,7 @@ def held_by(root: object) -> Iterator[object]:
 
 
 def test_no_password_stays_in_memory(db: ts.Database, tmp_path: Path) -> None:
-    """The server keeps no password of a client that is connected, also not once it has subscribed and published."""
+    """The server keeps no password of a connected client in memory, even after a SUBSCRIBE and a PUBLISH."""
     users = PasswordFile(tmp_path / "users", argon2.PasswordHasher(time_cost=1, memory_cost=8, parallelism=1))
     users.put("ann", b"a password of ann")
     settings = ServerSettings(authentication=AuthenticationSettings(password_file=users.path))

@@ -32,7 +32,7 @@ def full(db: ts.Database) -> Iterator[Embedded]:
 
 
 def test_a_client_gets_the_reason_that_there_is_no_room(full: Embedded) -> None:
-    """A client that gets 0x97, quota exceeded, stays connected, and can publish when there is room again."""
+    """A client that gets 0x97, quota exceeded, stays connected, and can publish when space is free again."""
     with full.client("me", receive_maximum=10) as client:
         for qos in (1, 2) * 3:
             answer = client.publish("kept/3", b"3", qos)
@@ -45,7 +45,7 @@ def test_a_client_gets_the_reason_that_there_is_no_room(full: Embedded) -> None:
 
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_client_of_3_1_1_is_disconnected_instead(full: Embedded, qos: int) -> None:
-    """An MQTT 3.1.1 client is disconnected when there is no room, because its acknowledgements can't report that."""
+    """An MQTT 3.1.1 client is disconnected if the quota is exceeded, because its acknowledgements can't report that."""
     with full.client("me", version=4) as client, full.client("other", version=4) as other:
         client.send(wire.publish("kept/3", b"3", qos=qos, packet_id=1, version=4))
         assert client.ended() is None
@@ -130,7 +130,7 @@ def test_a_publish_that_failed_with_another_client_s_shard_ends_the_connection(
 ) -> None:
     """If a moving shard fails a whole batch, the server also disconnects clients whose own shard has not moved.
 
-    Their sessions don't end with the shard, so without a disconnect these clients would wait forever.
+    Their sessions don't end with the moving shard, so without a disconnect these clients would wait forever.
     """
     session, pending = db.sessions.open("stays"), Pending()
     (pending.ids1 if qos == 1 else pending.ids2).append(7)

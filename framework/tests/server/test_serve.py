@@ -443,7 +443,7 @@ def test_what_is_kept_is_said_and_true(tmp_path: Path) -> None:
     ):
         client.publish("a", b"2")
     with serving(path, "--store", "sensors/#") as server, PahoClient(server.port, "sender") as client:
-        client.publish("sensors/1", b"3")  # the rules of the run before stay in the database
+        client.publish("sensors/1", b"3")  # the previous run's rules stay in the database
     with ts.open(path) as db:
         assert [b"2", b"3"] == [message.payload for message in db.replay("#")]
         assert {"#", "alarms/#", "debug/#", "sensors/#"} == {rule.topic_filter for rule in db.persistence}

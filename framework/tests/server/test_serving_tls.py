@@ -1,4 +1,4 @@
-"""``topicstore serve`` over TLS: client certificates as user names, revoked ones, and new files while it serves."""
+"""``topicstore serve`` over TLS: user names from client certificates, revocation, and reloading of TLS files."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_name_in_a_certificate_is_the_users_and_new_ones_are_read_by_sighup(
 
 
 def revoked(authority: Authority, *certificates: Path) -> bytes:
-    """Return an authority's list of revoked certificates, as PEM."""
+    """Return an authority's certificate revocation list (CRL), as PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
 
@@ -87,9 +87,10 @@ def revoked(authority: Authority, *certificates: Path) -> bytes:
 
 
 def test_a_revoked_certificate_is_refused(tmp_path: Path, authority: Authority) -> None:
-    """A client with a revoked certificate is refused once the list was read again; others stay accepted.
+    """After a reload of the certificate revocation list (CRL), a client with a revoked certificate is refused.
 
-    A file without a list, or with a certificate, which would be trusted, is refused, and changes nothing.
+    Other clients stay accepted. A CRL file that holds no CRL, or also a certificate, which would become trusted, is
+    refused, and the old CRL stays in force.
     """
     authority.sign("server", "server")
     good, bad = authority.sign("good", "good"), authority.sign("bad", "bad")

@@ -336,7 +336,7 @@ def test_a_server_without_an_address_for_its_cluster_has_that_of_its_first_plain
 
 
 def test_a_server_whose_sites_use_tls_has_the_address_of_its_first_listener_with_tls(tmp_path: Path) -> None:
-    """With ``cluster.tls`` the default of ``cluster.address`` is a listener with TLS; without one, it is missing."""
+    """With ``cluster.tls``, ``cluster.address`` defaults to that of a TLS listener; without one, it must be set."""
     files = TlsSettings(certificate=tmp_path / "server.pem", key=tmp_path / "server.key")
     secure = ListenerSettings(listen=Address("127.0.0.1:0"), tls=files)
     settings = read(f"{CLUSTER}tls = true\n", tmp_path)

@@ -89,7 +89,7 @@ def test_what_is_wrong_is_said_with_the_variable(name: str, value: str, said: st
 
 
 def test_options_of_the_command_line_override_the_environment(tmp_path: Path) -> None:
-    """``--cluster`` and ``--site`` count before the settings are checked, so ``n_sites`` may stand in a file alone."""
+    """``--cluster`` and ``--site`` apply before the settings are checked, so a file may have ``n_sites`` alone."""
     (file := tmp_path / "server.toml").write_text("[durable_storage.messages]\nn_sites = 2\n")
     options = [Variable("--cluster", ("cluster", "url"), "file:///x"), Variable("--site", ("cluster", "site"), "a")]
     environ = {"TOPICSTORE__CLUSTER__SITE": "b", "TOPICSTORE__CLUSTER__POLL_INTERVAL": "9s"}

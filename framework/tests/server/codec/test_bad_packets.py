@@ -58,7 +58,7 @@ def attempt(version: int, frame: Frame) -> Packet | ts.Message | PacketError:
 
 
 def cut(reader: FrameReader, data: bytes) -> tuple[list[Frame], FramingError | None]:
-    """Return the frames of these bytes, and the error that ends them, or None."""
+    """Return the complete frames of these bytes, and the error at which splitting stops, or None."""
     try:
         return reader.feed(data), None
     except FramingError as bad:

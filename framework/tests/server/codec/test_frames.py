@@ -44,7 +44,7 @@ def test_a_packet_may_have_any_length(size: int) -> None:
 
 
 def test_a_large_packet_is_kept_once() -> None:
-    """A large packet that arrives in small pieces takes no more memory than its bytes and a bytearray's spare room."""
+    """A large packet that arrives in small pieces takes little more memory than its bytes."""
     reader = FrameReader(LARGE)
     reader.version = 5
     body = bytes(1 << 20)

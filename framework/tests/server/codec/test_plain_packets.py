@@ -19,7 +19,10 @@ CHANGES = st.none() | st.tuples(st.integers(0, 40), st.integers(0, 255)) | st.in
 
 
 def body_of(packet: bytes, change: Any) -> bytes:
-    """Return the body of an encoded packet of less than 128 bytes, perhaps changed."""
+    """Return the body of an encoded packet of less than 128 bytes.
+
+    ``change`` replaces a byte, cuts the end off, or is None.
+    """
     body = bytearray(packet[2:])
     if isinstance(change, int):
         del body[change:]

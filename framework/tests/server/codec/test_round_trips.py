@@ -1,4 +1,4 @@
-"""Valid packets of both versions, encoded by one codec and decoded by another.
+"""Valid packets of MQTT 5 and 3.1.1, encoded by one codec and decoded by another.
 
 The codecs are the tests' own, ohmqtt's and the server's.
 """

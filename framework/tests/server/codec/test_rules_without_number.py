@@ -20,7 +20,7 @@ MESSAGE = {"WILL", "PUBLISH"}
 
 
 def with_properties(place: str, fields: bytes) -> bytes:
-    """Return a packet with these properties; those of a will are in a CONNECT."""
+    """Return a packet with these properties; will properties are put into a CONNECT."""
     block = wire.variable(len(fields)) + fields
     if place == "CONNECT":
         return wire.frame(place, 0, b"\0\4MQTT\5\2\0\0", block, TEXT)
@@ -157,9 +157,9 @@ def test_properties_that_are_longer_than_their_packet_are_malformed() -> None:
 
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_packet_has_nothing_behind_its_fields(version: int) -> None:
-    """A packet has no bytes after its fields.
+    """A packet with bytes after its last field is malformed.
 
-    MQTT 5 allows a reason code and the length of properties, and MQTT 3.1.1 doesn't.
+    In MQTT 5, acknowledgements and DISCONNECT may have a reason code and the length of properties; in MQTT 3.1.1 not.
     """
     short = [wire.acknowledgement(kind, 7) for kind in sorted(ACKS)]
     for packet, may_follow in [

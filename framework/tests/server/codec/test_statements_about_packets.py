@@ -219,7 +219,7 @@ def test_the_protocol_has_its_name(version: int, name: bytes) -> None:
 )
 @statement("3.1.2-2", "3.1.1: 3.1.2-2")
 def test_the_protocol_has_a_version_that_is_served(level: int, answer: int) -> None:
-    """A CONNECT with a version that isn't served is answered in the form of its version.
+    """A CONNECT with an unsupported protocol version is answered in the format of that version.
 
     Bridges of mosquitto set the version's high bit, and connect without it after such an answer.
     """

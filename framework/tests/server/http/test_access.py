@@ -48,7 +48,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(db: ts.Database, file: Path) -> Iterator[Server]:
-    """A server whose settings come from a file, and are those of the file from the first reload on."""
+    """A server that starts with default settings, and takes those of a file at its first reload."""
     Path(db.path).mkdir(exist_ok=True)  # for the files of bans and tokens
 
     def read() -> object:
@@ -74,7 +74,7 @@ def answer(server: Server, user: str, password: str) -> int:
 
 
 def test_users_are_changed_in_their_file(server: Server, client: httpx.Client, file: Path) -> None:
-    """Users are added, changed and removed, and can or can't connect at once; no answer has a password."""
+    """Changes of users take effect on the next connection, and no response contains a password."""
     assert [{"name": "bob"}] == client.get("/users").json()["items"]
     added = client.put("/users/ann%2Fx", json={"password": "pw-one"})
     assert ({"name": "ann/x", "new": True}, 0) == (added.json(), answer(server, "ann/x", "pw-one"))
@@ -91,7 +91,7 @@ def test_users_are_changed_in_their_file(server: Server, client: httpx.Client, f
 
 
 def test_rules_are_changed_in_the_settings(server: Server, client: httpx.Client, file: Path) -> None:
-    """Rules are replaced in the settings file, whose other lines stay, and hold at once."""
+    """Access rules are replaced in the settings file and apply at once; the file's other lines stay."""
     assert [["a/#"]] == [one["topics"] for one in client.get("/rules").json()["items"]]
     done = client.put("/rules", json=[DENY, ALLOW])
     assert (200, ["authorization.rules"]) == (done.status_code, done.json()["changed"])
@@ -110,7 +110,7 @@ def test_rules_are_changed_in_the_settings(server: Server, client: httpx.Client,
 
 
 def test_rules_that_cannot_be_change_nothing(client: httpx.Client, file: Path) -> None:
-    """Invalid rules, and rules of a file that is invalid otherwise, are refused; file and rules stay as they were."""
+    """Invalid rules, and rules for a file that is otherwise invalid, are refused; file and rules stay as they were."""
     before = file.read_text()
     for wrong in ([{"permission": "allow"}], [{**ALLOW, "topics": ["a/#/b"]}], [{**ALLOW, "users": 1}], {}):
         assert 400 == client.put("/rules", json=wrong).status_code
@@ -130,7 +130,7 @@ def test_without_files_nothing_is_changed(http: httpx.Client) -> None:
 
 
 def test_bans_are_made_and_lifted(server: Server, client: httpx.Client) -> None:
-    """Bans are listed, count at once, and are lifted; invalid ones are refused."""
+    """Bans are added, listed and lifted with immediate effect; invalid ones are refused."""
     assert {"items": [], "next": None} == client.get("/bans").json()
     made = client.post("/bans", json={"kind": "user", "value": "bob", "seconds": 3_600, "reason": "noise"})
     assert (201, "noise", True) == (made.status_code, made.json()["reason"], made.json()["until"] is not None)

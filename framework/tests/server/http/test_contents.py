@@ -246,7 +246,7 @@ def test_a_page_of_large_messages_ends_where_it_would_be_too_large(
 
 
 def test_the_last_messages_of_named_topics_are_looked_up(http: httpx.Client) -> None:
-    """The last message of each named topic comes, sorted by topic; a name without messages is left out."""
+    """The last message of each named topic is listed, sorted by topic; a topic without messages is omitted."""
     named = ["fleet/t2/0/speed", "fleet/t1/1/speed", "fleet/nowhere", "fleet/t1/1/speed"]
     found = http.get("/latest", params={"topic": named}).json()
     assert [(one["topic"], one["payload"]) for one in found["items"]] == [
@@ -257,7 +257,7 @@ def test_the_last_messages_of_named_topics_are_looked_up(http: httpx.Client) -> 
 
 
 def test_named_topics_come_as_one_by_one(db: ts.Database) -> None:
-    """Looking topics up together finds the messages of looking up each alone, also for topics that begin with ``$``."""
+    """Looking up several topics at once returns the same messages as separate look-ups, also for topics with ``$``."""
     named = ["fleet/t1", "$fleet/a", "nowhere", *(f"fleet/t{n}/{n % 2}/speed" for n in range(30))]
     assert [message for name in sorted(named) for message in db.latest(name)] == latest_of(db.storage, named)
 

@@ -71,7 +71,7 @@ def test_a_site_that_does_not_answer_holds_up_no_request_for_another(site: Site)
         forwarder = Forwarder(site, "token", SiteTls(None))
         owner = owner_at(silent.getsockname(), "silent")
         waiting = [asyncio.create_task(forwarder.ask({owner: CALL}, Answer)) for _ in range(20)]
-        await asyncio.sleep(0)  # they begin
+        await asyncio.sleep(0)  # lets the requests begin
         found = await answered(forwarder, head("200 OK", b'{"count":1}'))
         for one in waiting:
             one.cancel()
@@ -98,7 +98,10 @@ def test_a_site_that_does_not_answer_holds_up_no_request_for_another(site: Site)
 def test_what_a_site_refuses_or_does_not_answer_is_an_error_with_its_name(
     site: Site, sent: bytes, status: int, said: str
 ) -> None:
-    """Errors of the other site pass on, but for those of the token; broken responses leave the outcome unknown."""
+    """Another site's error is passed on, except a refusal of the cluster's token, which becomes status 502.
+
+    After a broken response, the client learns with status 503 that the outcome is unknown.
+    """
     found = asyncio.run(answered(Forwarder(site, "token", SiteTls(None)), sent))
     assert isinstance(found, HTTPException)
     assert status == found.status_code
@@ -107,7 +110,10 @@ def test_what_a_site_refuses_or_does_not_answer_is_an_error_with_its_name(
 
 
 def test_the_other_site_closes_a_connection_first(site: Site) -> None:
-    """A forwarded request asks for it, so that many in a minute don't use up the local ports of the site that sends."""
+    """A forwarded request asks the other site to close the connection first.
+
+    Otherwise many requests in a minute would use up the local ports of the forwarding site, in the state TIME_WAIT.
+    """
     heads = list[bytes]()
 
     async def forwarded() -> tuple[Answer | HTTPException, bytes]:
@@ -126,12 +132,12 @@ def test_the_other_site_closes_a_connection_first(site: Site) -> None:
             [found] = await Forwarder(site, "token", SiteTls(None)).ask({owner: CALL}, Answer)
             return found, await asyncio.wait_for(closed, PATIENCE)
 
-    assert (Answer(1), b"") == asyncio.run(forwarded())  # it doesn't wait for the other site
+    assert (Answer(1), b"") == asyncio.run(forwarded())  # without waiting for the other site to close
     assert b"\r\nconnection: close\r\n" in heads[0].lower()
 
 
 def test_a_silent_site_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forwarded request may take as long as a site waits for its log store, and a little more, its turn included."""
+    """A forwarded request times out a little later than the log store would, including its time in the queue."""
 
     async def forwarded(silent: socket.socket) -> list[HTTPException | Answer]:
         forwarder = Forwarder(site, "token", SiteTls(None))
@@ -147,7 +153,7 @@ def test_a_silent_site_is_given_up(site: Site, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_site_without_http_is_named(site: Site) -> None:
-    """Forwarding to a site without HTTP, or to one that can't be reached, fails; only the latter may be repeated."""
+    """Forwarding fails if a site has no HTTP, or can't be reached; only after the latter may the client retry."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = closed.getsockname()
     owners = ShardOwner("b", "", ""), owner_at(address, "c")

@@ -69,7 +69,7 @@ def test_a_token_for_reading_changes_nothing(closed: tuple[ts.Database, Server])
     token = server.http.context.tokens.add("reader", "read")
     with client_of(server, "") as site:
         for method, path in operations(site):
-            if method != "GET" and not path.endswith("/retention/outlook"):  # which changes nothing
+            if method != "GET" and not path.endswith("/retention/outlook"):  # a query, though sent by POST
                 answer = site.request(method, path, headers={"Authorization": f"Bearer {token}"})
                 assert (method, path, 403) == (method, path, answer.status_code)
 

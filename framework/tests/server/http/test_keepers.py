@@ -1,4 +1,4 @@
-"""Requests of a site of a cluster, for a shard that it doesn't keep, to the sites that keep the shard."""
+"""Requests of a site for shards of which it has no replica, to the sites that have one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def opened(tmp_path: Path) -> Iterator[ExitStack]:  # noqa: ARG001 - it is remov
 
 
 def asking(opened: ExitStack, root: Path, *urls: str) -> Keepers:
-    """Return the `Keepers` of a site whose shard is kept by sites with these URLs, in this order."""
+    """Return the `Keepers` of a site, for a shard with replicas at sites of these URLs, in this order."""
     found: list[ts.Database] = []
     for name, url in zip("abc", ("", *urls), strict=False):
         cluster = ts.Cluster(
@@ -167,9 +167,10 @@ def test_an_answer_that_trickles_is_not_waited_for(
 
 
 def test_the_pause_grows_while_a_site_is_unresponsive() -> None:
-    """Each request that times out doubles the pause, up to its bound; refused connections don't, nor do old requests.
+    """Each request that times out doubles the pause before the next probe, up to a bound.
 
-    After a site has answered for as long as its last pause, the next pause is the shortest again.
+    Refused connections don't double the pause, nor do requests that began before the failure was known. After a site
+    has answered for as long as its last pause, the next pause is the shortest again.
     """
     reach, now, pauses = keepers.Reach(), 100.0, list[float]()
 
@@ -194,7 +195,7 @@ def test_the_pause_grows_while_a_site_is_unresponsive() -> None:
 
 
 def test_a_site_that_refuses_is_asked_again(opened: ExitStack, tmp_path: Path) -> None:
-    """A site that no longer keeps the shard refuses each request at once, and the next site answers the request."""
+    """A site that has lost its replica refuses each request at once, and the next site answers the request."""
     refusing = opened.enter_context(Answering(421, b'{"detail":"not here"}'))
     answering = opened.enter_context(Answering(200, b"answer"))
     some = asking(opened, tmp_path, refusing.url, answering.url)

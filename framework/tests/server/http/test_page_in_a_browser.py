@@ -378,7 +378,7 @@ _TICKS = """async () => {
 
 
 def test_the_marks_of_an_axis_of_time_have_room(opened: Opened) -> None:
-    """For any span from milliseconds to decades, the marks are within it, at least one, and 70 pixels apart."""
+    """For any time range from milliseconds to decades, the axis has a tick, all ticks in the range, 70 pixels apart."""
     for apart, number, after, before, text in opened.see("publish").evaluate(_TICKS):
         assert apart >= 70
         assert number >= 1
@@ -433,7 +433,7 @@ def test_now_says_what_clients_have_sent_and_received(tmp_path: Path, context: B
 
 
 def test_an_empty_server_says_the_next_step(tmp_path: Path, context: BrowserContext) -> None:
-    """Each view of an empty server names the next step; the rule and the message that it asks for can be made there."""
+    """Each view of an empty server names the next step; the suggested rule and message can be entered there."""
     with ts.open(tmp_path / "db", backend="memory") as db, serving_http(db) as server:
         opened = Opened.of(context, server.urls_of_http[0])
         page = opened.page

@@ -67,7 +67,7 @@ def test_health_is_reported_while_many_heavy_requests_wait(
 def test_what_clients_have_asked_for_ends_when_they_go(
     served: tuple[ts.Database, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When clients disconnect, a running request reads one more step, and a waiting one reads nothing."""
+    """When clients disconnect, their running request ends after its next read, and waiting ones read nothing."""
     fetches = HeldFetches(monkeypatch)
     db, server = served
     assert server.http is not None
