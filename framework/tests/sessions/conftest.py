@@ -1,7 +1,7 @@
 """Fixtures for the tests of sessions: databases in memory and on disk, and a clock that only tests advance.
 
-Sessions use an engine only through the state of shards. So `make test` uses the disk only in histories that kill the
-process, reopen the database, or make writes fail.
+Sessions use an engine only through the state of shards. Therefore `make test` needs databases on disk only for tests
+that kill the process, reopen the database, or make writes fail.
 """
 
 from __future__ import annotations

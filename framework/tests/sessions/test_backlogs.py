@@ -16,7 +16,7 @@ Crash = Callable[[], Sessions]
 
 
 def delivered(sessions: Sessions, client_id: str = "client") -> list[bytes]:
-    """Connect a client, and return the payloads that it is sent."""
+    """Connect a client, and return the payloads of the messages delivered to it."""
     session = sessions.open(client_id, expiry_interval=None)
     found = []
     while packets := session.deliver():
@@ -101,7 +101,7 @@ def test_overlapping_filters_count_each(sessions: Sessions, publish: Publishing,
 def test_a_long_backlog_is_bounded_in_steps(
     sessions: Sessions, publish: Publishing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Calls that may read only a part of a backlog skip a part of it each, and never more than is above the limit."""
+    """If a call may read only a part of a backlog, each call skips a part, but never more than exceeds the limit."""
     monkeypatch.setattr(backlog, "_LOOKED", 5)
     session = sessions.open("client", expiry_interval=None)
     session.subscribe("a", 1)
@@ -122,7 +122,7 @@ def test_a_long_backlog_is_bounded_in_steps(
     st.one_of(st.none(), st.integers(1, 30)),
 )
 def test_the_cut_never_skips_too_many(parts: list[tuple[int, bool]], most: int | None, most_bytes: int | None) -> None:
-    """A cut leaves at least as many messages as the limits allow, or all unread ones, whatever part was read."""
+    """Skipping leaves at least as many messages as the limits allow, or all unread ones, whatever part was read."""
     import numpy as np
 
     rng = np.random.default_rng(len(parts))

@@ -1,4 +1,4 @@
-"""Messages that are stored only because sessions wait for them go once no session needs them, and no others."""
+"""Messages stored only for sessions are removed once no session needs them, and no other messages are removed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SECOND, MINUTE = 1_000_000, 60_000_000
 
 
 def opened(path: Path | str, clock: Clock, **arguments: object) -> ts.Database:
-    """Open a database whose sessions' messages go after a minute, and in which tracking has begun."""
+    """Open a database that removes messages stored only for sessions after a minute, with its tracking started."""
     db = ts.open(path, clock=clock, **arguments)  # type: ignore[arg-type]
     db.retention.set(delivered="1m")
     db.sessions.load_filters()
@@ -62,7 +62,7 @@ def publish(db: ts.Database, *payloads: bytes, topic: str = "a/b", **fields: obj
 
 
 def acknowledge(session: ts.Session, limit: int = 100) -> int:
-    """Deliver messages, acknowledge them, and store that; return their number."""
+    """Deliver messages, acknowledge them, and commit the acknowledgements; return the number of messages."""
     packets = session.deliver(limit)
     for packet in packets:
         session.puback(packet.packet_id)
@@ -77,7 +77,7 @@ def reader(db: ts.Database, client_id: str = "reader", topic_filter: str = "#") 
 
 
 def test_a_message_goes_once_it_is_delivered_and_old_enough(db: ts.Database, clock: Clock) -> None:
-    """A message that only a session needed goes after it was acknowledged, and not before its age."""
+    """A message stored only for a session is removed once it is acknowledged and old enough, and not before."""
     session = reader(db)
     publish(db, b"1", b"2")
     clock.now += 2 * MINUTE
@@ -91,7 +91,7 @@ def test_a_message_goes_once_it_is_delivered_and_old_enough(db: ts.Database, clo
 
 
 def test_what_is_in_flight_stays(db: ts.Database, clock: Clock) -> None:
-    """A message that was sent and not acknowledged stays, and so do younger ones; it is sent again."""
+    """A removal keeps a message that was sent but not acknowledged, and later messages; the session redelivers it."""
     session = reader(db)
     publish(db, b"1", b"2")
     assert 1 == acknowledge(session, 1)
@@ -104,7 +104,7 @@ def test_what_is_in_flight_stays(db: ts.Database, clock: Clock) -> None:
 
 
 def test_a_session_that_is_away_holds_back_what_it_waits_for(db: ts.Database, clock: Clock) -> None:
-    """A message that one of several sessions has still to deliver stays until that session has ended."""
+    """A message that one of several sessions has not received yet is not removed until that session has ended."""
     near, _ = reader(db), reader(db, "away", "a/+").disconnect()
     publish(db, b"1", topic="b")
     publish(db, b"2", topic="a/x")
@@ -181,9 +181,9 @@ def test_a_tick_removes_in_the_background(db: ts.Database, clock: Clock) -> None
 
 
 def test_stored_forms_of_the_first_versions_are_read(tmp_path: Path) -> None:
-    """Spans of version 1, and limits of retention that were stored without ``delivered``, are read as they were."""
+    """Records of spans of interest in version 1, and of retention limits without ``delivered``, can still be read."""
     ended, going_on = bytes.fromhex("93010991a3612f23"), bytes.fromhex("9301c090")  # [1, 9, ["a/#"]], [1, nil, []]
-    limits = bytes.fromhex("9701cf00000025b7f3d400c0c0a6726566757365c080")  # 45 hours, of which nothing else is set
+    limits = bytes.fromhex("9701cf00000025b7f3d400c0c0a6726566757365c080")  # max_age of 45 hours; no other limit
     with ts.open(tmp_path / "db") as db:
         keys = b"\1pi" + bytes(7) + b"\5", b"\1pi" + bytes(7) + b"\x0c", b"\1ps"
         for key, value in zip(keys, (ended, going_on, limits), strict=True):
@@ -212,7 +212,7 @@ class _Gate:
 def test_a_write_that_is_under_way_when_tracking_begins_stays(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A removal keeps the messages of a write that began before the setting was made, and ended after it."""
+    """A removal keeps the messages of a write that began before ``delivered`` was set, and ended afterwards."""
     gate = _Gate()
     monkeypatch.setattr(type(ts.plugins.registry()), "wrapper", lambda _registry, _name: gate)
     with ts.open(tmp_path / "db", clock=clock, plugins=["gate"]) as db:
@@ -233,7 +233,10 @@ def test_a_write_that_is_under_way_when_tracking_begins_stays(
 
 
 def test_a_span_that_could_not_end_covers_nothing_later(tmp_path: Path, clock: Clock) -> None:
-    """A span can't end while its shard takes no writes; once it does, a program's messages stay."""
+    """A span of interest that can't end because its shard takes no writes never covers later messages of a program.
+
+    Until it has ended, the program's stores are refused.
+    """
     with opened(tmp_path / "db", clock, shards=2) as db:
         session = reader(db)
         clients = {db.storage.shard_of(one): one for one in map(str, range(20))}
@@ -258,7 +261,7 @@ def test_a_span_that_could_not_end_covers_nothing_later(tmp_path: Path, clock: C
 
 @pytest.mark.parametrize("backend", ["memory", "rocksdb"])
 def test_messages_that_change_hands_while_needs_are_read_stay(tmp_path: Path, clock: Clock, backend: str) -> None:
-    """A message of a shared subscription stays, even if it passes on to one member and comes back during a removal."""
+    """A removal keeps a message of a shared subscription, even if it goes to a member and comes back meanwhile."""
     with opened(tmp_path / "db", clock, backend=backend, shards=1) as db:
         group = "$share/g/a/#"
         first, second, idle = (db.sessions.open(name, expiry_interval=None) for name in ("first", "second", "idle"))
@@ -293,7 +296,7 @@ def test_messages_that_change_hands_while_needs_are_read_stay(tmp_path: Path, cl
 
 
 def test_a_subscription_that_begins_in_the_past_gets_what_is_left(db: ts.Database, clock: Clock) -> None:
-    """A subscription that begins in the past, and is made during a removal, gets all that had not been removed then."""
+    """A subscription from a past time that is made during a removal gets all messages not yet removed."""
     session = reader(db)
     publish(db, *(b"%02d" % number for number in range(30)))
     acknowledge(session)
@@ -317,10 +320,10 @@ MEMBERS = st.sampled_from(["first", "second"])
 
 
 class NeedsMachine(RuleBasedStateMachine):
-    """A message stays until every session that needs it has received it, and no longer, in any order of events.
+    """A message is removed once every session that needs it has received it, and not before, in any order of events.
 
-    A session and a shared subscription get all messages; a rule, publishers and a program ask for some of them. The
-    process is killed, or the disk is full, at any write.
+    A session and a shared subscription get all messages. Some are also stored for a rule, for their publisher or by a
+    program, and are kept. The process is killed, or the disk is full, at any write.
     """
 
     def __init__(self) -> None:
@@ -337,7 +340,7 @@ class NeedsMachine(RuleBasedStateMachine):
         """By session, the messages that it has got on its connection and not acknowledged."""
         self.db = self.opened()
         self.db.persistence.add("keep/#")
-        for name in ("reader", "idle"):  # "idle" is a member that is away, so that the shared subscription never ends
+        for name in ("reader", "idle"):  # "idle" is a disconnected member, so that the shared subscription never ends
             self.session(name).disconnect()
         self.connected.clear()
 
@@ -356,7 +359,7 @@ class NeedsMachine(RuleBasedStateMachine):
         return self.connected[name]
 
     def attempt(self, fault: Fault | None, work: Callable[[], object]) -> bool:
-        """Do something, during which a fault may strike; return whether it did."""
+        """Run an operation with a fault injected at one of its writes; return whether the fault struck."""
         fault = fault and Fault(fault.kind, fault.write)
         self.number += 1
         killed = self.path.with_name(str(self.number))

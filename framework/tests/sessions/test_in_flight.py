@@ -1,4 +1,7 @@
-"""Packet ids are unique within the in-flight window; `DatabasePartsSuite` covers messages in flight in histories."""
+"""Packet ids are unique within the in-flight window.
+
+`DatabasePartsSuite` tests messages in flight with random sequences of operations.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,7 @@ def test_packet_ids_are_unique_over_the_whole_window(
 def test_what_is_in_flight_to_one_client_is_not_in_flight_to_another(
     sessions: Sessions, publish: Callable[..., None]
 ) -> None:
-    """At any QoS and step of an exchange, a session with nothing in flight has all its room, and nothing to send."""
+    """At any QoS and step of one client's exchanges, an idle session has nothing in flight and nothing to send."""
     idle, busy = sessions.open("idle", expiry_interval=None), sessions.open("busy", expiry_interval=None)
     idle.subscribe("b/#", 2)
     busy.subscribe("a/#", 2)

@@ -376,7 +376,7 @@ def test_closing_commits_once_for_each_shard(tmp_path: Path, monkeypatch: pytest
     db.publish([ts.Message("a", b"", "publisher", 1)])
     for session, items in db.sessions.deliver():
         session.puback(*[item.packet_id for item in items])
-    db.sessions.tick()  # notes the clock
+    db.sessions.tick()  # records the clock's reading
     written: list[int] = []
     commit = SessionState.commit
 

@@ -27,7 +27,7 @@ Publishing = Callable[..., None]
 
 
 class Gate:
-    """A gate that blocks every call until it is opened."""
+    """Blocks calls of a wrapped method until the test sets ``open``."""
 
     def __init__(self) -> None:
         self.reached = threading.Event()
@@ -154,7 +154,7 @@ def test_a_new_filter_waits_for_a_shard_without_the_mutex(db: ts.Database, sessi
     writing, gate = Gate(), Gate()
 
     def write() -> None:
-        """Hold the lock of the shard that doesn't store the session, as a write does that the engine delays."""
+        """Hold the lock of the shard that doesn't store the session, as during a slow write."""
         with db.storage.shards[1 - db.shard_of("kept")].writer.lock:
             writing.reached.set()
             assert writing.open.wait(PATIENCE)
@@ -166,7 +166,7 @@ def test_a_new_filter_waits_for_a_shard_without_the_mutex(db: ts.Database, sessi
         call = begin(calls[how])
         assert gate.reached.wait(PATIENCE)
         assert not held_elsewhere(sessions._dispatcher.mutex)
-        if how != "resume":  # which holds the lock of all sessions
+        if how != "resume":  # opening holds the lock of all sessions
             assert [] == begin(idle.deliver).result(PATIENCE)
         assert not call.done()
         writing.open.set()

@@ -1,4 +1,7 @@
-"""Overlapping subscriptions that deliver a message once; histories are in `DatabasePartsSuite`."""
+"""Overlapping subscriptions that deliver a message once.
+
+`DatabasePartsSuite` tests these subscriptions with random sequences of operations.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Sessions.pace`: intervals of periodic work; and the batch size that limits a session's messages in its turn."""
+"""`Sessions.pace`, the intervals of periodic work; and the batch size, a session's limit for one delivery."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_an_invalid_duration_is_refused(sessions: Sessions, wrong: object) -> No
 
 
 def test_a_session_takes_no_more_than_its_batch_size(sessions: Sessions, publish: Callable[..., None]) -> None:
-    """A session takes at most its batch size in each turn; other sessions aren't limited, and nothing is lost."""
+    """A session takes at most its batch size in each delivery; other sessions aren't limited, and nothing is lost."""
     few, many = sessions.open("few", batch_size=3), sessions.open("many")
     for session in (few, many):
         session.subscribe("a/+", 1)

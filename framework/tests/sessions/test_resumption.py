@@ -89,7 +89,8 @@ def test_messages_that_were_deleted_do_not_come_again(
 ) -> None:
     """Messages deleted in flight are not redelivered; their packet ids become free at QoS 1.
 
-    At QoS 2 the client may hold the id: it stays in use, without a PUBREL, and takes no room in the window.
+    At QoS 2 the client may hold the id: it stays in use, without a PUBREL, and doesn't count against the receive
+    maximum.
     """
     session = opened(sessions, qos=2)
     publish("1", "2", qos=1)

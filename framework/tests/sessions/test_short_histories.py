@@ -1,4 +1,4 @@
-"""Short histories of sessions: the fate of a retained or live message when its subscription or its time changes."""
+"""Short tests of sessions: the fate of a retained or live message when its subscription or its time changes."""
 
 from __future__ import annotations
 

@@ -51,9 +51,9 @@ def test_waiting_ends_with_a_message_and_only_for_whom_it_is(sessions: Sessions,
 
 
 def test_a_subscription_that_begins_at_the_end_takes_no_turn(db: ts.Database, sessions: Sessions) -> None:
-    """A new subscription without messages to read makes its session neither ready nor changed, but one with some does.
+    """A new subscription makes its session ready and changed only if there are messages to read.
 
-    So a client that connects costs no turn of the deliveries and no checkpoint.
+    So a client that merely connects causes no delivery and no checkpoint.
     """
     db.store([ts.Message("a/1", b"before", "publisher")])
     session = sessions.open("client", expiry_interval=None)
@@ -105,7 +105,7 @@ def test_an_event_loop_is_woken_from_a_thread(sessions: Sessions, publish: Publi
 
 
 def test_who_asked_for_it_is_notified_when_there_may_be_something(sessions: Sessions, publish: Publishing) -> None:
-    """A `notify` callback runs after messages arrive, and after acknowledgements that make room for a delivery."""
+    """A `notify` callback runs after messages arrive, and after acknowledgements that allow further deliveries."""
     session = sessions.open("narrow", receive_maximum=2)
     session.subscribe("a/#", 1)
     sessions.deliver()
@@ -198,9 +198,9 @@ def store(db: ts.Database, payload: str, client_id: str) -> None:
 
 
 def test_a_shard_that_cannot_be_read_holds_up_no_other(failing: ts.Database, plugin: Failing) -> None:
-    """A session continues with the other shards when one can't be read, and reports the failure.
+    """If one shard can't be read, a session continues with the others, and reports the failure.
 
-    It catches up at a tick once the shard can be read.
+    The session catches up at a tick once the shard can be read.
     """
     db, sessions = failing, failing.sessions
     session = subscribed(sessions)
