@@ -132,7 +132,7 @@ def test_a_base_of_an_earlier_version_keeps_the_fences() -> None:
 
 
 def sealed(generation: int, changed: int, written: list[int]) -> Sealed:
-    """Return the parts of a sealed generation, whose encoding appends to a list."""
+    """Return a sealed generation that appends its number to ``written`` each time its parts are encoded."""
 
     def pieces() -> list[bytes]:
         written.append(generation)
@@ -166,9 +166,9 @@ def test_a_sealed_generation_is_written_once_and_again_when_it_is_changed() -> N
 
 
 def test_of_two_sites_that_write_one_generation_the_first_counts() -> None:
-    """If two sites write the parts of one generation, the first ones count; the others and unfinished ones are deleted.
+    """If two sites write the parts of one generation, the first ones count; the second site's parts are deleted.
 
-    Parts of a later generation are kept.
+    Unfinished parts are deleted, too, except those of a later generation.
     """
     store = Objects()
     written: list[int] = []

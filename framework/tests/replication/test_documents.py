@@ -75,7 +75,7 @@ def test_of_many_that_change_it_at_once_all_do() -> None:
 
 
 def test_a_document_in_the_place_of_one_that_was_deleted_does_not_count() -> None:
-    """A document with the number of a deleted one doesn't count; a paused site may write such a document."""
+    """A document with the number of a deleted one is ignored; a paused site may write such a document."""
     store, gate = Objects(), Gate()
     paused = cluster(store, gate)
     cluster(store).change(adds("a"))

@@ -193,7 +193,10 @@ def test_a_joining_site_becomes_a_replica_once_it_has_caught_up() -> None:
 
 
 def test_a_site_that_keeps_up_with_a_fast_owner_becomes_a_replica() -> None:
-    """A site is listed as a replica when it has what the owner had some seconds ago, though the owner is far ahead."""
+    """A site is listed as a replica when its progress equals the owner's of some seconds ago.
+
+    This suffices even if the owner has since advanced far.
+    """
     first = document(place(replicas="ac", joining=("b",)))
     applied = {"a": {0: 9_000}, "c": {0: 9_000}, "b": {0: 7_000}}
     assert next_document(first, 8, known(applied=applied, earlier={0: 7_001}), AFTER, None) is None
@@ -203,7 +206,7 @@ def test_a_site_that_keeps_up_with_a_fast_owner_becomes_a_replica() -> None:
 
 
 def test_a_site_that_ends_names_a_living_replica_the_owner() -> None:
-    """The shards of a site that closes go to replicas that send heartbeats, with a new epoch; without any they stay."""
+    """The shards of a closing site go to live replicas, with a new epoch; without one they keep their owner."""
     first = document(place("a"), place("b"), place("a", replicas="a"))
     found = abdicated(first, 8, known("a", silent={"a": 0, "b": AFTER, "c": 0}), AFTER)
     assert found is not None
@@ -278,7 +281,7 @@ def test_assigned_sites_keep_a_shard_and_all_keep_the_settings() -> None:
 
 
 def test_a_forgotten_site_keeps_nothing() -> None:
-    """A forgotten site has no replicas; if it had a shard's only one, the site that decides replaces it."""
+    """A forgotten site has no replicas; if it had a shard's only one, the deciding site gets the shard."""
     first = document(place("a"), place("c", replicas="c"), place("b", joining=("c",), heir="c", assigned=("b", "c")))
     found = forgotten(first, 8, "c", known("a", silent={"a": 0, "b": 0, "c": AFTER}), AFTER)
     assert found is not None

@@ -64,7 +64,7 @@ class Site:
         self.log = ShardLog(self.line, SHARD, self.copy, name, lambda _: None, patience=patience)
 
     def follow(self) -> list[bytes]:
-        """Apply all acknowledged entries, also those after a truncation of the log, seen by certain reads."""
+        """Apply all acknowledged entries, also after a truncation of the log, by reads with ``certain``."""
         while self.log.reader.read(certain=True) is Step.READ:
             pass
         return self.copy.changes
@@ -240,7 +240,7 @@ def test_an_entry_is_acknowledged_though_the_next_one_is_fenced(site: Any) -> No
 
 
 def test_a_full_queue_refuses_changes_until_there_is_room(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queue holds a bounded number of bytes; a caller waits for room without the shard's lock."""
+    """The queue's size in bytes is bounded; a caller that waits for space in it does not hold the shard's lock."""
     monkeypatch.setattr(log, "_MOST_QUEUED", 100)
     gate = Gate()
     a = site("a", "", gate, epoch=1)
@@ -283,7 +283,7 @@ def test_many_threads_that_propose_each_get_their_result(site: Any) -> None:
 @settings(max_examples=60)
 @given(st.lists(st.sampled_from(["", "drop", "lose", "late", "refuse"]), max_size=14))
 def test_whatever_answers_are_lost_each_change_is_stored_once(commands: list[str]) -> None:
-    """The queue's size in bytes is bounded; a caller that waits for space in it does not hold the shard's lock."""
+    """Whichever answers are lost, each change is stored once, and late or repeated requests change nothing."""
     store = Objects()
     a, b = Site(store, "a", *commands), Site(store, "b")
     assert a.log.take_over(1)
@@ -378,7 +378,7 @@ def test_a_fence_in_an_emptied_place_does_not_make_an_owner(site: Any, store: Ob
 def test_an_idle_follower_asks_for_the_next_entry_only(site: Any) -> None:
     """A read that finds no entry is one GET; after an entry, the reader also lists the cuts of the log.
 
-    Every few reads, and in a certain read, it lists the cuts in any case.
+    Every few reads, and in a read with ``certain``, the reader lists the cuts in any case.
     """
     a, b = site("a", epoch=1), site("b")
     a.propose(b"1")
@@ -399,7 +399,7 @@ def test_an_idle_follower_asks_for_the_next_entry_only(site: Any) -> None:
 
 
 def test_a_follower_whose_next_entry_was_truncated_begins_at_the_base(site: Any) -> None:
-    """A follower whose next entry was deleted loads the base after some reads, or in its first certain read."""
+    """A follower whose next entry was deleted loads the base after some reads, or in a read with ``certain``."""
     a, b, c = site("a", epoch=1), site("b"), site("c")
     for follower in (b, c):
         follower.follow()
@@ -426,7 +426,7 @@ def test_a_reader_takes_a_bounded_part_of_the_log(site: Any, monkeypatch: pytest
 
 
 def test_a_replica_that_is_behind_a_base_reads_on_unless_the_log_was_cut(site: Any) -> None:
-    """A replica behind the newest base keeps its state and reads the log, unless the log was cut."""
+    """A replica behind the newest base keeps its state and reads the log, unless the log was truncated."""
     a, b = site("a", epoch=1), site("b")
     a.propose(b"1", b"2")
     head = names.base_head(SHARD, a.copy.progress.next)

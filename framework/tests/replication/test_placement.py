@@ -1,4 +1,4 @@
-"""Placement of shards: balanced, equal on all sites, and with as few moves as possible."""
+"""Placement of shards: balanced, with as few moves as possible, and computed equally by all sites."""
 
 from __future__ import annotations
 

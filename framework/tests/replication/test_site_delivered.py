@@ -45,7 +45,10 @@ def own(db: ts.Database) -> str:
 
 
 def two(sites: Sites, closing: ExitStack, clock: Clock, **how: Any) -> tuple[ts.Database, ts.Database]:
-    """Open two sites, each the owner of some of four shards; both remove messages only for sessions after `AGE`."""
+    """Open two sites, each the owner of some of four shards, and set ``delivered`` to `AGE`.
+
+    Messages stored only for sessions are then removed at this age, once they are delivered.
+    """
     a = closing.enter_context(sites.open("a", shards=4, clock=clock, monotonic=clock.monotonic, **how))
     b = closing.enter_context(sites.open("b", clock=clock, monotonic=clock.monotonic, **how))
     divided(a, b)
@@ -322,7 +325,7 @@ def test_a_span_that_was_proposed_without_an_answer_covers_nothing_else(
 def test_a_session_of_an_owner_that_was_paused_gets_no_later_messages_after_a_gap(
     sites: Sites, closing: ExitStack, clock: Clock, how: str, shard: str
 ) -> None:
-    """A session that isn't stored ends, rather than receive messages after a gap of removed ones.
+    """A session that isn't stored ends, instead of receiving messages after a gap of removed ones.
 
     Its owner was paused and lost the shard, and messages that the session had not received were removed meanwhile.
     """
@@ -413,7 +416,10 @@ def test_a_span_covers_no_message_before_or_after_it_whatever_is_interrupted(
 def test_a_subscription_at_another_site_that_begins_in_the_past_gets_what_is_left(
     sites: Sites, closing: ExitStack, clock: Clock, monkeypatch: pytest.MonkeyPatch, in_memory: bool
 ) -> None:
-    """A removal ends after its current batch when another site subscribes from a past time; the rest is delivered."""
+    """A removal stops after its current batch when another site subscribes with a start in the past.
+
+    The subscriber gets the remaining messages.
+    """
     a, b = two(sites, closing, clock)
     publish(a, *(b"%02d" % number for number in range(30)))
     clock.now += 2 * AGE * SECOND
@@ -770,7 +776,10 @@ class World:
         assert self.kept <= there
 
     def drain(self) -> None:
-        """Deliver everything; check that all messages were received, and that those only for sessions are removed."""
+        """Deliver everything; check that all messages were received, and that the sites then store only the others.
+
+        The others are messages stored for a rule, their publisher or a program.
+        """
 
         def drained() -> bool:
             for name in ("reader", "qos0", "memory", "member1", "member2"):

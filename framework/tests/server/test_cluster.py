@@ -268,7 +268,7 @@ def listed(pair: Cluster, prefix: str) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def test_any_site_lists_the_sessions_of_all_sites(pair: Cluster) -> None:
-    """Pages of sessions of any size are the same at both sites, with the connections to both."""
+    """Session pages of any size are the same at both sites, and include the clients connected to either."""
     path = "/api/v5/sessions?prefix=listed"
 
     def pages(site: str, limit: int) -> list[tuple[str, bool]]:
@@ -686,9 +686,9 @@ def test_clients_wait_once_for_a_silent_log_store(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_sites_reach_each_other_over_tls(cluster: Cluster) -> None:
-    """Clients are relayed, and requests forwarded, over TLS with certificates of both sides.
+    """Clients are relayed over mutual TLS, and requests forwarded over TLS.
 
-    A site whose certificate names another host gets nothing; new certificates and authorities take effect after SIGHUP.
+    A site whose certificate names another host is refused; new certificates and authorities take effect after SIGHUP.
     """
     authority = Authority(cluster.root)
     files = [str(path) for path in authority.sign("server")]

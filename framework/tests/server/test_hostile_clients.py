@@ -270,7 +270,7 @@ def test_a_large_packet_that_never_ends(mqtt: Serving, noticing: Callable[[], No
 
 
 def test_long_topics(mqtt: Serving, noticing: Callable[[], None]) -> None:
-    """Clients' topics take bounded memory, however many and long they are: a table of names."""
+    """The server's memory for the topics of a client's publishes is bounded, however many and long they are."""
     if not Path(f"/proc/{mqtt.pid}/statm").is_file():
         pytest.skip("needs /proc, where memory of a process is counted")
     with mqtt.client() as writer:

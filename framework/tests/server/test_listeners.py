@@ -333,7 +333,7 @@ async def test_a_handshake_that_fails_is_logged(
 
     If many fail, only some are logged, and a later line says how many were omitted.
     """
-    # the log keeps one interval open during the test, however slow this machine is
+    # one interval of the log's rate limit lasts the whole test, however slow this machine is
     monkeypatch.setattr(logs, "_SECONDS", float("inf"))
     port = await echoes.listen(name="hall", tls=tls(authority.sign("server", "server")))
     caplog.set_level(logging.INFO, "topicstore.server")
@@ -354,7 +354,7 @@ async def test_a_handshake_that_fails_is_logged(
     assert {"hall"} == {line["listener"] for line in told}
     assert len(told) == logs._LINES
     assert all("SSL" in line["reason"] for line in told)
-    monkeypatch.setattr(logs, "_SECONDS", 0.0)  # the interval ends
+    monkeypatch.setattr(logs, "_SECONDS", 0.0)  # the interval of the rate limit ends
     echoes.listeners[0]._servers[0]._failed.note("127.0.0.1", {})
     assert lines()[-1]["omitted"] == 5
 

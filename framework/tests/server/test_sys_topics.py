@@ -68,7 +68,7 @@ def test_load_averages_lie_between_the_rates(steps: list[tuple[float, int]]) -> 
 
 
 def test_load_averages_have_the_names_of_mosquitto(embedded: Embedded) -> None:
-    """Load averages have mosquitto's topics, each over 1, 5 and 15 minutes, with two digits after the point."""
+    """Load averages have mosquitto's topics, each over 1, 5 and 15 minutes, with two decimals."""
     names = [f"{of}/{way}" for of in ("messages", "publish", "bytes") for way in ("received", "sent")]
     names += ["publish/dropped", "sockets", "connections"]
     wanted = {f"$SYS/broker/load/{name}/{minutes}min" for name in names for minutes in (1, 5, 15)}

@@ -191,7 +191,7 @@ def test_messages_that_wait_for_bytes_expire(
 
 
 def test_few_more_messages_are_read_than_bytes_permit(sessions: Sessions, db: ts.Database) -> None:
-    """A delivery with a limit in bytes reads few messages that don't fit, so that the window stays nearly free."""
+    """A delivery with a limit in bytes reads few messages beyond those that fit, so the window stays nearly free."""
     session = subscribed(sessions)
     db.publish([ts.Message("a", bytes(10_000), "publisher", 1) for _ in range(500)])
     assert 2 == len(session.deliver(max_bytes=25_000))

@@ -296,7 +296,7 @@ def test_messages_that_change_hands_while_needs_are_read_stay(tmp_path: Path, cl
 
 
 def test_a_subscription_that_begins_in_the_past_gets_what_is_left(db: ts.Database, clock: Clock) -> None:
-    """A subscription from a past time that is made during a removal gets all messages not yet removed."""
+    """A subscription with a start in the past that is made during a removal gets all messages not yet removed."""
     session = reader(db)
     publish(db, *(b"%02d" % number for number in range(30)))
     acknowledge(session)

@@ -172,7 +172,7 @@ def test_a_message_wakes_only_the_member_it_is_for(sessions: Sessions, spread: C
 def test_a_slow_member_s_slices_go_to_others(
     sessions: Sessions, clock: Clock, spread: Callable[..., list[bytes]]
 ) -> None:
-    """A member whose window is full for `slow_after` seconds loses its partitions until it has room."""
+    """A member whose window is full for `slow_after` seconds loses its partitions until it acknowledges messages."""
     sessions.groups.slow_after = 5
     slow = member(sessions, "a", receive_maximum=10)
     member(sessions, "b")

@@ -36,7 +36,7 @@ def body_of(packet: bytes, change: Any) -> bytes:
 def test_a_connect_is_decoded_as_by_the_library(
     version: int, client_id: str, user: str | None, password: bytes | None, clean: bool, change: Any
 ) -> None:
-    """The result for a CONNECT is that of ohmqtt; if that refuses the packet, so does the server."""
+    """The server decodes a CONNECT as ohmqtt does, and refuses every CONNECT that ohmqtt refuses."""
     packet = wire.connect(client_id, version=version, user_name=user, password=password, clean=clean)
     body = body_of(packet, change)
     try:
@@ -55,7 +55,7 @@ def test_a_connect_is_decoded_as_by_the_library(
 def test_a_subscribe_is_decoded_as_by_the_library(
     version: int, packet_id: int, filters: list[tuple[str, int]], change: Any
 ) -> None:
-    """The filters and the packet id of a SUBSCRIBE are those of ohmqtt; if that refuses the packet, so does the server.
+    """The server reads the filters and the packet id of a SUBSCRIBE as ohmqtt does, and refuses what ohmqtt refuses.
 
     The server also refuses options that the version doesn't have.
     """

@@ -190,7 +190,7 @@ def test_many_messages_are_estimated_and_a_part_of_them_counted_exactly(
 
 @pytest.mark.parametrize("topic_filter", ["#", "edge/+"])
 def test_a_span_is_from_its_first_time_to_before_the_next_ones(tmp_path: Path, topic_filter: str) -> None:
-    """A bucket includes its start and excludes the next one's start.
+    """A bucket includes its own start and excludes the start of the next bucket.
 
     No message at ``until`` or later is counted, even if there are more buckets than microseconds.
     """
