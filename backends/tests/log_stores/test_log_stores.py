@@ -99,7 +99,7 @@ class TestS3(LogStoreSuite):
 
 
 def test_a_directory_is_made_while_another_thread_looks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that finds no directory, which another thread makes in that moment, raises no error about the mount."""
+    """If two threads create a store's directory at the same time, neither raises an error about a missing mount."""
     store, look = DirectoryLogStore(tmp_path / "log store"), directory._identity
 
     def look_too_early(path: Path) -> tuple[int, int]:
@@ -190,7 +190,7 @@ def test_a_directory_is_named_by_three_slashes(url: str) -> None:
 def test_a_taken_name_is_reported_after_a_sync_of_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store fsyncs the directory before it reports a taken name or lists names.
+    """A store fsyncs the directory before it reports that a name is taken, or lists names.
 
     The process that created the file may not have fsynced the directory yet, and a power failure could remove the name.
     """

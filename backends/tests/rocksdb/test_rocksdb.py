@@ -49,7 +49,7 @@ def files(directory: Path, suffix: str) -> list[Path]:
 
 
 def sessions(path: Path, numbers: Iterable[int], size: int = 1) -> None:
-    """Store one value in each of several sessions. RocksDB moves each session's table to the last level unmerged."""
+    """Open a shard for each number to store a value; RocksDB moves each opening's table to the last level unmerged."""
     for number in numbers:
         engine = open_engine(path)
         put(engine, DATA, {(1, 0, number): random.Random(number).randbytes(size)})
@@ -86,7 +86,7 @@ def test_small_tables_are_not_merged_with_a_damaged_one(tmp_path: Path) -> None:
 @linux
 @pytest.mark.parametrize("linking", [True, False], ids=["hard links", "no hard links"])
 def test_a_reader_has_what_the_writer_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linking: bool) -> None:
-    """Through hard links, a reader can read tables that the writer has removed, while it has few tables open.
+    """Through hard links, a reader with few open tables can read tables that the writer has removed.
 
     On a file system without hard links, the reader opens all tables at once.
     """
