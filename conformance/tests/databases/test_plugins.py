@@ -34,7 +34,7 @@ def shifting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 
 class Compressing(Shifting):
-    """A transform whose stored form is compressed behind a salt, and so is never the same twice."""
+    """A transform that adds a salt and compresses, so that equal payloads have different stored forms."""
 
     def encode(self, payloads: Iterable[bytes]) -> list[bytes]:
         return [os.urandom(4) + zlib.compress(bytes(payload)) for payload in payloads]
