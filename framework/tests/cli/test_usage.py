@@ -1,4 +1,4 @@
-"""Wrong usage: suggestions of errors, and which combinations are refused; JSON documents of commands that answer."""
+"""Wrong usage: errors that suggest a similar name, and refused combinations; JSON outputs of several commands."""
 
 from __future__ import annotations
 

@@ -333,7 +333,7 @@ class OtherText(str):
 
 
 def test_texts_of_a_subclass_are_not_remembered() -> None:
-    """Topics of a subclass of str are accepted as they are, and columns of others never share their objects."""
+    """Topics of a subclass of str are accepted as they are; later batches with equal plain strings contain only str."""
     topics = [f"typed/{number}" for number in range(50)]
     for _ in range(2):
         assert topics == to_list(
