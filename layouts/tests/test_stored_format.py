@@ -241,7 +241,7 @@ NAME_ENTRIES = [
 ]
 
 
-# The same names as one record of version 2; a record of names without streams; and the mark of stored texts.
+# The same names as one record of version 2; a record of names without streams; and the marker of stored texts.
 NAME_RECORD = [("000001021000000001", "0ed2e1410292c408030000000000000092a4612fc3a9a0")]
 CLIENT_RECORD = [("000001022000000000", "53f11e180292c40091a163")]
 MARK = [("000001021100", "19954ec802")]
@@ -296,7 +296,7 @@ def test_names_are_read(stored: list[tuple[str, str]]) -> None:
 
 
 def test_names_are_written() -> None:
-    """A dictionary writes the new names of a batch as one record, and a mark once it has stored one as text."""
+    """A dictionary writes the new names of a batch as one record, and a marker once it has stored a name as text."""
     engine = MemoryEngine(KEYSPACES)
     names, write = NameTable(engine, GENERATION, 0x10, lengths), WriteBatch()
     names.encode(NAMES)

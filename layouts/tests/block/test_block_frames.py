@@ -82,7 +82,7 @@ def some_of(draw: st.DrawFn, values: Sequence[Any], rows: int, source: random.Ra
 
 @st.composite
 def framed(draw: st.DrawFn, most: int = 24) -> Columns:
-    """Return the columns of a frame: rows in order of topic and position, with columns of any form."""
+    """Every column of a frame of either version is decoded as it was encoded, and the header describes the columns."""
     rows, source = draw(st.integers(1, most)), random.Random(draw(st.integers(0, 2**32)))
     first = draw(st.sampled_from([0, 1, 1 << 60, (MAX_TIME - (1 << 20)) << COUNTER_BITS]))
     step = draw(st.sampled_from([1, 2, 300, 1 << 20, 1 << 24]))
@@ -171,7 +171,7 @@ def test_few_rows_of_a_frame(columns: Columns, codec: str, data: st.DataObject) 
 
 @given(framed(60), st.data())
 def test_any_payloads_of_a_frame(columns: Columns, data: st.DataObject) -> None:
-    """Payloads are picked in any number, from the sections that hold them, with or without decoding all before."""
+    """Any selection of a frame's payloads can be read, before and after all payloads were decoded."""
     rows = data.draw(st.lists(st.integers(0, len(columns.payloads) - 1), unique=True).map(sorted))
     expected = [columns.payloads[row] for row in rows]
     for frame in both(columns, codec="zstd"):
@@ -278,7 +278,7 @@ def read_all(value: bytes) -> None:
     ("field", "number"), [(ROWS, 0), (ROWS, 19), (ROWS, 2**31), (RAW_TOPICS, 5), (RAW_COLUMNS, 2**32 - 1)]
 )
 def test_hostile_headers(codec: str, field: int, number: int) -> None:
-    """A header with a fitting checksum, but with numbers that the parts don't have, is damage."""
+    """A header with a correct checksum whose counts or sizes don't fit the frame is reported as damage."""
     value = encode_frame(sample(), 5, 1, SEED, Compressor(codec, 3))
     with pytest.raises(CorruptionError):
         read_all(restamped(value, setting(field, number)))
@@ -312,7 +312,7 @@ POSITIONS, CLIENTS, QOS, RETAIN, TIMES, PROPERTIES, LENGTHS, SECTIONS = range(8)
     ],
 )
 def test_hostile_columns(field: int, content: Any) -> None:
-    """A column with a fitting checksum, but which can't be one of the frame, is damage."""
+    """A column with a correct checksum whose form or values can't occur in the frame is reported as damage."""
     value = encode_frame(sample(), 5, 1, SEED, Compressor("none", 3))
     begin, fields = HEADER.size + 8, HEADER.unpack_from(value)
     middle, end = begin + fields[6], begin + fields[6] + fields[8]
@@ -340,7 +340,7 @@ def test_hostile_columns(field: int, content: Any) -> None:
     ],
 )
 def test_hostile_topics(topics: bytes) -> None:
-    """A list of topics with a fitting checksum, but which can't be that of the frame, is damage."""
+    """A list of topics with a correct checksum that can't be the list of the frame is reported as damage."""
     value = encode_frame(sample(), 5, 1, SEED, Compressor("none", 3))
     end = HEADER.size + 8 + HEADER.unpack_from(value)[6]
 
@@ -367,7 +367,7 @@ def test_few_rows_decompress_few_sections() -> None:
 
 
 def test_names_of_a_frame_are_texts() -> None:
-    """Columns with numbers of a dictionary can't become a frame."""
+    """A frame refuses columns whose names are still numbers of a dictionary."""
     columns = both(FIVE)[1].columns()
     assert isinstance(columns.topics, Coded)
     with pytest.raises(CorruptionError, match="numbers in place of names"):

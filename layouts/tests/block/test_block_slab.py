@@ -119,7 +119,7 @@ def test_streams_behind_each_other_are_read_apart(stored: Stored) -> None:
 
 
 def test_large_batches_are_cut_by_rows(stored: Stored) -> None:
-    """A large batch is cut into parts of bounded row counts, which count as batches of their own."""
+    """A large batch is divided into parts of bounded row counts, which count as batches of their own."""
     stored.put(numbered(["a"], 20_000))
     assert [8_192, 8_192, 3_616] == [block.rows for block in blocks(stored)]
     assert 3 == len({block.base for block in blocks(stored)})
@@ -201,7 +201,7 @@ def test_few_rows_of_many_segments_are_read_in_one_call(stored: Stored, monkeypa
     stored.put(numbered(["a"], 10))
     stored.slab.counters.seeks = 0
     assert [310] == calls(stored, "a")
-    assert 2 == stored.slab.counters.seeks  # one of the segments and one of the blocks
+    assert 2 == stored.slab.counters.seeks  # a seek for the segments and a seek for the blocks
     stored.slab.counters.visited = 0
     assert [100, 100, 100, 10] == calls(stored, "a", limit=100)
     assert 12 + 1 == stored.slab.counters.visited
