@@ -36,7 +36,7 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def test_every_stored_form_is_on_its_page() -> None:
-    """The page of stored formats names each module whose docstring has a stored form; every name on the page exists."""
+    """The page of stored formats names each module whose docstring has a stored form; every name on it exists."""
     grammars = {
         ".".join(file.relative_to(package.parent).with_suffix("").parts)
         for package in PACKAGES

@@ -27,7 +27,7 @@ CAPABILITIES = {spec.name: spec.capabilities for spec in topicstore_layouts()}
 
 
 def subject_of(layout: str) -> LayoutSubject:
-    """Return a layout with small options over an engine in memory."""
+    """Return a layout with options that set small limits, over an engine in memory."""
     return LayoutSubject(make=partial(make_layout, layout), capabilities=CAPABILITIES[layout])
 
 
@@ -39,7 +39,7 @@ class TestBlock(LayoutSuite):
 
 
 class FewRows:
-    """Return a layout with options that set small limits, over an engine in memory."""
+    """The block layout with blocks, frames, segments and dictionaries that few messages fill."""
 
     @pytest.fixture
     def subject(self, tiny_blocks: None) -> LayoutSubject:

@@ -310,7 +310,7 @@ def test_names_are_written() -> None:
 
 
 def test_the_mark_of_stored_texts_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dictionary that took no more names writes a mark, and a dictionary with the mark lacks no name."""
+    """A full dictionary writes a marker when it stores a name as text; with the marker, no name counts as lacking."""
     monkeypatch.setattr(name_table, "MOST_BYTES", 0)
     engine, write = MemoryEngine(KEYSPACES), WriteBatch()
     names = NameTable(engine, GENERATION, 0x10, lengths)

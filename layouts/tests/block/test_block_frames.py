@@ -82,7 +82,7 @@ def some_of(draw: st.DrawFn, values: Sequence[Any], rows: int, source: random.Ra
 
 @st.composite
 def framed(draw: st.DrawFn, most: int = 24) -> Columns:
-    """Every column of a frame of either version is decoded as it was encoded, and the header describes the columns."""
+    """Return the columns of a frame: rows in order of topic and position, with columns of any form."""
     rows, source = draw(st.integers(1, most)), random.Random(draw(st.integers(0, 2**32)))
     first = draw(st.sampled_from([0, 1, 1 << 60, (MAX_TIME - (1 << 20)) << COUNTER_BITS]))
     step = draw(st.sampled_from([1, 2, 300, 1 << 20, 1 << 24]))
@@ -119,7 +119,7 @@ def small_sections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(framed(), codecs, st.sampled_from([MIXED, 1, 2**32 - 1]))
 def test_frames_are_decoded_as_they_were_encoded(columns: Columns, codec: str, stream: int) -> None:
-    """Every column of a frame of either version is decoded as it was encoded, also what its header says."""
+    """Every column of a frame of either version is decoded as it was encoded, and the header describes the columns."""
     expected = rows_of(columns)
     assert [Block, Frame] == list(map(type, both(columns, stream, codec)))
     for frame in both(columns, stream, codec):

@@ -81,7 +81,7 @@ def test_later_queries_look_only_at_blocks_of_their_topics(stored: Stored) -> No
 def test_the_search_for_the_newest_messages_uses_the_index(stored: Stored) -> None:
     """A backward search adds the blocks that it reads to the index, and finds messages of several blocks.
 
-    The block at which a search begins isn't added, because blocks before it may still be missing from the index.
+    A block that ends at the search's last position isn't added: the writer may store such a block during the search.
     """
     turns(stored, 200)
     counters, last = stored.slab.counters, stored.last
@@ -143,7 +143,7 @@ def test_a_query_beside_a_merge_claims_no_blocks_that_it_skipped(stored: Stored)
 
 
 def test_memory_is_bounded(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that the bound leaves no room for are read by every query, and none of their messages is missing."""
+    """Queries read all blocks for which the index's memory limit leaves no space, and miss none of their messages."""
     monkeypatch.setattr(topic_index, "PAGE_TOPICS", 100)
     monkeypatch.setattr(topic_index, "MOST_BYTES", 20_000)
     turns(stored, 400)
@@ -240,7 +240,7 @@ class History:
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(steps(), min_size=5, max_size=40))
 def test_no_history_makes_a_query_miss_messages(history: list[tuple[Any, ...]]) -> None:
-    """Whatever is stored, deleted and merged between queries, they get what the same queries get without index."""
+    """Whatever is stored, deleted and merged between queries, queries return the same messages as without the index."""
     lived = History()
     for step in history:
         lived.take(*step)
