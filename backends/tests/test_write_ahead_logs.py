@@ -127,7 +127,7 @@ def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_hole_discards_all_later_writes(tmp_path: Path) -> None:
-    """All writes after a hole in a log are discarded, and the error names those that can still be read.
+    """All writes after a hole in a log are discarded, and the error names the discarded writes that are readable.
 
     A power failure may leave holes, because pages are written back in any order.
     """
@@ -319,7 +319,7 @@ def test_an_unreadable_end_is_cut_without_a_warning(killed: Path, harm: Callable
 def test_what_a_kill_leaves_is_not_parsed(
     killed: Path, monkeypatch: pytest.MonkeyPatch, torn: bool, read_only: bool
 ) -> None:
-    """Opening a killed database parses the manifest but no whole log, so opening takes no longer than the engine."""
+    """Opening a killed database parses the manifest but no whole log, so opening is as fast as the engine's own."""
     log, _, ends = log_and_writes(killed)
     if torn:
         os.truncate(log, ends[-1] - 9)
@@ -361,7 +361,7 @@ def test_a_damaged_manifest_is_reported_to_readers(killed: Path) -> None:
 def flushing(tmp_path: Path) -> tuple[Path, Path, int]:
     """Return a RocksDB database whose second flush has just happened, with its manifest.
 
-    The flushed log is still there. The last value is the manifest's size before that flush.
+    The flushed log is still there. The last returned value is the manifest's size before that flush.
     """
     pytest.importorskip("rocksdict")
     with ts.open(tmp_path / "db", backend="rocksdb", auto_compact=False) as db:

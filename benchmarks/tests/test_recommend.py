@@ -53,7 +53,7 @@ def test_what_is_too_short_to_tell(others: list[tuple[str, float, float]], chose
 
 
 def test_representative_filters() -> None:
-    """Representative filters are the median topic, the busiest one, and the median with each varying level as ``+``."""
+    """Representative filters are the median topic, the busiest topic, and the median topic with one level as ``+``."""
     counts = {"a/1/x": 1, "a/2/x": 5, "a/2/y": 9, "b": 50, "$SYS/load": 2}
     assert ["a/2/x", "b", "a/+/x", "a/2/+"] == representative_filters(counts)
     assert ["only"] == representative_filters({"only": 3})

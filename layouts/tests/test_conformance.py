@@ -84,7 +84,7 @@ class Crowded(SkipstreamLayout):
 
 
 def crowded() -> Crowded:
-    """Return the layout. Other processes call this, since options can't be sent to them."""
+    """Return the layout. Other processes call this function, since options can't be sent to them."""
     return Crowded(SkipstreamOptions(thresholds=(1, 0)))
 
 
@@ -143,7 +143,7 @@ class TestWildcardOptimized(LayoutSuite):
 
 
 def with_few_bits() -> WildcardOptimizedLayout:
-    """Return the layout. Other processes call this, since options can't be sent to them."""
+    """Return the layout. Other processes call this function, since options can't be sent to them."""
     return WildcardOptimizedLayout(
         WildcardOptimizedOptions(bits_per_topic_level=1, epoch_bits=0, topic_index_bytes=1, thresholds=(1,))
     )

@@ -248,7 +248,7 @@ MARK = [("000001021100", "19954ec802")]
 
 
 def lengths(names: list[str]) -> list[int]:
-    """Return the streams of names: the numbers of their characters."""
+    """Return the stream of each name, which here is the number of its characters."""
     return list(map(len, names))
 
 

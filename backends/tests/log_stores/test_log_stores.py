@@ -116,7 +116,7 @@ def test_a_directory_is_made_while_another_thread_looks_for_it(tmp_path: Path, m
 
 
 def calls(server: Answering) -> list[Callable[[], object]]:
-    """Return a call of each method of a store that a server answers for."""
+    """Return calls, one of each method of a store, to a store on this server."""
     pytest.importorskip("obstore", reason='needs obstore: pip install "topicstore[cluster]"')
     options = s3_options(f"http://127.0.0.1:{server.server_port}")
     store = opened("s3://bucket/prefix", {**options, "timeout": 0.2})

@@ -49,7 +49,7 @@ def files(directory: Path, suffix: str) -> list[Path]:
 
 
 def sessions(path: Path, numbers: Iterable[int], size: int = 1) -> None:
-    """Open a shard for each number to store a value; RocksDB moves each opening's table to the last level unmerged."""
+    """For each number, open the shard and store a value; RocksDB moves each table to the last level unmerged."""
     for number in numbers:
         engine = open_engine(path)
         put(engine, DATA, {(1, 0, number): random.Random(number).randbytes(size)})
@@ -57,7 +57,7 @@ def sessions(path: Path, numbers: Iterable[int], size: int = 1) -> None:
 
 
 def test_short_sessions_leave_few_tables(tmp_path: Path) -> None:
-    """Opening a shard merges 16 or more small tables, so that many short sessions leave few files.
+    """Opening a shard merges 16 or more small tables, so that many short openings leave few files.
 
     Up to four further tables may be in the first level.
     """

@@ -56,7 +56,7 @@ def workload(request: pytest.FixtureRequest) -> Workload:
 
 
 def test_parts_do_not_depend_on_the_object_that_makes_them(workload: Workload) -> None:
-    """A part has the same messages in whichever order and by whichever object parts are made."""
+    """A workload's part has the same messages in whichever order and by whichever object the parts are made."""
     whole = table(workload)
     again = [type(workload)(workload.options, workload.beside).part(n) for n in reversed(range(workload.parts))]
     assert whole.equals(pa.Table.from_batches(again[::-1]))

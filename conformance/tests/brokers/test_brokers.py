@@ -1,4 +1,4 @@
-"""The suite of brokers finds the faults of a broker, and demands nothing that the standard leaves open."""
+"""The test suite for brokers finds a broker's faults, and demands nothing that the standard leaves open."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ own_open = ts.open
 
 
 class Shared(Compaction, Concurrency, Generations, Visibility, Histories):
-    """Tests of databases; all those that they create belong to a site of a cluster."""
+    """Tests of databases, in which each database that a test creates belongs to a site of a cluster."""
 
     @pytest.fixture(autouse=True)
     def _shared(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ class SitesPair(Pair):
         site = dbs[0].cluster
         assert site is not None
         shards = range(len(dbs[0].storage.shards))
-        # After a failed write, another site may own a shard. If it were opened first, it would remain the owner.
+        # After a failed write, another site may own a shard. If that site were opened first, it would remain the owner.
         wait_until(lambda: all(map(site.owns, shards)), "all shards at the first site")
         alike = {name: arguments[name] for name in ("clock", "auto_compact") if name in arguments}
         dbs += [

@@ -328,7 +328,7 @@ def limit_each(call: Call, me: Any, given: Given) -> Iterator[Any]:
 
 
 def after_damage(call: Call, me: Any, given: Given) -> Iterator[Any]:
-    """Scan, and record that damage was found."""
+    """Scan; if the scan finds damage, record on the engine that it has failed."""
     try:
         yield from call()
     except CorruptionError:
@@ -640,7 +640,7 @@ def renewed(call: Call, me: Any, given: Given) -> Any:
 
 
 def evicted(call: Call, me: Any, given: Given) -> Any:
-    """Keep a thousand snapshots, and let the others show the current state."""
+    """Keep a thousand snapshots, and let older ones show the current state."""
     opened = SNAPSHOT(me.inner.snapshot(), engine=me)
     held = vars(me).setdefault("kept", [])
     held.append(weakref.ref(opened))

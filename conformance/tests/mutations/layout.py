@@ -66,7 +66,7 @@ def subject_of(row: M) -> LayoutSubject:
 
 
 class Lacking(ArrowColumn):
-    """A column of payloads that lack their last byte in Arrow, and only there."""
+    """A column of payloads that lack their last byte only in the conversion to Arrow."""
 
     def toarrow(self) -> Any:
         return pa.array([payload[:-1] for payload in self.tolist()], pa.binary())

@@ -1,4 +1,4 @@
-"""The table of mutations of a transform, made as its authors make them, each with the test that must find it."""
+"""The table of mutations of a transform, such as mistakes of its authors, each with the test that must find it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def in_place(call: Call, me: Any, given: Given) -> Any:
 
 
 def into_the_given(call: Call, me: Any, given: Given) -> None:
-    """Store properties in the dictionary of the given rows."""
+    """Write the encoded payloads into the caller's own list, too."""
     batch = given["request"].batch
     call()
     if isinstance(batch.payloads, list):

@@ -150,7 +150,7 @@ def test_topics_of_a_frame_are_found_by_prefix(columns: Columns, data: st.DataOb
 
 @given(framed(), codecs, st.data())
 def test_few_rows_of_a_frame(columns: Columns, codec: str, data: st.DataObject) -> None:
-    """A frame of either version has the rows of each of its topics together, and returns any few neighbouring rows."""
+    """A frame of either version has the rows of each topic together, and returns any range of neighbouring rows."""
     rows, held = len(columns.positions), to_list(columns.topics)
     start = data.draw(st.integers(0, rows - 1))
     chosen = slice(start, data.draw(st.integers(start + 1, rows)))

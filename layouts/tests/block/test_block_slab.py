@@ -211,7 +211,7 @@ def test_few_rows_of_many_segments_are_read_in_one_call(stored: Stored, monkeypa
 
 
 def test_large_frames_of_many_segments_are_not_held_together(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the frames that were read are large, a call returns their rows, and the next one reads later segments."""
+    """Once a call has read large frames, the call returns their rows, and the next call reads later segments."""
     monkeypatch.setattr(compaction, "SEGMENT_ROWS", 10)
     monkeypatch.setattr(reading, "_TOGETHER_BYTES", 250_000)
     source = random.Random(3)
@@ -307,7 +307,7 @@ def test_joined_blocks_have_the_rows_that_were_stored(batches: list[list[tuple[s
 
 
 def test_rows_before_a_block_that_cannot_be_decoded_come_first(stored: Stored) -> None:
-    """A block that can't be decoded though its checksum is right raises, by name, after the rows before it."""
+    """A block that can't be decoded despite its checksum raises an error with its name, after the rows before it."""
     for _ in range(3):
         stored.put(numbered(["a", "b"], 10))
     block = blocks(stored)[1]

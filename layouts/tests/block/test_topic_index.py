@@ -173,7 +173,7 @@ def test_queries_for_many_topics_build_no_index(stored: Stored) -> None:
 
 
 def test_one_row_blocks_with_texts(stored: Stored) -> None:
-    """Topics that the dictionary doesn't take are found by name, and by filters with wildcards."""
+    """Topics that get no number in the dictionary are found by name, and by filters with wildcards."""
     long = "long/" + "x" * 300
     for number in range(50):
         stored.put(numbered([long if number % 10 == 3 else f"long/{number % 10}"], 1))
