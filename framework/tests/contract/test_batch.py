@@ -183,7 +183,7 @@ def test_bad_properties_are_refused_by_name(case: tuple[str, Any, str]) -> None:
 
 
 def test_the_refusal_of_a_datetime_says_how_to_write_it() -> None:
-    """The error for a `datetime` has an expression that makes the timestamp of it, exact to the microsecond."""
+    """The error for a `datetime` contains an expression for its timestamp, exact to the microsecond."""
     when = datetime(2099, 12, 31, 23, 59, 59, 999_999, UTC)
     reason = refused([changed("timestamp", when)], "microseconds since the epoch").reason
     (expression,) = re.findall("write (.*) for a datetime", reason)
@@ -329,7 +329,7 @@ def test_columns_have_the_texts_that_were_given(batches: list[tuple[int, int]], 
 
 
 class OtherText(str):
-    """A text of another type, which equals a topic."""
+    """A subclass of str, whose objects equal topics."""
 
 
 def test_texts_of_a_subclass_are_not_remembered() -> None:
