@@ -26,7 +26,7 @@ def documented(pages: list[Path]) -> set[str]:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    """The API reference has each public name of `topicstore`; errors are those of their module."""
+    """The API reference has each public name of `topicstore`, and the module of errors as a whole."""
     shown = documented(list((PAGES / "reference").glob("*.md")))
     assert "topicstore.contract.errors" in shown
     errors = {

@@ -100,7 +100,7 @@ def stored(path: Path) -> list[int]:
     st.integers(1, 40),
 )
 def test_merged_as_one_stable_sort_would(runs: list[list[int | None]], size: int) -> None:
-    """Rows are sorted by timestamp, those without one last, then by run and position, in batches of at most `size`."""
+    """Rows are sorted by timestamp, rows without one last, then by run and index, in batches of at most `size`."""
     ordered = [sorted(run, key=last_if_none) for run in runs]
     names = [[n * 100 + i for i in range(len(run))] for n, run in enumerate(ordered)]
     batches = [

@@ -57,7 +57,7 @@ class Stream:
         return found
 
     def between(self, start: Offset, end: Offset) -> list[int]:
-        """Return the numbers of the messages between two offsets, sorted; each shard's come in order of positions."""
+        """Return the sorted numbers of the messages between two offsets; check that each shard's positions ascend."""
         found: list[int] = []
         serializer = CPickleSerializer()
         for partition in self.reader.partitions(start, end):
@@ -133,7 +133,7 @@ def test_a_limit_over_many_entries(sites: Sites) -> None:
 
 
 def test_a_query_that_takes_what_is_available_ends(sites: Sites) -> None:
-    """With the trigger ``availableNow``, a query ends at the end that the logs had when the query was prepared."""
+    """With the trigger ``availableNow``, a query reads up to the ends that the logs had when the query was prepared."""
     with sites.open("a", shards=2) as a:
         a.store(numbered(0, 100))
         stream = Stream(sites.url)
@@ -149,7 +149,7 @@ def test_a_query_that_takes_what_is_available_ends(sites: Sites) -> None:
 
 
 def test_a_start_in_time_skips_what_is_older(sites: Sites) -> None:
-    """The option ``start`` begins at a time, or after all messages; ``by`` compares with the messages' own times."""
+    """A stream with ``start`` begins at a time, or after all messages; with ``by``, at the messages' own times."""
     with sites.open("a", shards=2) as a:
         for first in (60, 0, 40):
             a.store(numbered(first, first + 30))
@@ -308,7 +308,7 @@ def test_an_entry_of_a_fenced_owner_never_counts(sites: Sites) -> None:
     old = [one for one in entries(sites.url) if one.head.site == "a" and one.head.last_position][-1]
     fields = msgspec.msgpack.decode(old.changes[0][1:])
     first, last = place["position"] + 1, place["position"] + 5
-    fields[1], fields[4][7] = last, [5, first]  # the last position, and a column of consecutive ones
+    fields[1], fields[4][7] = last, [5, first]  # the last position, and a column of consecutive positions
     for _ in range(2):
         append(sites.url, old.head, old.changes[0][:1] + msgspec.msgpack.encode(fields), first, last)
     with sites.open("b") as b:
