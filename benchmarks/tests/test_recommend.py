@@ -47,7 +47,7 @@ def test_the_rule(others: list[tuple[str, float, float]], says: str) -> None:
     ],
 )
 def test_what_is_too_short_to_tell(others: list[tuple[str, float, float]], chosen: str, says: str) -> None:
-    """Totals that differ by less than five milliseconds count as equal, and the reason says that they are too short."""
+    """Totals that differ by under five milliseconds count as equal; the reason says that the times are too short."""
     best, reason = choose([figures("a", 0.001), *(figures(*one) for one in others)])
     assert (chosen, True) == (best.layout, reason.startswith(says)), reason
 

@@ -51,7 +51,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Return the cases to test: in the thorough mode every combination."""
+    """Return the cases to test, which in the thorough mode are all combinations."""
     sets = list(zip(datasets.NAMES, SHARDS, strict=True))
     if MODE == "thorough":
         return [Case(pair, name, shards) for pair in known() for name in datasets.NAMES for shards in SHARDS]

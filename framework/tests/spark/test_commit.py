@@ -262,7 +262,7 @@ def permissions(*paths: Path) -> list[int]:
 def test_what_is_staged_has_the_permissions_of_the_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int | None
 ) -> None:
-    """Staged files have the database's permissions, even before it exists; an existing directory keeps its own."""
+    """Staged files have the database's permissions, even before its creation; an existing directory keeps its own."""
     monkeypatch.setattr(TaskContext, "get", lambda: Mock(partitionId=lambda: 0))
     if mode is not None:
         ts.open(tmp_path / "db", permissions=mode, shards=3, timestamps="message").close()

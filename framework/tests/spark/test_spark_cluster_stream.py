@@ -149,7 +149,7 @@ def test_a_query_that_takes_what_is_available_ends(sites: Sites) -> None:
 
 
 def test_a_start_in_time_skips_what_is_older(sites: Sites) -> None:
-    """A stream with ``start`` begins at a time, or after all messages; with ``by``, at the messages' own times."""
+    """A stream can start at a time, or after all messages; ``by`` compares the time with the messages' own times."""
     with sites.open("a", shards=2) as a:
         for first in (60, 0, 40):
             a.store(numbered(first, first + 30))
