@@ -59,7 +59,7 @@ def make_rocksdb() -> Backend:
 
 
 def rocksdb_files(path: Path, keyspace: Keyspace) -> tuple[Any, Any]:
-    """Open the database with rocksdict; return it and a keyspace's column family."""
+    """Open the database with rocksdict; return the database and the column family of a keyspace."""
     import rocksdict
 
     options = rocksdict.Options(raw_mode=True)
@@ -189,7 +189,7 @@ class TestDuckdb(Duckdb, BackendSuite):
 @pytest.mark.slow
 @declaring(CAPABILITIES["duckdb"])
 class TestDuckdbAtLimits(Duckdb, Limits, Changes, LifeCycles):
-    """The tests of thousands of reads."""
+    """The suite's tests that read thousands of times."""
 
 
 # --- with tiny buffers, blocks and steps -------------------------------------------------------

@@ -78,7 +78,7 @@ FIRST, SECOND = [(1, 2, 100), (3, 1, 70_000)], [(4, 1, 10), (5, 3, 40_000)]
 
 
 def test_whole_logs_are_left_alone(tmp_path: Path) -> None:
-    """Complete logs are not cut if the second log continues the sequence numbers of the first."""
+    """Complete logs are not truncated if the second log continues the sequence numbers of the first."""
     shard(tmp_path, FIRST, SECOND)
     assert [] == cuts(tmp_path, manifest_counts=True) == cuts(tmp_path, manifest_counts=False)
 
@@ -127,7 +127,7 @@ def test_a_missing_log_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_hole_discards_all_later_writes(tmp_path: Path) -> None:
-    """All writes after a hole in a log are discarded, and the error names those that can still be read.
+    """All writes after a hole in a log are discarded, and the error names the discarded writes that are readable.
 
     A power failure may leave holes, because pages are written back in any order.
     """
@@ -204,7 +204,7 @@ def test_what_is_kept_is_all_before_the_first_damage(sizes: list[int], split: in
         same = next(changed, len(harmed))  # bytes that are overwritten with zeros may have been zeros before
         kept = sum(end <= same for end in log_of([batch(*each) for each in logs[hurt]])[1]) + (split if hurt else 0)
         found = cuts(path, manifest_counts=True, refused=True)
-        # engines detect some damage themselves, which is not cut
+        # engines detect some damage themselves, and then the log is not truncated
         assert cuts(path, manifest_counts=True) in ([found] if hurt == 0 else [found, []])
         apply_cuts(found)
         assert [] == cuts(path, manifest_counts=True, refused=True)
@@ -319,7 +319,7 @@ def test_an_unreadable_end_is_cut_without_a_warning(killed: Path, harm: Callable
 def test_what_a_kill_leaves_is_not_parsed(
     killed: Path, monkeypatch: pytest.MonkeyPatch, torn: bool, read_only: bool
 ) -> None:
-    """Opening a killed database parses the manifest but no whole log, so opening is as fast as the engine."""
+    """Opening a killed database parses the manifest but no whole log, so opening is as fast as the engine's own."""
     log, _, ends = log_and_writes(killed)
     if torn:
         os.truncate(log, ends[-1] - 9)
@@ -361,7 +361,7 @@ def test_a_damaged_manifest_is_reported_to_readers(killed: Path) -> None:
 def flushing(tmp_path: Path) -> tuple[Path, Path, int]:
     """Return a RocksDB database whose second flush has just happened, with its manifest.
 
-    The flushed log is still there. The last value is the manifest's size before that flush.
+    The flushed log is still there. The last returned value is the manifest's size before that flush.
     """
     pytest.importorskip("rocksdict")
     with ts.open(tmp_path / "db", backend="rocksdb", auto_compact=False) as db:
@@ -445,7 +445,7 @@ def test_salvaging_reads_after_the_damage(tmp_path: Path, backend: str) -> None:
 def test_what_is_read_needs_no_room_for_temporary_files(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers and openings with damaged logs work without free space in the temporary directory.
 
-    A log that must be cut, or that LevelDB flushes into a table, may be larger than that space.
+    A log that must be truncated, or that LevelDB flushes into a table, may be larger than that space.
     """
     monkeypatch.setattr(tempfile, "tempdir", str(killed / "none"))
     log, _, ends = log_and_writes(killed)

@@ -47,13 +47,13 @@ def test_the_rule(others: list[tuple[str, float, float]], says: str) -> None:
     ],
 )
 def test_what_is_too_short_to_tell(others: list[tuple[str, float, float]], chosen: str, says: str) -> None:
-    """Totals that differ by less than five milliseconds count as equal, and the reason says that they are too short."""
+    """Totals that differ by under five milliseconds count as equal; the reason says that the times are too short."""
     best, reason = choose([figures("a", 0.001), *(figures(*one) for one in others)])
     assert (chosen, True) == (best.layout, reason.startswith(says)), reason
 
 
 def test_representative_filters() -> None:
-    """Representative filters are the median topic, the busiest one, and the median with each varying level as ``+``."""
+    """Representative filters are the median topic, the busiest topic, and the median topic with one level as ``+``."""
     counts = {"a/1/x": 1, "a/2/x": 5, "a/2/y": 9, "b": 50, "$SYS/load": 2}
     assert ["a/2/x", "b", "a/+/x", "a/2/+"] == representative_filters(counts)
     assert ["only"] == representative_filters({"only": 3})

@@ -102,7 +102,7 @@ def test_filters_of_the_sample(sample: Path) -> None:
 
 
 def test_a_file_of_filters(sample: Path, tmp_path: Path) -> None:
-    """A file has a filter on each line, in which spaces count, and a filter that is also an option counts twice."""
+    """A file of filters has one in each line, spaces included; a filter in the file and in an option counts twice."""
     file = tmp_path / "filters.txt"
     file.write_bytes("\ufefffleet/+/a\r\n\n  \na b\u2028c\nfleet/1/b".encode())
     found = document(sample, "--filters", file, "--filter", "fleet/1/b")

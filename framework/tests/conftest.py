@@ -108,7 +108,7 @@ def _run_until() -> Callable[..., list[tuple[Any, ...]]]:
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
-    """Return the sites of a cluster in processes, none of which runs yet; those that do are killed afterwards."""
+    """Return the sites of a cluster as processes that aren't running yet; running ones are killed after the test."""
     found = Processes(tmp_path)
     yield found
     for name in [*found.running]:

@@ -21,12 +21,12 @@ PACKAGES = [ROOT / place for place in PROJECT["tool"]["hatch"]["build"]["targets
 
 
 def documented(pages: list[Path]) -> set[str]:
-    """Return the dotted names of which pages show the docstrings."""
+    """Return the dotted names whose docstrings are shown on the given pages."""
     return {name for page in pages for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)}
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    """The API reference has each public name of `topicstore`; errors are those of their module."""
+    """The API reference has each public name of `topicstore`, and the module of errors as a whole."""
     shown = documented(list((PAGES / "reference").glob("*.md")))
     assert "topicstore.contract.errors" in shown
     errors = {
@@ -62,7 +62,7 @@ def test_the_site_has_no_broken_link(tmp_path: Path) -> None:
 
 
 def test_the_changelog_begins_with_the_version() -> None:
-    """The newest section of the changelog is the version's, below the mark that `towncrier` looks for."""
+    """The newest section of the changelog is the version's, below the marker comment that `towncrier` looks for."""
     text = (ROOT / "CHANGELOG.md").read_text()
     mark = PROJECT["tool"]["towncrier"]["start_string"]
     assert text.partition(mark)[2].lstrip().startswith(f"## {PROJECT['project']['version']} (")

@@ -206,9 +206,10 @@ def close(db: ts.Database) -> None:
 
 
 def interrupted_in_a_loop() -> None:
-    """Interrupt while the handler of `asyncio.run`, which cancels the task, is installed, but not asyncio's own code.
+    """Interrupt a step if the SIGINT handler of `asyncio.run`, which cancels the task, is installed.
 
-    There, an interrupt may lose the wake-up of a task, for which `asyncio.run` then waits for ever.
+    Steps of asyncio's own code aren't interrupted. There, an interrupt may lose the wake-up of a task, for which
+    `asyncio.run` then waits for ever.
     """
     interrupted = sys._getframe(2).f_globals.get("__name__", "")
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler and not interrupted.startswith("asyncio"):
@@ -223,7 +224,7 @@ def test_an_interrupted_call_blocks_no_other(
 ) -> None:
     """Wherever Ctrl-C interrupts a call, other threads' calls and closing the database finish.
 
-    The error is kept meanwhile, as an interactive interpreter keeps it.
+    The raised error is referenced meanwhile, as an interactive interpreter references the last error.
     """
     counting = Handler(lambda: None)
     for run in (lambda work: work(), counting.run):  # the first run does one-time work, and is not traced

@@ -144,7 +144,8 @@ def test_the_paths_of_a_database_do_not_grow(tmp_path: Path) -> None:
 def test_the_path_of_an_mqtt_message_does_not_grow(tmp_path: Path) -> None:
     """An MQTT PUBLISH at QoS 1 calls at most the recorded number of functions, in all threads of a server.
 
-    Only functions that are called for each of 98 messages count, so none that only timers or busy cores cause.
+    Only functions that are called for each of 98 messages count, and no functions that are called only by timers or on
+    busy cores.
     """
     trace = Trace()
     threading.setprofile(trace.note)

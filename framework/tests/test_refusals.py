@@ -148,7 +148,7 @@ def test_a_batch_made_by_hand_is_checked_like_any_other(db: ts.Database, wrong: 
 
 @pytest.mark.parametrize("late", ["raise", "lift"])
 def test_too_far_ahead(late: str) -> None:
-    """A time up to the allowed skew ahead is accepted; one a microsecond later is refused, with its index."""
+    """A time up to the allowed skew ahead of the clock is accepted; a later time is refused, with its index."""
     with ts.open("m", backend="memory", timestamps="message", late=late, max_skew=2.5, clock=lambda: START) as db:
         ahead = [Message("a", b"", f"c{n}", timestamp=START + 2_500_000 + (n == 3)) for n in range(6)]
         with refuses(db, ts.TimestampAheadError, 3):
@@ -217,7 +217,7 @@ def test_limits_are_whole_numbers(db: ts.Database, limit: Any) -> None:
 
 
 def test_bad_state(db: ts.Database) -> None:
-    """Missing shards, reserved keys and objects other than `StateWrite` are refused with the call's messages."""
+    """Missing shards, reserved keys and objects other than `StateWrite` are refused, and so are the call's messages."""
     wrong: tuple[Any, ...] = (
         *({shard: []} for shard in (-1, 3, "0")),
         *({0: writes} for writes in ({b"k": b"v"}, [b"k"], [("k", b"v")])),
@@ -384,7 +384,7 @@ def test_paths_are_utf8(tmp_path: Path, wrong: str) -> None:
 
 
 def test_what_is_not_a_database(tmp_path: Path) -> None:
-    """A directory with other files, and a plain file, are refused as a database and left as they are."""
+    """A directory with other files, or a plain file, isn't opened as a database, and is left as it is."""
     (tmp_path / "file").write_bytes(b"mine")
     (tmp_path / "directory").mkdir()
     (tmp_path / "directory" / "mine").write_bytes(b"mine")

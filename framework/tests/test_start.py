@@ -1,7 +1,7 @@
 """Ceilings for the modules that the start of a program imports, because imports take most of a start's time.
 
 Only modules of this distribution are counted: how many the standard library and other packages have differs between
-their versions. Of those, the tests name the packages that are slow to import and that a start doesn't need.
+their versions. The tests name only the other packages that are slow to import and that a start doesn't need.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def damaged(tmp_path: Path) -> Path:
 
 
 def test_a_cut_log_and_what_is_missing(damaged: Path, told: Told) -> None:
-    ts.open(damaged, recovery="point_in_time").close()  # it warns that the log was cut and that writes are missing
+    ts.open(damaged, recovery="point_in_time").close()  # it warns that the log was truncated and writes are missing
     assert ["was cut", "lacks the last"] == [
         words for words, each in zip(("was cut", "lacks the last"), told, strict=True) if words in str(each.message)
     ]

@@ -27,7 +27,7 @@ CAPABILITIES = {spec.name: spec.capabilities for spec in topicstore_layouts()}
 
 
 def subject_of(layout: str) -> LayoutSubject:
-    """Return a layout with small options over an engine in memory."""
+    """Return a layout with options that set small limits, over an engine in memory."""
     return LayoutSubject(make=partial(make_layout, layout), capabilities=CAPABILITIES[layout])
 
 
@@ -46,19 +46,19 @@ class FewRows:
         return subject_of("block")
 
 
-# With such small units, the tests of sizes and counts would take minutes, and those of all changes many seconds.
+# With such small units, the tests of limits would take minutes, and those of combined changes many seconds.
 
 
 @leaving_out(Limits, Changes)
 @declaring(CAPABILITIES["block"])
 class TestBlockOfFewRows(FewRows, LayoutSuite):
-    """The suite with few rows."""
+    """The layout suite on the block layout with few rows in each block, frame and segment."""
 
 
 @pytest.mark.slow
 @declaring(CAPABILITIES["block"])
 class TestChangesOfFewRows(FewRows, Changes):
-    """All changes with few rows."""
+    """The tests of combined changes on the block layout with few rows in each block, frame and segment."""
 
 
 @declaring(CAPABILITIES["reference"])
@@ -84,7 +84,7 @@ class Crowded(SkipstreamLayout):
 
 
 def crowded() -> Crowded:
-    """Return the layout. Other processes call this, since options can't be sent to them."""
+    """Return the layout. Other processes call this function, since options can't be sent to them."""
     return Crowded(SkipstreamOptions(thresholds=(1, 0)))
 
 
@@ -102,13 +102,13 @@ class FewHashes:
 @leaving_out(Limits, Changes)
 @declaring(CAPABILITIES["skipstream"])
 class TestSkipstreamOfFewHashes(FewHashes, LayoutSuite):
-    """The suite with few hashes."""
+    """The layout suite on a skipstream layout whose hashes collide."""
 
 
 @pytest.mark.slow
 @declaring(CAPABILITIES["skipstream"])
 class TestChangesOfFewHashes(FewHashes, Changes):
-    """All changes with few hashes."""
+    """The tests of combined changes on a skipstream layout whose hashes collide."""
 
 
 class Table:
@@ -143,7 +143,7 @@ class TestWildcardOptimized(LayoutSuite):
 
 
 def with_few_bits() -> WildcardOptimizedLayout:
-    """Return the layout. Other processes call this, since options can't be sent to them."""
+    """Return the layout. Other processes call this function, since options can't be sent to them."""
     return WildcardOptimizedLayout(
         WildcardOptimizedOptions(bits_per_topic_level=1, epoch_bits=0, topic_index_bytes=1, thresholds=(1,))
     )
@@ -162,10 +162,10 @@ class FewBits:
 @leaving_out(Limits, Changes)
 @declaring(CAPABILITIES["wildcard_optimized"])
 class TestWildcardOptimizedOfFewBits(FewBits, LayoutSuite):
-    """The suite with few bits."""
+    """The layout suite on a wildcard_optimized layout with hashes of one bit, so that hashes collide."""
 
 
 @pytest.mark.slow
 @declaring(CAPABILITIES["wildcard_optimized"])
 class TestChangesOfFewBits(FewBits, Changes):
-    """All changes with few bits."""
+    """The tests of combined changes on a wildcard_optimized layout with hashes of one bit, so that hashes collide."""

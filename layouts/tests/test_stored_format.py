@@ -241,14 +241,14 @@ NAME_ENTRIES = [
 ]
 
 
-# The same names as one record of version 2; a record of names without streams; and the mark of stored texts.
+# The same names as one record of version 2; a record of names without streams; and the marker of stored texts.
 NAME_RECORD = [("000001021000000001", "0ed2e1410292c408030000000000000092a4612fc3a9a0")]
 CLIENT_RECORD = [("000001022000000000", "53f11e180292c40091a163")]
 MARK = [("000001021100", "19954ec802")]
 
 
 def lengths(names: list[str]) -> list[int]:
-    """Return the streams of names: the numbers of their characters."""
+    """Return the stream of each name, which here is the number of its characters."""
     return list(map(len, names))
 
 
@@ -296,7 +296,7 @@ def test_names_are_read(stored: list[tuple[str, str]]) -> None:
 
 
 def test_names_are_written() -> None:
-    """A dictionary writes the new names of a batch as one record, and a mark once it has stored one as text."""
+    """A dictionary writes the new names of a batch as one record, and a marker once it has stored a name as text."""
     engine = MemoryEngine(KEYSPACES)
     names, write = NameTable(engine, GENERATION, 0x10, lengths), WriteBatch()
     names.encode(NAMES)
@@ -310,7 +310,7 @@ def test_names_are_written() -> None:
 
 
 def test_the_mark_of_stored_texts_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dictionary that took no more names writes a mark, and a dictionary with the mark lacks no name."""
+    """A full dictionary writes a marker when it stores a name as text; with the marker, no name counts as lacking."""
     monkeypatch.setattr(name_table, "MOST_BYTES", 0)
     engine, write = MemoryEngine(KEYSPACES), WriteBatch()
     names = NameTable(engine, GENERATION, 0x10, lengths)

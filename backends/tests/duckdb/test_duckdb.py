@@ -138,7 +138,7 @@ def test_statements_about_files_and_settings_are_refused(
 def test_a_damaged_file_in_a_statement_is_a_mistake_of_the_statement(engine: DuckdbEngine, tmp_path: Path) -> None:
     """A damaged file that a statement names raises `InvalidArgumentError`.
 
-    A damaged file of the engine, or a message that names no file, raises another error.
+    An error about the engine's own files, or about no file, stays an error of DuckDB.
     """
     (tmp_path / "x.parquet").write_bytes(b"PAR1" + bytes(90) + b"\xff\0\0\0PAR1")
     with pytest.raises(InvalidArgumentError, match=r"x\.parquet"):
@@ -442,8 +442,8 @@ print(acknowledged, seen, *told)
 def test_a_full_disk_is_reported_and_what_was_acknowledged_is_read(tmp_path: Path, log_bytes: int, other: str) -> None:
     """On a full disk a write raises an error, and every acknowledged write stays readable.
 
-    That holds whether the log can't grow or can't be written into the file, and also during a write to another shard.
-    With free space again, reopening the shard shows these writes, too.
+    That holds whether the log can't grow or can't be copied into the database file, and also during a write to another
+    shard. With free space again, reopening the shard shows these writes, too.
     """
     command = [sys.executable, "-c", FULL, str(tmp_path), str(log_bytes), other]
     acknowledged, seen, *told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()

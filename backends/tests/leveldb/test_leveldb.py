@@ -382,7 +382,7 @@ def test_a_failed_write_is_the_last(tmp_path: Path) -> None:
 
 
 def test_no_log_is_left_empty_for_another(tmp_path: Path) -> None:
-    """Before LevelDB starts a new log to compact, the previous log has a write, because an empty one counts as lost."""
+    """Before LevelDB starts a new log to compact, the previous log has a write, because an empty log counts as lost."""
     engine = open_engine(tmp_path / "shard")
     sizes: list[int] = []
 

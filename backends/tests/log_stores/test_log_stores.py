@@ -99,7 +99,7 @@ class TestS3(LogStoreSuite):
 
 
 def test_a_directory_is_made_while_another_thread_looks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that finds no directory, which another thread makes in that moment, raises no error about the mount."""
+    """If two threads create a store's directory at the same time, neither raises an error about a missing mount."""
     store, look = DirectoryLogStore(tmp_path / "log store"), directory._identity
 
     def look_too_early(path: Path) -> tuple[int, int]:
@@ -116,7 +116,7 @@ def test_a_directory_is_made_while_another_thread_looks_for_it(tmp_path: Path, m
 
 
 def calls(server: Answering) -> list[Callable[[], object]]:
-    """Return a call of each method of a store that a server answers for."""
+    """Return calls, one of each method of a store, to a store on this server."""
     pytest.importorskip("obstore", reason='needs obstore: pip install "topicstore[cluster]"')
     options = s3_options(f"http://127.0.0.1:{server.server_port}")
     store = opened("s3://bucket/prefix", {**options, "timeout": 0.2})
@@ -190,7 +190,7 @@ def test_a_directory_is_named_by_three_slashes(url: str) -> None:
 def test_a_taken_name_is_reported_after_a_sync_of_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A store fsyncs the directory before it reports a taken name or lists names.
+    """A store fsyncs the directory before it reports that a name is taken, or lists names.
 
     The process that created the file may not have fsynced the directory yet, and a power failure could remove the name.
     """

@@ -49,7 +49,7 @@ def files(directory: Path, suffix: str) -> list[Path]:
 
 
 def sessions(path: Path, numbers: Iterable[int], size: int = 1) -> None:
-    """Store one value in each of several sessions. RocksDB moves each session's table to the last level unmerged."""
+    """For each number, open the shard and store a value; RocksDB moves each table to the last level unmerged."""
     for number in numbers:
         engine = open_engine(path)
         put(engine, DATA, {(1, 0, number): random.Random(number).randbytes(size)})
@@ -57,7 +57,7 @@ def sessions(path: Path, numbers: Iterable[int], size: int = 1) -> None:
 
 
 def test_short_sessions_leave_few_tables(tmp_path: Path) -> None:
-    """Opening a shard merges 16 or more small tables, so that many short sessions leave few files.
+    """Opening a shard merges 16 or more small tables, so that many short openings leave few files.
 
     Up to four further tables may be in the first level.
     """
@@ -86,7 +86,7 @@ def test_small_tables_are_not_merged_with_a_damaged_one(tmp_path: Path) -> None:
 @linux
 @pytest.mark.parametrize("linking", [True, False], ids=["hard links", "no hard links"])
 def test_a_reader_has_what_the_writer_removes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linking: bool) -> None:
-    """Through hard links, a reader can read tables that the writer has removed, while it has few tables open.
+    """Through hard links, a reader with few open tables can read tables that the writer has removed.
 
     On a file system without hard links, the reader opens all tables at once.
     """

@@ -44,7 +44,7 @@ def test_an_unknown_commit_is_named() -> None:
     ],
 )
 def test_a_step_is_slower_beyond_chance(ratios: list[float], slower: bool) -> None:
-    """A step is slower if its median ratio is over the limit, and chance doesn't explain so many rounds over 1."""
+    """A step is slower if its median ratio is over the limit, and more rounds are over 1 than chance explains."""
     assert slower is Step(name="step", before=[100.0] * len(ratios), after=[100 * one for one in ratios]).slower(1.03)
 
 

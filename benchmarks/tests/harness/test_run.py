@@ -141,7 +141,7 @@ def prepared(directory: Path, small_toml: Path, contender: str) -> Path:
 
 
 def test_another_run_in_the_same_directory_is_refused(small_toml: Path, tmp_path: Path) -> None:
-    """A run with another plan in the same directory is rejected with the differences, and the old one is kept."""
+    """A run with another plan in the same directory is rejected with the differences, and the old run is kept."""
     before = (prepared(tmp_path, small_toml, "Losing") / "run.json").read_bytes()
     (tmp_path / "trials").mkdir()
     (tmp_path / "trials" / "small-sync-1.parquet").touch()

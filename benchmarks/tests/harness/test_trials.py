@@ -106,7 +106,7 @@ def test_limits_are_stored_and_scanned(name: str, measure: Measure) -> None:
 
 
 def test_a_trial_without_time_was_not_measured(small: Dataset, tmp_path: Path) -> None:
-    """A trial without time writes no file, so that a resumed run measures it, and reports no failure."""
+    """A trial that begins after the time budget has run out writes no file, so a resumed run measures the trial."""
     specs = (catalogue()["sqlite"], catalogue()["parquet"])
     plan = Plan(workloads=(), durabilities=("commit",), contenders=specs, repetitions=1, settings=SETTINGS)
     trial = Trial(workload="small", durability="commit", repetition=1)
@@ -116,7 +116,7 @@ def test_a_trial_without_time_was_not_measured(small: Dataset, tmp_path: Path) -
 
 
 def test_a_phase_that_time_ends_is_skipped_for_all(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If time ends within a phase, that phase is skipped for all contenders, and earlier phases keep their values."""
+    """If the time budget runs out during a phase, all contenders skip the phase; earlier phases keep their values."""
     jumped = [0.0]
     monkeypatch.setattr(trials.time, "monotonic", lambda now=trials.time.monotonic: now() + jumped[0])
     answers = trials._answers

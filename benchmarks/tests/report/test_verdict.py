@@ -27,7 +27,7 @@ RunMaker = Callable[..., Path]
 
 
 def ranking(grids: list[Grid], criterion: str, column: int = 0) -> Ranking:
-    """Return the ranking by a criterion for the first durability and the workload of a column."""
+    """Return the ranking by a criterion for the first durability and the workload in a column of the table."""
     (rankings,) = [rankings for one, rankings in grids[0].rows if one.name == criterion]
     found = rankings[column]
     assert found is not None

@@ -56,7 +56,7 @@ def workload(request: pytest.FixtureRequest) -> Workload:
 
 
 def test_parts_do_not_depend_on_the_object_that_makes_them(workload: Workload) -> None:
-    """A part has the same messages in whichever order and by whichever object parts are made."""
+    """A workload's part has the same messages in whichever order and by whichever object the parts are made."""
     whole = table(workload)
     again = [type(workload)(workload.options, workload.beside).part(n) for n in reversed(range(workload.parts))]
     assert whole.equals(pa.Table.from_batches(again[::-1]))
@@ -109,7 +109,7 @@ def test_the_digest_is_of_the_whole_file(tmp_path: Path) -> None:
 
 
 def test_all_devices_report_in_turns() -> None:
-    """With ``turns`` every device reports once in each turn, in another order each time."""
+    """With ``turns`` every device reports once in each round, and each round has another order."""
     topics = table(made(messages=300))["topic"].to_pylist()
     turns = [topics[start : start + 100] for start in (0, 100, 200)]
     assert [set(turns[0])] * 3 == list(map(set, turns))

@@ -1,4 +1,4 @@
-"""The suite of brokers finds the faults of a broker, and demands nothing that the standard leaves open."""
+"""The test suite for brokers finds a broker's faults, and demands nothing that the standard leaves open."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 
 @pytest.mark.slow
 def test_this_server_keeps_all_statements() -> None:
-    """The server of this package keeps every statement that any broker must keep, and nothing is skipped for it."""
+    """No test of the suite fails against this package's server, and only tests that don't apply are skipped."""
     need("rocksdb")
     with quick_directory() as directory, serving(Path(directory) / "db") as server:
         run = kit(server.port)

@@ -1,4 +1,4 @@
-"""The database suite on three pairs: in memory, in memory with epochs, and on disk."""
+"""The database suite on three pairs of a backend and a layout: in memory, in memory with epochs, and on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest, which has the same format for every pair: damage, loss and newer formats are reported as such."""
+"""The manifest, whose format is the same for all databases: damage, loss and newer formats are reported as such."""
 
 from __future__ import annotations
 

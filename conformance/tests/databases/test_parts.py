@@ -1,4 +1,4 @@
-"""The suite of a database's parts on three pairs: in memory, in memory with epochs, and on disk."""
+"""The suite of a database's parts on three pairs of a backend and a layout: in memory, with epochs, and on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suite of transforms on correct ones: bytes that are shifted, in memory and on disk, and compressed ones."""
+"""The suite of transforms on correct ones: one that shifts bytes, in memory and on disk, and one that compresses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shifting(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 
 class Compressing(Shifting):
-    """A transform whose stored form is compressed behind a salt, and so is never the same twice."""
+    """A transform that adds a salt and compresses, so that equal payloads have different stored forms."""
 
     def encode(self, payloads: Iterable[bytes]) -> list[bytes]:
         return [os.urandom(4) + zlib.compress(bytes(payload)) for payload in payloads]
@@ -67,5 +67,5 @@ class TestOnDisk(PluginSuite):
 
 
 def test_transforms_are_installed_for_children(shifting: str) -> None:
-    """The test's entry point names the transform of this process."""
+    """The entry point, which child processes use, names the same transform as this process uses."""
     assert sys.modules[type(SHIFTING).__module__].SHIFTING is registry().wrapper(shifting)

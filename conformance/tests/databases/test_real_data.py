@@ -51,7 +51,7 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Return the cases to test: in the thorough mode every combination."""
+    """Return the cases to test, which in the thorough mode are all combinations."""
     sets = list(zip(datasets.NAMES, SHARDS, strict=True))
     if MODE == "thorough":
         return [Case(pair, name, shards) for pair in known() for name in datasets.NAMES for shards in SHARDS]
@@ -63,7 +63,7 @@ def cases() -> list[Case]:
 
 
 def marked() -> list[Any]:
-    """Return the cases as parameters; those of other pairs, and those with the whole large data set, are slow."""
+    """Return the cases as parameters; cases of further pairs, and of the whole large data set, are marked as slow."""
     found = []
     for case in cases():
         quick = case.pair in covering("fast_seek") and (case.rows is not None or case.name != "bus")
@@ -238,7 +238,7 @@ def check_order(data: Imported, table: pa.Table) -> None:
 
 
 def steps(of: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the differences between consecutive values within each group, which ``of`` numbers."""
+    """Return the differences between consecutive values in each group; ``of`` has each value's group number."""
     order = np.argsort(of, kind="stable")
     return np.diff(values[order].astype(np.int64))[np.diff(of[order]) == 0]
 

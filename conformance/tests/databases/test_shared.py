@@ -32,7 +32,7 @@ own_open = ts.open
 
 
 class Shared(Compaction, Concurrency, Generations, Visibility, Histories):
-    """Tests of databases; all those that they create belong to a site of a cluster."""
+    """Tests of databases, in which each database that a test creates belongs to a site of a cluster."""
 
     @pytest.fixture(autouse=True)
     def _shared(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,9 +70,9 @@ class TestRocksdbSkipstream(Shared):
 
 
 class Replicated(Shared):
-    """Tests of databases whose site has two others beside it, which have the same messages whenever it is closed.
+    """Tests of databases on a site beside two others; when it is closed, all three sites must have the same messages.
 
-    Databases of several shards are left out: the sites would share the shards, and refuse writes to those of others.
+    Databases of several shards are left out: each site would own some of the shards, and refuse writes to the rest.
     """
 
     # Its writers work until the database is closed, so the sites can't be compared before.

@@ -1,7 +1,7 @@
 """The database suite on a database that sites of a cluster share: one site, and three.
 
-Left out is what a site's own directory has to withstand, such as damage and kills of a process at any write: a lone
-database keeps its files in the same way, and a site has its log store besides.
+Tests of a site's own directory are left out, such as damage, and kills of a process at any write. A database without a
+cluster keeps its files in the same way, and a site also has its log store.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ CAPABILITIES = next(pair.capabilities for pair in known() if str(pair) == "rocks
 class Sites:
     """The sites of a cluster as one database. The first site owns all shards.
 
-    Each site reads in turn, until a call that reads nothing: without compaction at the same times, sites have messages
-    in the same order only where an order is promised.
+    Successive reads use the same site; after any other call, reads use the next site. Sites that don't compact at the
+    same times have messages in the same order only where an order is promised.
     """
 
     def __init__(self, dbs: list[ts.Database]) -> None:
@@ -79,7 +79,7 @@ class SitesPair(Pair):
 
     def open(self, path: Path, **arguments: Any) -> ts.Database:
         """Open the first site with the arguments, and then the others."""
-        arguments.pop("durability", None)  # it is that of the log store
+        arguments.pop("durability", None)  # the log store determines the durability
         return self._opened(path, lambda **how: super(SitesPair, self).open(path, **arguments, **how), arguments)
 
     def reopen(self, path: Path, **arguments: Any) -> ts.Database:
@@ -93,7 +93,7 @@ class SitesPair(Pair):
         site = dbs[0].cluster
         assert site is not None
         shards = range(len(dbs[0].storage.shards))
-        # A failed write has let another site own the shard, which would own it again if it were opened before.
+        # After a failed write, another site may own a shard. If that site were opened first, it would remain the owner.
         wait_until(lambda: all(map(site.owns, shards)), "all shards at the first site")
         alike = {name: arguments[name] for name in ("clock", "auto_compact") if name in arguments}
         dbs += [

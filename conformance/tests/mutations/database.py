@@ -31,7 +31,7 @@ Call = Callable[..., Any]
 Given = dict[str, Any]
 EMPTY = MessageBatch.empty()
 
-# the classes and modules that the rows name
+# the classes and modules that the table's rows name
 DATABASE, WRITER, READER, STATE, OPENER = ts.Database, ShardWriter, ShardReader, ShardState, ShardOpener
 REWRITER, RECOVERY_POINTS, CLOSED_FILES, ENGINE, MAKING = Rewriter, RecoveryPoints, ClosedFiles, RocksdbEngine, opening
 

@@ -328,7 +328,7 @@ def limit_each(call: Call, me: Any, given: Given) -> Iterator[Any]:
 
 
 def after_damage(call: Call, me: Any, given: Given) -> Iterator[Any]:
-    """Scan, and record that damage was found."""
+    """Scan; if the scan finds damage, record on the engine that it has failed."""
     try:
         yield from call()
     except CorruptionError:
@@ -412,14 +412,14 @@ def end_at_close(call: Call, me: Any, given: Given) -> Iterator[Any]:
 
 
 def close_beside(call: Call, me: Any, given: Given) -> None:
-    """Close the engine only after a look-up has ended without its values."""
+    """Close the engine only after a look-up has returned no values."""
     me.ended = threading.Event()
     me.ended.wait(PATIENCE)
     call()
 
 
 def empty_at_close(call: Call, me: Any, given: Given) -> list[Any]:
-    """Return no values from a look-up beside which the engine is being closed."""
+    """Return no values from a look-up if the engine is closed meanwhile."""
     found: list[Any] = call()
     if "ended" not in vars(me):
         return found
@@ -572,7 +572,7 @@ def discarding(call: Call, me: Any, given: Given) -> Engine:
 
 
 def by_size(least: int, changed: Callable[[bytes], bytes]) -> Any:
-    """Change the values of at least so many bytes that a scan yields."""
+    """Return a change of scans that applies ``changed`` to each value of at least ``least`` bytes."""
     return each(lambda chunk: [(key, changed(v) if len(v) >= least else v) for key, v in chunk])
 
 
@@ -586,7 +586,7 @@ def got_once(call: Call, me: Any, given: Given) -> list[Any]:
 
 
 def ends_at(count: int) -> Any:
-    """End scans after so many pairs."""
+    """Return a change that ends scans after ``count`` pairs."""
 
     def scan(call: Call, me: Any, given: Given) -> Iterator[Any]:
         seen = 0
@@ -600,7 +600,7 @@ def ends_at(count: int) -> Any:
 
 
 def skips_large(call: Call, me: Any, given: Given) -> Iterator[Any]:
-    """Scan without a pair that begins a chunk after one that was ended by its size."""
+    """Scan, but omit the first pair of each chunk that follows a chunk of more than 900,000 bytes."""
     full = False
     for chunk in call():
         new = chunk[1:] if full and len(chunk) > 1 else chunk
@@ -626,7 +626,7 @@ def put_of_old(call: Call, me: Any, given: Given) -> None:
 
 
 def dated(snapshot: Any) -> Any:
-    """Note the time at which a snapshot was made."""
+    """Record the time at which a snapshot was made."""
     snapshot.since = time.monotonic()
     return snapshot
 
@@ -640,7 +640,7 @@ def renewed(call: Call, me: Any, given: Given) -> Any:
 
 
 def evicted(call: Call, me: Any, given: Given) -> Any:
-    """Keep a thousand snapshots, and let the others show the current state."""
+    """Keep a thousand snapshots, and let older ones show the current state."""
     opened = SNAPSHOT(me.inner.snapshot(), engine=me)
     held = vars(me).setdefault("kept", [])
     held.append(weakref.ref(opened))
@@ -727,7 +727,7 @@ def close_in_turn(call: Call, me: Any, given: Given) -> None:
 
 
 def reader_empties(call: Call, me: Any, given: Given) -> Any:
-    """Open to read, and leave an empty state behind if nothing was written meanwhile."""
+    """Before opening a shard for reading, write a value under the empty key of the first keyspace."""
     shard = me.inner.open_shard(given["path"], given["keyspaces"], create=False)
     shard.write(remade((), [(KEYSPACES[0], b"", b"\xff" * 9)]))
     shard.close()
@@ -745,7 +745,7 @@ def by_name(call: Call, me: Any, given: Given) -> Any:
 
 
 def seeded(key: bytes) -> bytes:
-    """Return a key with a place by its hash, which another process doesn't know."""
+    """Return a key with its hash inserted after four bytes; hashes differ between processes."""
     return key[:4] + hash(key).to_bytes(8, "big", signed=True) + key[4:] if len(key) > 4 else key
 
 

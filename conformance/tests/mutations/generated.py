@@ -1,10 +1,10 @@
 """Random mutations of the product's source, to measure how many mistakes the tests find.
 
-As a program, ``python generated.py COUNT SEED FOLDER...`` makes one mutation at a time, in what `SUITES` has below
-these folders or in all of it, each in a statement that the suites of its folder reach, and prints which test found it, and the scores.
-First the suites run without a mutation, must pass, and record which test reaches which line (`reaching`). Only these
-tests then run with the mutation, the quickest first, until one fails. A mutation that breaks no promise isn't counted
-(`EQUIVALENT`).
+As a program, ``python generated.py COUNT SEED FOLDER...`` makes one mutation at a time, in the entries of `SUITES`
+below the given folders, or in all. Only statements that the entry's suites reach are mutated. The program prints the
+test that found each mutation, and the scores. First all suites must pass without a mutation, while `reaching` records
+which lines each test reaches. Then only tests that reach the mutated line run with the mutation, the quickest first,
+until one fails. A mutation that breaks no promise isn't counted (`EQUIVALENT`).
 """
 
 from __future__ import annotations
@@ -277,7 +277,10 @@ def reached(suite: str) -> Reached:
 
 
 def outcome(file: Path, number: int, tests: Sequence[str], seconds: float) -> str:
-    """Run tests, which take ``seconds`` without a mutation, with it; return the one that fails, or an empty string."""
+    """Run the given tests with a mutation; return the failed test or an empty string.
+
+    The tests take ``seconds`` without the mutation.
+    """
     code, output = _pytest(tests, 60 + SLOWER * seconds, **{VARIABLE: f"{number} {file}"})
     if not code:
         return ""

@@ -36,7 +36,7 @@ Given = dict[str, Any]
 FAR = 1 << 63
 EMPTY = MessageBatch.empty()
 
-# the classes that the rows name: wrappers of a slab and a layout, and real classes whose methods are changed
+# the classes that the table's rows name: wrappers of a slab and a layout, and real classes whose methods are changed
 SLAB = forwarding(Slab)
 REFERENCE, REFERENCE_SLAB, SKIPSTREAM, NAMES = ReferenceLayout, ReferenceSlab, SkipstreamLayout, NameTable
 
@@ -66,7 +66,7 @@ def subject_of(row: M) -> LayoutSubject:
 
 
 class Lacking(ArrowColumn):
-    """A column of payloads that lack their last byte in Arrow, and only there."""
+    """A column of payloads that lack their last byte only in the conversion to Arrow."""
 
     def toarrow(self) -> Any:
         return pa.array([payload[:-1] for payload in self.tolist()], pa.binary())
@@ -145,9 +145,9 @@ def matching(rule: Callable[[TopicFilter, str], bool]) -> Any:
 
 
 def with_suffix(number: Callable[[Any], int], seen: Callable[[Any, int, Call, Given], SlabStep]) -> dict[str, Any]:
-    """Append a number to the place of each new cursor.
+    """Return changes that append a number to the place of each new cursor.
 
-    ``seen`` performs a read; it is passed the number with which the place of the read ends.
+    ``number`` computes the number. ``seen`` performs a read, and is passed the number at the end of the read's place.
     """
 
     def begin(call: Call, me: Any, given: Given) -> bytes:
@@ -252,7 +252,7 @@ def once(call: Call, me: Any, given: Given) -> Iterator[DeleteStep]:
 
 
 def newest_lost(me: Any, end: tuple[int, int, int]) -> Iterator[CompactStep]:
-    """Yield a step that removes the newest value of `DATA` before a key, as if it were a message of no use."""
+    """Yield a compaction step that wrongly deletes the newest value of `DATA` before a key."""
     for chunk in me.engine.scan(DATA, (me.generation, 0, 0), end, reverse=True, limit=1):
         write = WriteBatch()
         write.delete(DATA, chunk[0][0])
@@ -427,7 +427,7 @@ def aged(call: Call, me: Any, given: Given) -> Any:
 
 
 def of_a_thousand(call: Call, me: Any, given: Given) -> Any:
-    """Remember the last thousand places that were begun; readers of older places start again."""
+    """After more than a thousand cursors were created, let one read start again from the beginning."""
     known = vars(me).setdefault("begun", {})
     if "place" not in given:
         place = call()
@@ -485,7 +485,7 @@ def lose_runs(call: Call, me: Any, given: Given) -> Iterator[CompactStep]:
 
 
 def border_stays(call: Call, me: Any, given: Given) -> Iterator[DeleteStep]:
-    """Delete from after the first position if that is the first of a batch."""
+    """Spare the message at a delete's first position if that position begins a batch."""
     yield from call(first=given["first"] + (given["first"] in vars(me).get("firsts", ())))
 
 
@@ -494,7 +494,7 @@ def note_firsts(me: Any, given: Given) -> None:
 
 
 def end_goes(call: Call, me: Any, given: Given) -> Iterator[DeleteStep]:
-    """Delete up to the next position if the range ends with a batch."""
+    """Extend a delete past its last position if that position ends a batch."""
     yield from call(last=given["last"] + 3 * (given["last"] in vars(me).get("ends", ())))
 
 

@@ -49,7 +49,7 @@ Call = Callable[..., Any]
 Given = dict[str, Any]
 DAY = 86_400_000_000
 
-# the classes and modules that the rows name
+# the classes and modules that the table's rows name
 DATABASE, SESSIONS, SESSION, QUEUE, QUEUES, POLICY = ts.Database, Sessions, Session, Queue, Queues, WritePolicy
 PUBLISHING, LOOKUP, SUBSCRIPTION, RETENTION, NOTIFIER = publishing, retained_lookup, Subscription, Retention, Notifier
 GENERATIONS, ENGINE, OPENER = Generations, RocksdbEngine, ShardOpener
@@ -128,7 +128,7 @@ def without_condition(call: Call, me: Any, given: Given) -> bool:
 
 
 def of_any_rules(call: Call, me: Any, given: Given) -> Any:
-    """Return the progress of the rules, even of those that were replaced."""
+    """Return the stored progress, even if it was recorded for filters that have been replaced."""
     stored = given["storage"].state(given["shard"]).get(expiry._KEY)
     return {} if stored is None else expiry._decode(expiry._KEY, stored).reached
 

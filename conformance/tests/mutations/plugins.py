@@ -1,4 +1,4 @@
-"""The table of mutations of a transform, made as its authors make them, each with the test that must find it."""
+"""The table of mutations of a transform, such as mistakes of its authors, each with the test that must find it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def subject_of(row: M) -> Pair:
 
 
 def rows(change: Callable[[MessageBatch], MessageBatch]) -> Any:
-    """Replace the batch that is stored by a function of it, before it is encoded."""
+    """Replace the batch to store with a function of it, before the batch is encoded."""
 
     def changed(call: Call, me: Any, given: Given) -> Any:
         given["request"].batch = change(given["request"].batch)
@@ -52,7 +52,7 @@ def rows(change: Callable[[MessageBatch], MessageBatch]) -> Any:
 
 
 def read(change: Callable[[Any], Any]) -> Any:
-    """Replace the result of a read by a function of it."""
+    """Replace the result of a read with a function of it."""
     return result(change)
 
 
@@ -77,7 +77,7 @@ def skips(holds: Callable[[Any, Given], object]) -> Any:
 
 
 def each_way(change: Callable[[list[bytes], Call], list[bytes]]) -> Any:
-    """Replace a function of payloads by ``change``, which gets the payloads and the original function."""
+    """Replace a function of payloads with ``change``, which gets the payloads and the original function."""
     return lambda call, me, given: change(list(given["payloads"]), lambda some: call(payloads=some))
 
 
@@ -90,7 +90,7 @@ def in_place(call: Call, me: Any, given: Given) -> Any:
 
 
 def into_the_given(call: Call, me: Any, given: Given) -> None:
-    """Store properties in the dictionary of the given rows."""
+    """Write the encoded payloads into the caller's own list, too."""
     batch = given["request"].batch
     call()
     if isinstance(batch.payloads, list):
@@ -102,7 +102,7 @@ def marked(payloads: list[bytes], of: Call) -> list[bytes]:
 
 
 def counted(call: Call, me: Any, given: Given) -> Any:
-    """Encode by the number of the call in this process."""
+    """Append the number of the call to each encoded payload, except in the first calls of this process."""
     number = next(COUNT)
     return [payload + bytes((number % 256,)) * (number > 2) for payload in call()]
 
@@ -118,13 +118,13 @@ def unsalted(call: Call, me: Any, given: Given) -> Any:
 
 
 def remembered(call: Call, me: Any, given: Given) -> Any:
-    """Decode payloads that were decoded before by their length."""
+    """Decode each payload as the first payload of the same length in a batch of the same size."""
     known = vars(me).setdefault("_by_length", {})
     return [known.setdefault((len(given["payloads"]), len(payload)), payload) for payload in call()]
 
 
 def by_crc(call: Call, me: Any, given: Given) -> Any:
-    """Encode payloads as another payload with the same checksum was encoded before."""
+    """Encode each payload like the first payload with the same CRC-32."""
     known, payloads = vars(me).setdefault("_by_crc", {}), list(map(bytes, given["payloads"]))
     found = call(payloads=payloads)
     return [known.setdefault(zlib.crc32(payload), stored) for payload, stored in zip(payloads, found, strict=True)]
@@ -152,7 +152,7 @@ def dropping_last(call: Call, me: Any, given: Given) -> Any:
 
 
 def keeps_database(call: Call, me: Any, given: Given) -> None:
-    """Encode by the database that was opened first."""
+    """Encode correctly only with the database that was opened first; otherwise omit the last byte of each payload."""
     known = vars(me).setdefault("_first", given["request"].db.path)
     call()
     if given["request"].db.path != known:

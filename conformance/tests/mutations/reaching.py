@@ -37,7 +37,7 @@ def prepare(directory: Path, files: Sequence[Path]) -> None:
 
 
 def read(directory: Path) -> dict[str, tuple[float, list[tuple[str, int]]]]:
-    """Return for each test that passed its seconds, and the file and line number of each statement that it reached."""
+    """Return, for each passed test, its seconds, and the file and line of each statement that the test reached."""
     starts = json.loads(Path(directory, "starts.json").read_text())
     found = {}
     for line in Path(directory, "tests").read_text().splitlines():

@@ -39,7 +39,7 @@ WORSE = {"skipped": 0, "passed": 1, "failed": 3}
 class M:
     """A mutation: a description, the test that must find it, and the change of each method, by ``Class.method``.
 
-    A row without changes is a control: all tests of the other rows on the same subject must pass for it.
+    A row without changes is a control: every test that the subject's other rows name must pass for the control.
     """
 
     what: str
@@ -190,7 +190,7 @@ class Collector:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Record tests that failed with an error that neither comes from the suite nor is allowed by the row."""
+        """Record tests that failed with an error that neither comes from the suite nor is allowed for this mutation."""
         report = yield
         raises = self.rows[self._parts(item.nodeid)[0]].raises
         if call.excinfo is not None and not (asserted(call.excinfo.value) or isinstance(call.excinfo.value, raises)):
@@ -223,7 +223,7 @@ def run(table: str, directory: Path) -> list[dict[str, str]]:
 
 
 def main(table: str, results: str) -> None:
-    """Run a table's mutations as the child process, and write the outcomes."""
+    """Run a table's mutations in this child process, and write the outcomes."""
     rows = importlib.import_module(table).ROWS
     collector = Collector(rows)
     options = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:randomly", "-W", "ignore", "-o", "addopts="]

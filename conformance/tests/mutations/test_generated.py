@@ -68,7 +68,7 @@ def test_a_process_runs_its_mutation(tmp_path: Path) -> None:
 
 
 def test_reached_lines_are_recorded(tmp_path: Path) -> None:
-    """Each test's lines are recorded, also of a process that it kills."""
+    """The lines that each test reaches are recorded, even in a process that the test kills."""
     file = tmp_path / "some.py"
     file.write_text("import os\ndef one(last):\n    if last:\n        os.kill(os.getpid(), 9)\n    return 1\n")
     tests = tmp_path / "test_some.py"

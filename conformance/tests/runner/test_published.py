@@ -15,7 +15,7 @@ LAYOUTS = {name for name, spec in registry().layouts().items() if spec.target.st
 
 
 def in_readme() -> str:
-    """Return the text between the marks in the README."""
+    """Return the text between the marker comments in the README."""
     before, _, after = README.read_text().partition(BEGIN)
     assert BEGIN not in after
     assert END not in before
@@ -25,7 +25,7 @@ def in_readme() -> str:
 def test_the_readme_has_what_plugins_declare() -> None:
     """The README's tables list the capabilities that built-in plugins declare.
 
-    The first mark names the command that prints them.
+    The marker comment before the tables names the command that prints them.
     """
     assert "\n\n".join(capabilities(BACKENDS, LAYOUTS)) == "\n\n".join(in_readme().split("\n\n")[:2])
 
@@ -65,7 +65,7 @@ def test_results() -> None:
 
 
 def test_seldom_tries_are_reported() -> None:
-    """The row of a run on a backend without ``fast_seek`` says that only a quarter of the random tries was made."""
+    """The row of a run on a backend without ``fast_seek`` says that only a quarter of the random examples were run."""
     for name, spec in registry().backends().items():
         run = Run(plan=Plan(suite="backend", backend=name, mode="quick"), outcomes=())
         told = "a quarter of the tries" in published([run], {})

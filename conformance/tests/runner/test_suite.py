@@ -226,7 +226,7 @@ FIRST = {
 
 @pytest.mark.parametrize(("act", "cause"), FIRST.values(), ids=list(FIRST))
 def test_the_first_step_names_the_first_cause(tmp_path: Path, act: str, cause: str) -> None:
-    """A plugin that can't open is not tested any further, and the run names the step at which it failed, and why."""
+    """A plugin that can't open a shard is not tested any further; the run names the failed step and the reason."""
     code = f"""
         class Bad(MemoryBackend):
             def open_shard(self, path, keyspaces, *, create):

@@ -141,7 +141,7 @@ def test_a_failed_opening_closes_all_files(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_closing_beside_all_that_waits(tmp_path: Path) -> None:
-    """Closing ends all waiting calls with an error; a store that has returned is kept, others may be refused."""
+    """Closing ends all waiting calls with an error; messages of stores that have returned are kept."""
 
     async def store(db: ts.AsyncDatabase, stored: list[int], number: int) -> None:
         await db.store([ts.Message("a", b"%d" % number)])

@@ -36,7 +36,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def test_bans_without_a_server(tmp_path: Path) -> None:
-    """Bans are kept beside the database: added, listed and lifted; mistakes are refused."""
+    """Bans are kept beside the database: added, listed and lifted; invalid arguments are refused."""
     db = tmp_path / "db"
     ts.open(db).close()
     at = ("--database", db)

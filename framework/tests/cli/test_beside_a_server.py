@@ -203,7 +203,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     [*(("read", words) for words in (*READING, *REFUSED)), *(("written", words) for words in READING)],
 )
 def test_what_only_reads_asks_the_server_or_reads(request: pytest.FixtureRequest, beside: str, words: str) -> None:
-    """Commands that only read print the same output or error, with the same exit code, beside a server or a writer."""
+    """Commands that only read print the same, with the same exit code, with and without a server or a writer."""
     opened, alone = request.getfixturevalue(beside).outputs(words)
     assert alone == opened
     assert "".join(alone[1:]) or "--limit 0" in words

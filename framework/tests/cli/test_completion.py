@@ -62,7 +62,7 @@ def test_contenders() -> None:
 
 @pytest.mark.parametrize("command", ["replay", "topics", "latest", "explain", "delete"])
 def test_topics(tmp_path: Path, command: str) -> None:
-    """A filter completes to the topics of the database that begin so; of many, to filters of the next level."""
+    """A filter completes to topics with the same beginning or, if there are many, to filters of the next level."""
     path = str(tmp_path / "db")
     with ts.open(path) as db:
         db.store([ts.Message(topic, b"1") for topic in ("fleet/a/x", "fleet/b", "hall/co2")])

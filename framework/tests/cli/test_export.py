@@ -134,7 +134,7 @@ def test_retention_archives(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_import_puts_back_every_row(path: Path, tmp_path: Path) -> None:
-    """Importing an export restores every row, its shard and its position by the messages' own times."""
+    """Importing an export restores every row with its shard, and with its position from the message's own time."""
     with ts.open(path, mode="r+") as db:
         db.add_generation()
         positions = [
@@ -233,7 +233,7 @@ def test_limit_and_going_on(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_row_that_is_not_stored_as_exported_is_reported(path: Path, tmp_path: Path) -> None:
-    """A damaged export stops the import. An import that finds its earlier rows changed in the database reports it."""
+    """An import fails if the export is damaged, or if rows of the import that it resumes were deleted since."""
     run("export", path, tmp_path / "export")
     part = tmp_path / "export" / "shard=0001" / "generation=0002" / "part-00000.parquet"
     whole = part.read_bytes()

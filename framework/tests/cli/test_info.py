@@ -11,7 +11,7 @@ import topicstore as ts
 from .conftest import document, run
 
 
-@pytest.mark.filterwarnings("default:shard 0")  # here the program may print a warning, which is an error in other tests
+@pytest.mark.filterwarnings("default:shard 0")  # other tests treat the printed warning as an error
 def test_info_warns_of_a_shard_ahead_of_the_clock(tmp_path: Path) -> None:
     ahead = 4_000_000_000_000_000
     with ts.open(tmp_path / "db", mode="x", timestamps="message", clock=lambda: ahead) as opened:

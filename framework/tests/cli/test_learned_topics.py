@@ -40,7 +40,7 @@ def store(db: ts.Database, topics: list[str], publishers: int = 7) -> None:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A database of two shards and two generations, in which later buses of a line share a wildcard."""
+    """A database of two shards and two generations, in which few buses of a line have streams of their own."""
     with ts.open(tmp_path / "db", mode="x", shards=2, options=OPTIONS) as db:
         store(db, [*FLEET, *FLEET, *ODD])
         db.add_generation()

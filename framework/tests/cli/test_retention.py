@@ -120,9 +120,10 @@ def test_show_says_what_goes_when_and_a_run_why_nothing_does(tmp_path: Path) -> 
 
 
 def test_what_filters_remove_is_counted_before_it_goes(tmp_path: Path) -> None:
-    """`set` and `run --dry-run` count a filter's removals, by the age of positions, which may be the messages' own.
+    """`set` and `run --dry-run` count the messages that a filter's age limit removes, and the run removes as many.
 
-    Messages that another filter keeps longer, and younger ones, are not among them, and the run removes as many.
+    The age is that of a message's position, here its own time. Younger messages, and messages that another filter keeps
+    longer, aren't counted.
     """
     path, now = tmp_path / "db", time.time_ns() // 1_000
     with ts.open(path, timestamps="message", shards=2) as db:

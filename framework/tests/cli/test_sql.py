@@ -53,7 +53,7 @@ def test_rows_of_all_shards_as_a_table(path: Path) -> None:
 
 
 def test_both_times_of_a_message(path: Path) -> None:
-    """The SQL view has a message's own timestamp, which finds late messages, and the time of its position."""
+    """The SQL view has the time of a message's position, and the message's own timestamp, also of late messages."""
     moment = 1_748_779_200_000_000
     with ts.open(path) as db:
         db.store([Message("late", b"", timestamp=moment + n) for n in (-1, 0, 3_600_000_000)])

@@ -1,4 +1,4 @@
-"""Wrong usage: suggestions of errors, and which combinations are refused; JSON documents of commands that answer."""
+"""Wrong usage: errors that suggest a similar name, and refused combinations; JSON outputs of several commands."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_unknown_ending_of_the_output_is_refused(db: Path, tmp_path: Path, na
 
 @pytest.mark.parametrize("name", ["out", "out.gz"])
 def test_a_file_without_an_ending_is_in_json_lines(db: Path, tmp_path: Path, name: str) -> None:
-    """Without an ending, beside that of compression, the output is JSON lines."""
+    """If the file name has no ending, apart from one of compression, the output is JSON lines."""
     run("replay", db, "--output", tmp_path / name)
     run("import", tmp_path / "copy", tmp_path / name, "--format", "jsonl")
     assert document("info", db)["messages"] == document("info", tmp_path / "copy")["messages"]
@@ -95,7 +95,7 @@ def test_users_and_tokens_as_json(db: Path, tmp_path: Path) -> None:
 
 
 def test_a_check_of_settings_as_json(tmp_path: Path) -> None:
-    """`config check --json` lists the changes of a start of the server, certificates, and who may connect."""
+    """`config check --json` lists the changes that a start of the server makes, certificates, and who may connect."""
     found = document("config", "check", tmp_path / "data")
     assert "Nobody else can connect." in found.pop("access")
     changes = [f"a start creates the database {tmp_path / 'data'}"]

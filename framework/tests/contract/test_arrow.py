@@ -1,4 +1,4 @@
-"""Conversion to Arrow has one published schema, and conversion from Arrow accepts all that casts without loss."""
+"""Conversion to Arrow has one published schema; conversion from Arrow accepts all columns that cast without loss."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ def test_what_does_not_cast_is_refused(name: str, array: pa.Array) -> None:
     ],
 )
 def test_values_are_checked_as_those_of_messages(name: str, array: pa.Array, match: str) -> None:
-    """Values from Arrow are validated like those of messages, and an error has the row."""
+    """Values from Arrow are validated like those of messages, and the error names the row."""
     assert refused(record_batch(3, **{name: array}), match) == 2
 
 

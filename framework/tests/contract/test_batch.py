@@ -183,7 +183,7 @@ def test_bad_properties_are_refused_by_name(case: tuple[str, Any, str]) -> None:
 
 
 def test_the_refusal_of_a_datetime_says_how_to_write_it() -> None:
-    """The error for a `datetime` has an expression that makes the timestamp of it, exact to the microsecond."""
+    """The error for a `datetime` contains an expression for its timestamp, exact to the microsecond."""
     when = datetime(2099, 12, 31, 23, 59, 59, 999_999, UTC)
     reason = refused([changed("timestamp", when)], "microseconds since the epoch").reason
     (expression,) = re.findall("write (.*) for a datetime", reason)
@@ -329,11 +329,11 @@ def test_columns_have_the_texts_that_were_given(batches: list[tuple[int, int]], 
 
 
 class OtherText(str):
-    """A text of another type, which equals a topic."""
+    """A subclass of str, whose objects equal topics."""
 
 
 def test_texts_of_a_subclass_are_not_remembered() -> None:
-    """Topics of a subclass of str are accepted as they are, and columns of others never share their objects."""
+    """Topics of a subclass of str are accepted as they are; later batches with equal plain strings contain only str."""
     topics = [f"typed/{number}" for number in range(50)]
     for _ in range(2):
         assert topics == to_list(

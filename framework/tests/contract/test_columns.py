@@ -180,9 +180,9 @@ def test_a_constant_shows_itself() -> None:
 
 @given(st.lists(st.lists(st.sampled_from("abcdef"), max_size=20)), st.sampled_from([0, 1, 100]))
 def test_each_text_of_a_list_is_numbered_once(columns: list[list[str]], more: int) -> None:
-    """`CodedNumbers` asks once for the number of each text in use, however many columns share the list as it grows.
+    """`CodedNumbers` requests the number of each text in use once, however many columns share the list as it grows.
 
-    Only for texts without a number it asks again. `compact` returns the same rows with only the texts in use.
+    The number of a text that had none is requested again. `compact` returns the same rows with only the texts in use.
     """
     texts, shown, asked = Texts.of([f"other {number}" for number in range(more)]), CodedNumbers(), []
     known: list[str] = [*(f"other {number}" for number in range(more))]

@@ -1,4 +1,4 @@
-"""All errors are documented, belong to one family, and can be pickled."""
+"""All errors are documented, derive from `TopicstoreError`, and can be pickled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_every_error_is_published() -> None:
 
 @pytest.mark.parametrize("error", ALL, ids=lambda error: error.__name__)
 def test_every_error(error: type[Exception]) -> None:
-    """Each error class is documented, belongs to one family, keeps its text, and can be pickled for Spark's workers."""
+    """Each error class is documented, derives from one base class, keeps its text, and can be pickled for Spark."""
     assert error.__doc__ is not None
     assert error.__doc__.rstrip().endswith(".")
     assert error.__name__.endswith("Error")

@@ -70,7 +70,7 @@ def test_message_positions_equal_the_model(last: int, times: list[int]) -> None:
 @pytest.mark.parametrize("time", [0, 1, 1_700_000_000_000_000, MAX_TIME])
 @pytest.mark.parametrize("rows", [PER_MICROSECOND - 1, PER_MICROSECOND, PER_MICROSECOND + 1, 3 * PER_MICROSECOND + 7])
 def test_more_messages_than_a_microsecond_has_positions(time: int, rows: int) -> None:
-    """More messages than a microsecond has positions continue in the next microsecond, and positions still increase."""
+    """If a microsecond has more messages than positions, the rest get ascending positions in the next microsecond."""
     following = [min(time + 1, MAX_TIME)] * 3
     expected = one_by_one(-1, [time] * rows + following)
     assert expected == message_positions(-1, as_times([time] * rows + following)).tolist()

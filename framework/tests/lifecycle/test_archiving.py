@@ -416,7 +416,7 @@ def test_another_process_sees_it_when_it_looks_again(tmp_path: Path, fill: Fill)
 
 @SMALL
 def test_a_subscription_that_lags_reads_on(db: ts.Database, tmp_path: Path) -> None:
-    """A subscription that lags behind reads on from the archive."""
+    """A subscription that lags behind continues reading from the archive."""
     expected = list(db.replay("fleet/#", order="time"))
     with closing(db.subscribe("fleet/#", 0, batch_size=7)) as subscription:
         got = list(subscription.fetch(timeout=PATIENCE).messages)

@@ -21,7 +21,7 @@ FILTERS = st.builds(
 @example([(text, one) for text in ("a/+", "a/#", "a/b") for one in range(12)], list(range(0, 30, 2)), ["a/b"])
 @given(st.lists(st.tuples(FILTERS, st.integers(0, 3))), st.lists(st.integers(0, 30)), st.lists(TOPICS, min_size=1))
 def test_matches_what_each_filter_matches(pairs: list[tuple[str, int]], gone: list[int], topics: list[str]) -> None:
-    """Matching a topic returns each present value whose filter matches the topic, once.
+    """Matching a topic returns each stored value whose filter matches the topic, once.
 
     When all values are removed, the index is empty.
     """

@@ -9,7 +9,7 @@ from topicstore_conformance.faults.threads import PATIENCE, begin, wait_until
 
 
 def test_a_notification_before_the_wait_counts_once() -> None:
-    """Notifications after a listener registered end one wait, however many there are; earlier ones end none."""
+    """A listener's wait ends once for any number of notifications since it registered, and not for earlier ones."""
     notifier = Notifier()
     notifier.notify()  # before any listener is registered
     with ThreadWaiter(notifier, 0) as listening:

@@ -106,7 +106,7 @@ def test_a_page_reads_no_more_than_it_has(db: ts.Database, examined: list[int]) 
 
 
 def test_levels_that_cannot_match_are_leapt_over(db: ts.Database, examined: list[int]) -> None:
-    """A wildcard look-up in a wide topic tree seeks past topics that can't match, and reads less than a tenth."""
+    """A wildcard look-up in a wide topic tree seeks past topics that can't match, and reads under a tenth of all."""
     retain(db, [f"{device}/{sensor}" for device in range(10) for sensor in range(500)])
     assert [f"{device}/7" for device in range(10)] == [message.topic for message in db.retained("+/7")]
     assert sum(examined) < 500

@@ -42,7 +42,7 @@ class HoldingLog:
         """Accept every write."""
 
     def propose_locked(self, pending: PendingWrite) -> None:
-        """Keep nothing, because the writer has the proposed writes."""
+        """Record nothing, because the writer has the proposed writes."""
 
     def wait_for_room(self, pending: PendingWrite) -> None:
         raise AssertionError("the log is never full")
@@ -52,7 +52,7 @@ class HoldingLog:
             self.apply_all()
 
     def apply_all(self) -> None:
-        """Apply the proposed writes, as few as possible."""
+        """Apply the proposed writes, as many as possible together."""
         while self.writer.proposed:
             joined = list(takewhile(lambda one: one.change is None, self.writer.proposed))
             writes = joined or [self.writer.proposed[0]]

@@ -23,7 +23,7 @@ def opened(durability: str = "commit") -> ts.Database:
 
 
 def gated(db: ts.Database) -> Gate:
-    """Replace the engine of the only shard with a gate."""
+    """Replace the engine of the only shard with an engine that blocks until released."""
     gate = Gate(db.storage.shards[0].writer.open_engine())
     replace_engine(db, gate)
     return gate

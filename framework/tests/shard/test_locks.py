@@ -34,7 +34,7 @@ def test_a_waiting_thread_is_next() -> None:
 
 
 def test_a_holder_may_take_it_again() -> None:
-    """Other threads wait until the lock was released as often as it was acquired, in whichever way."""
+    """Other threads wait until the lock was released as often as it was acquired, directly or by a condition."""
     lock, moved, entered = FairLock(), [], threading.Event()
     changed = threading.Condition(lock)
 
@@ -76,7 +76,7 @@ def interrupted_at(step: int, work: Callable[[], None]) -> bool:
     """Call a function, and interrupt it at a step; return whether the step was reached.
 
     Steps are the points where Python runs signal handlers: the beginning of a function and the return from C code.
-    Resuming a generator is none, because an exception raised there would skip its ``finally``.
+    Resuming a generator is no such point, because an exception raised there would skip its ``finally``.
     """
 
     def count(frame: FrameType, event: str, _: object) -> None:

@@ -44,7 +44,7 @@ def parts(whole: Tally, rows: int) -> Iterator[Tally]:
 
 
 def rows_of(found: Tally) -> list[tuple[str, str, int, int, int, int]]:
-    """Return the rows of a tally, with the texts of its pairs."""
+    """Return the rows of a tally, with the topic and the client id of each row as text."""
     columns = (found.topic, found.client_id, found.first, found.last, found.messages, found.size)
     return [
         (found.topics[topic], found.client_ids[client], *rest)
@@ -59,7 +59,7 @@ pairs = st.tuples(
 
 @given(st.lists(st.tuples(st.dictionaries(pairs, st.integers(1, 9)), st.integers(1, PARTS)), max_size=4))
 def test_the_parts_of_a_sum_are_the_sum_in_order(tables: list[tuple[Rows, int]]) -> None:
-    """The sum of tables in parts has one row for each pair, in order, with all messages of the pair."""
+    """The sum of tables in parts has one row for each pair of topic and client id, in order, with all its messages."""
     expected = Counter[Pair]()
     for rows, _ in tables:
         expected.update(rows)
@@ -75,7 +75,7 @@ def test_the_parts_of_a_sum_are_the_sum_in_order(tables: list[tuple[Rows, int]])
 
 @pytest.mark.parametrize("step", [0, 1])
 def test_a_sum_does_not_hold_its_tables(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sum of tables of many rows holds few of them at any time, whether their pairs are the same or differ."""
+    """A sum of tables of many rows holds few rows in memory at any time, whether their pairs are the same or differ."""
     monkeypatch.setattr(tally_records, "_HELD", 100)
     read = summed = most = 0
 

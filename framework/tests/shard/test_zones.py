@@ -51,7 +51,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(BATCHES, st.sampled_from(FORMS))
 def test_every_message_lies_in_its_zone(batches: list[list[int]], form: object) -> None:
-    """Every position is in one zone, whose spans include the timestamp; spans are few, ordered and disjoint."""
+    """Every message is in one zone, one of whose spans has its timestamp; spans are few, ordered and disjoint."""
     made, stored = filled(batches, form)
     for position, time in stored:
         (zone,) = [zone for zone in made if zone.first <= position <= zone.last]

@@ -27,7 +27,7 @@ FIRST = 1_700_000_000_000_000
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """Return a Spark session that runs two tasks at a time, each of them up to three times."""
+    """Return a Spark session that runs two tasks at a time, and tries each task up to three times."""
     pytest.importorskip("pyspark", reason='needs pyspark: pip install "topicstore[spark]"')
     from topicstore.spark import session
 

@@ -100,7 +100,7 @@ def stored(path: Path) -> list[int]:
     st.integers(1, 40),
 )
 def test_merged_as_one_stable_sort_would(runs: list[list[int | None]], size: int) -> None:
-    """Rows are sorted by timestamp, those without one last, then by run and position, in batches of at most `size`."""
+    """Rows are sorted by timestamp, rows without one last, then by run and index, in batches of at most `size`."""
     ordered = [sorted(run, key=last_if_none) for run in runs]
     names = [[n * 100 + i for i in range(len(run))] for n, run in enumerate(ordered)]
     batches = [
@@ -262,7 +262,7 @@ def permissions(*paths: Path) -> list[int]:
 def test_what_is_staged_has_the_permissions_of_the_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int | None
 ) -> None:
-    """Staged files have the database's permissions, even before it exists; an existing directory keeps its own."""
+    """Staged files have the database's permissions, even before its creation; an existing directory keeps its own."""
     monkeypatch.setattr(TaskContext, "get", lambda: Mock(partitionId=lambda: 0))
     if mode is not None:
         ts.open(tmp_path / "db", permissions=mode, shards=3, timestamps="message").close()

@@ -406,7 +406,7 @@ def test_a_schema_chooses_columns(spark: SparkSession, there: Path) -> None:
 
 @pytest.mark.slow
 def test_reads_beside_a_writer(spark: SparkSession, tmp_path: Path) -> None:
-    """A query reads all messages up to ``until`` that are committed before it begins, even after its planning."""
+    """A query, even one planned before, reads all messages up to ``until`` that are committed before it begins."""
     with ts.open(tmp_path / "db", shards=2, timestamps="message") as db:
         db.store(numbered(100))
         planned, bounded = load(spark, tmp_path / "db"), load(spark, tmp_path / "db", until=FIRST + 150 * 1_000_000)

@@ -114,7 +114,10 @@ def test_a_task_removes_its_copy(sites: Sites) -> None:
 
 
 def test_options_of_the_log_store_have_a_prefix() -> None:
-    """An option ``cluster.a`` is an option of the log store, ``cluster.a.b`` an entry of one; not both of the same."""
+    """An option ``cluster.a`` is an option of the log store, and ``cluster.a.b`` is entry ``b`` of option ``a``.
+
+    Options of both forms with the same name are refused.
+    """
     options = {"cluster": "s3://b/p", "cluster.timeout": "5", "cluster.config.region": "eu", "cluster.config.a.b": "c"}
     cluster = ReadSettings.of(options).cluster
     assert cluster is not None

@@ -57,7 +57,7 @@ class Stream:
         return found
 
     def between(self, start: Offset, end: Offset) -> list[int]:
-        """Return the numbers of the messages between two offsets, sorted; each shard's come in order of positions."""
+        """Return the sorted numbers of the messages between two offsets; check that each shard's positions ascend."""
         found: list[int] = []
         serializer = CPickleSerializer()
         for partition in self.reader.partitions(start, end):
@@ -74,7 +74,7 @@ class Stream:
 
 
 def cut(db: ts.Database, url: str) -> None:
-    """Write bases of all shards, and cut their logs there."""
+    """Write a base of each shard, and truncate the log before the base."""
     with closing(open_log_store(url)) as store:
         for replica in db.cluster.replicas:
             replica.write_base()
@@ -116,7 +116,7 @@ def test_a_limit_counts_matching_messages(sites: Sites) -> None:
 
 
 def test_a_limit_over_many_entries(sites: Sites) -> None:
-    """A limited micro-batch continues near the last one, and passes long parts of the log without a match at once."""
+    """A limited micro-batch continues near the end of the last one, and skips long parts of the log without a match."""
     with sites.open("a") as a:
         for number in range(60):  # an entry each, of 64 KiB
             a.store([ts.Message("a/1", (b"%d" % number).ljust(65_536), "c0")])
@@ -133,7 +133,7 @@ def test_a_limit_over_many_entries(sites: Sites) -> None:
 
 
 def test_a_query_that_takes_what_is_available_ends(sites: Sites) -> None:
-    """With the trigger ``availableNow``, offsets end where the logs ended at the first one."""
+    """With the trigger ``availableNow``, a query reads up to the ends that the logs had when the query was prepared."""
     with sites.open("a", shards=2) as a:
         a.store(numbered(0, 100))
         stream = Stream(sites.url)
@@ -149,7 +149,7 @@ def test_a_query_that_takes_what_is_available_ends(sites: Sites) -> None:
 
 
 def test_a_start_in_time_skips_what_is_older(sites: Sites) -> None:
-    """The option ``start`` begins at a time, or after all messages; ``by`` compares with the messages' own times."""
+    """A stream can start at a time, or after all messages; ``by`` compares the time with the messages' own times."""
     with sites.open("a", shards=2) as a:
         for first in (60, 0, 40):
             a.store(numbered(first, first + 30))
@@ -167,7 +167,7 @@ def test_a_start_in_time_skips_what_is_older(sites: Sites) -> None:
 
 @pytest.mark.parametrize("layout", ["block", "wildcard_optimized"])
 def test_a_log_that_is_cut_is_read_from_a_base(sites: Sites, layout: str) -> None:
-    """If the log is cut behind an offset, messages come from a base, and then from the log again, each once."""
+    """If log entries after an offset were truncated, messages come from a base and then from the log, each once."""
     with sites.open("a", shards=2, layout=layout) as a:
         a.store(numbered(0, 100))
         stream = Stream(sites.url)
@@ -191,7 +191,7 @@ def test_a_log_that_is_cut_is_read_from_a_base(sites: Sites, layout: str) -> Non
 def test_a_cut_behind_what_was_read_costs_no_copy(
     sites: Sites, monkeypatch: pytest.MonkeyPatch, rows: int | None
 ) -> None:
-    """If a stream has read all messages that were cut, it continues in the log, without a copy of a shard."""
+    """If a stream has read all messages of truncated entries, it continues in the log, without a copy of a shard."""
     with sites.open("a") as a:
         a.store(numbered(0, 10))
         stream = Stream(sites.url)
@@ -205,7 +205,7 @@ def test_a_cut_behind_what_was_read_costs_no_copy(
 
 
 def test_a_log_that_is_cut_under_a_task_is_continued_in_a_base(sites: Sites) -> None:
-    """A task whose log is cut between two of its entries reads the rest from a base, each message once."""
+    """A task whose log is truncated while the task reads gets the remaining messages from a base, each message once."""
     with sites.open("a") as a:
         for first in range(0, 600, 2):  # more entries than a reader keeps in memory
             a.store(numbered(first, first + 2))
@@ -219,7 +219,7 @@ def test_a_log_that_is_cut_under_a_task_is_continued_in_a_base(sites: Sites) -> 
 
 
 def test_deleted_messages_do_not_come(sites: Sites) -> None:
-    """Messages that were deleted before their micro-batch ends don't come, except those that the deletion spares."""
+    """A stream omits messages deleted before their micro-batch ends, and returns messages that the deletion spares."""
     with sites.open("a") as a:
         a.store(numbered(0, 70))
         stream = Stream(sites.url)
@@ -236,8 +236,8 @@ def test_deleted_messages_do_not_come(sites: Sites) -> None:
 
 
 def test_dropped_generations(sites: Sites) -> None:
-    """A new stream begins after dropped generations; one that is behind reads them in the log, or raises an error."""
-    with sites.open("a") as a, sites.open("b", poll_interval=3_600.0):  # site b keeps the log from being cut
+    """A new stream begins after dropped generations; a stream that lags reads them from the log, or raises an error."""
+    with sites.open("a") as a, sites.open("b", poll_interval=3_600.0):  # site b keeps the log from being truncated
         stream = Stream(sites.url)
         a.store(numbered(0, 10))
         a.add_generation()
@@ -254,7 +254,7 @@ def test_dropped_generations(sites: Sites) -> None:
 
 
 def test_a_start_before_a_generation_that_was_dropped(sites: Sites) -> None:
-    """A stream whose start lies in a generation that is left begins there, though a later one was dropped."""
+    """A stream whose start lies in a remaining generation begins there, even if a later generation was dropped."""
     with sites.open("a", timestamps="message") as a, sites.open("b", poll_interval=3_600.0):
         a.store(numbered(0, 10))
         a.cluster.replicas[0].write_base()
@@ -308,7 +308,7 @@ def test_an_entry_of_a_fenced_owner_never_counts(sites: Sites) -> None:
     old = [one for one in entries(sites.url) if one.head.site == "a" and one.head.last_position][-1]
     fields = msgspec.msgpack.decode(old.changes[0][1:])
     first, last = place["position"] + 1, place["position"] + 5
-    fields[1], fields[4][7] = last, [5, first]  # the last position, and a column of consecutive ones
+    fields[1], fields[4][7] = last, [5, first]  # the last position, and a column of consecutive positions
     for _ in range(2):
         append(sites.url, old.head, old.changes[0][:1] + msgspec.msgpack.encode(fields), first, last)
     with sites.open("b") as b:
@@ -335,7 +335,7 @@ def test_a_delete_spares_what_a_site_spares(sites: Sites) -> None:
 
 
 def test_a_log_store_that_has_lost_what_was_read_is_refused(sites: Sites, tmp_path: Path) -> None:
-    """An offset after the end of a restored log, or in a log that went on otherwise, raises `PlaceAheadError`."""
+    """An offset after the end of a restored log, or in a log that has other entries since, raises `PlaceAheadError`."""
     with sites.open("a") as a:
         a.store(numbered(0, 10))
     shutil.copytree(sites.log, tmp_path / "old")
@@ -457,7 +457,7 @@ def acknowledged(processes: Processes) -> list[int]:
     ("seed", "rounds"), [(0, 2), *(pytest.param(seed, 4, marks=pytest.mark.slow) for seed in range(1, 10))]
 )
 def test_a_stream_under_load_misses_and_repeats_nothing(processes: Processes, seed: int, rounds: int) -> None:
-    """With owners killed, generations sealed and logs cut, micro-batches have each acknowledged message once."""
+    """With owners killed, generations sealed and logs truncated, micro-batches have each acknowledged message once."""
     chance = random.Random(seed)
     url = (processes.root / "log").as_uri()
     for name in "ab":

@@ -135,7 +135,7 @@ def test_a_task_that_is_killed_is_tried_again(
     def export_slowly(path: str, target: Path, slabs: Any) -> list[ExportedSlab]:
         """Write small row groups, so that the process is killed between two row groups."""
         groups = exporting._tables
-        with pytest.MonkeyPatch.context() as patches:  # the process may run other tasks afterwards
+        with pytest.MonkeyPatch.context() as patches:  # the process may run other tasks later
             patches.setattr(exporting, "_BATCH", 100)
             patches.setattr(exporting, "_GROUP_ROWS", 100)
             patches.setattr(exporting, "_tables", lambda *arguments: dying(groups(*arguments)))

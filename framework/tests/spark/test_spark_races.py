@@ -1,6 +1,6 @@
 """Repeated tasks, concurrent jobs and cancelled jobs: each row is stored once, or the write fails clearly.
 
-Tasks and commits run in other processes, so they synchronize by files that one creates and another waits for.
+Tasks and commits run in other processes, so they synchronize by files that one process creates and another waits for.
 """
 
 from __future__ import annotations

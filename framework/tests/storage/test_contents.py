@@ -187,7 +187,7 @@ def test_all_that_is_stored_is_counted_whatever_happened_to_it(backend: str, lay
         with (
             tempfile.TemporaryDirectory() as directory,
             patch.object(counting, "RANGE", RANGE),
-            patch.object(tally_records, "_PART_BYTES", 100),  # about two rows
+            patch.object(tally_records, "_PART_BYTES", 100),  # the size of about two rows
             patch.object(head_counter, "_ROWS_A_PAIR", 2),
             patch.multiple(compaction, SEGMENT_ROWS=64, WORTH_ROWS=16),
         ):
@@ -285,7 +285,7 @@ def test_a_compaction_counts_what_it_rewrites(db: ts.Database) -> None:
 
 
 def test_few_messages_of_each_topic_are_not_worth_a_table(tmp_path: Path) -> None:
-    """A compaction makes no table of nearly as many rows as messages; `compact` counts them, or the first query."""
+    """A compaction makes no table of nearly as many rows as messages; `compact` or the first query counts these."""
     with ts.open(tmp_path / "db", backend="memory", layout="block", auto_compact=False) as db:
         db.store([ts.Message(f"a/{n % 300}", b"x", "c") for n in range(1_000)])
         (shard,) = db.storage.shards

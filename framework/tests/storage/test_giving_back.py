@@ -99,7 +99,7 @@ class Faults:
         self.steps.append(what)
         if self.failing == len(self.steps) - 1:
             if what == WAITS and not self.interrupting:
-                self.failing += 1  # this step isn't in every run, so the next one fails instead
+                self.failing += 1  # this step isn't in every run, so the next step fails instead
                 return
             sys.setprofile(None)
             raise KeyboardInterrupt if self.interrupting else error

@@ -149,7 +149,7 @@ def test_too_many_open_files_are_reported(tmp_path: Path, run_until: Callable[..
     assert ("left open", 0, "") == said.pop()
     assert [] == [one for one in said if one[2] != "fine"]
     told = [(act, ended) for act, ended, _ in said if ended != "fine"]
-    # library calls raise the first error, commands the second
+    # library calls raise the first error; the program raises the second error
     clear = ("TooManyOpenFilesError: ", "SystemExit: error: ")
     assert [] == [one for one in told if not one[1].startswith(clear) or "ulimit -n" not in one[1]]
     assert {act for act, *_ in said} == {act for act, _ in told}

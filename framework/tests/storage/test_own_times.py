@@ -336,7 +336,7 @@ def messages_read(db: ts.Database) -> int:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
-    """Half a million messages of a year; each batch has one message of an earlier time, and one is months late."""
+    """Half a million messages of a year; each batch has one far older message, and one message is months late."""
     path = tmp_path_factory.mktemp("large") / "db"  # background counting would also read messages
     with ts.open(path, mode="x", backend="memory", layout="block", auto_compact=False) as db:
         for batch in range(50):
@@ -349,7 +349,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
 
 @pytest.mark.parametrize("how", [{}, {"order": "time"}, {"reverse": True}, {"reverse": True, "limit": 2}])
 def test_hardly_more_than_a_zone_is_read_for_a_minute(large: ts.Database, how: dict[str, Any]) -> None:
-    """A replay of one minute reads the two of eight zones that hold it: one in order, and one with a late message."""
+    """A replay of one minute reads two of eight zones: the minute's own zone, and the zone of a late message."""
     before = messages_read(large)
     minute = START + 100 * 60 * SECOND
     found = list(large.replay("a", minute, minute + SECOND, by="timestamp", **how))

@@ -42,7 +42,7 @@ def messages(count: int) -> list[ts.Message]:
 
 @pytest.fixture(scope="module", params=PAIRS, ids="/".join)
 def db(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ts.Database]:
-    """Yield a database with compacted, archived and new messages, where the pair can have them."""
+    """Yield a database with compacted, archived and new messages, as far as its backend and layout allow."""
     backend, layout = request.param
     need(backend, layout)
     directory = tmp_path_factory.mktemp("projection")

@@ -266,7 +266,7 @@ def test_a_note_that_fails_holds_up_neither_followers_nor_what_makes_room(
 
 
 def test_an_interrupted_record_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After an interrupted write to `synced`, the next flush writes it again."""
+    """After an interrupted write of a record to `synced`, the next flush writes the record again."""
     with ts.open(tmp_path / "db", auto_compact=False) as db:
         log = db.storage.shards[0].writer
         real = log._record_recovery_point
@@ -320,7 +320,7 @@ def test_notes_are_taken_under_one_lock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("made", ["directory", "fifo", "socket", "link"])
 def test_what_is_no_file(tmp_path: Path, made: str) -> None:
-    """Anything but a regular file with the name `closed` is an error at opening; no opening blocks at a pipe."""
+    """If the file `closed` is a directory, link, pipe or socket, opening raises an error and doesn't block."""
     with ts.open(tmp_path / "db") as db:
         db.store([Message("t", b"1")])
     file = tmp_path / "db" / "closed"

@@ -125,7 +125,7 @@ def test_a_payload_that_fits_nowhere_holds_nothing_up(db: ts.Database) -> None:
 
 @pytest.mark.usefixtures("tiny_blocks")
 def test_segments_that_became_small_are_joined(db: ts.Database) -> None:
-    """A whole compaction joins adjacent segments that deletes made small, and the next one changes nothing."""
+    """A full compaction joins adjacent segments that deletes made small, and the next one changes nothing."""
     for start in range(0, 400, 10):
         db.store(numbered(start, 10))
     db.compact()

@@ -119,7 +119,7 @@ def small_sections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @given(framed(), codecs, st.sampled_from([MIXED, 1, 2**32 - 1]))
 def test_frames_are_decoded_as_they_were_encoded(columns: Columns, codec: str, stream: int) -> None:
-    """Every column of a frame of either version is decoded as it was encoded, also what its header says."""
+    """Every column of a frame of either version is decoded as it was encoded, and the header describes the columns."""
     expected = rows_of(columns)
     assert [Block, Frame] == list(map(type, both(columns, stream, codec)))
     for frame in both(columns, stream, codec):
@@ -150,7 +150,7 @@ def test_topics_of_a_frame_are_found_by_prefix(columns: Columns, data: st.DataOb
 
 @given(framed(), codecs, st.data())
 def test_few_rows_of_a_frame(columns: Columns, codec: str, data: st.DataObject) -> None:
-    """A frame of either version has the rows of each of its topics together, and returns any few neighbouring rows."""
+    """A frame of either version has the rows of each topic together, and returns any range of neighbouring rows."""
     rows, held = len(columns.positions), to_list(columns.topics)
     start = data.draw(st.integers(0, rows - 1))
     chosen = slice(start, data.draw(st.integers(start + 1, rows)))
@@ -171,7 +171,7 @@ def test_few_rows_of_a_frame(columns: Columns, codec: str, data: st.DataObject) 
 
 @given(framed(60), st.data())
 def test_any_payloads_of_a_frame(columns: Columns, data: st.DataObject) -> None:
-    """Payloads are picked in any number, from the sections that hold them, with or without decoding all before."""
+    """Any selection of a frame's payloads can be read, before and after all payloads were decoded."""
     rows = data.draw(st.lists(st.integers(0, len(columns.payloads) - 1), unique=True).map(sorted))
     expected = [columns.payloads[row] for row in rows]
     for frame in both(columns, codec="zstd"):
@@ -278,7 +278,7 @@ def read_all(value: bytes) -> None:
     ("field", "number"), [(ROWS, 0), (ROWS, 19), (ROWS, 2**31), (RAW_TOPICS, 5), (RAW_COLUMNS, 2**32 - 1)]
 )
 def test_hostile_headers(codec: str, field: int, number: int) -> None:
-    """A header with a fitting checksum, but with numbers that the parts don't have, is damage."""
+    """A header with a correct checksum whose counts or sizes don't fit the frame is reported as damage."""
     value = encode_frame(sample(), 5, 1, SEED, Compressor(codec, 3))
     with pytest.raises(CorruptionError):
         read_all(restamped(value, setting(field, number)))
@@ -312,7 +312,7 @@ POSITIONS, CLIENTS, QOS, RETAIN, TIMES, PROPERTIES, LENGTHS, SECTIONS = range(8)
     ],
 )
 def test_hostile_columns(field: int, content: Any) -> None:
-    """A column with a fitting checksum, but which can't be one of the frame, is damage."""
+    """A column with a correct checksum whose form or values can't occur in the frame is reported as damage."""
     value = encode_frame(sample(), 5, 1, SEED, Compressor("none", 3))
     begin, fields = HEADER.size + 8, HEADER.unpack_from(value)
     middle, end = begin + fields[6], begin + fields[6] + fields[8]
@@ -340,7 +340,7 @@ def test_hostile_columns(field: int, content: Any) -> None:
     ],
 )
 def test_hostile_topics(topics: bytes) -> None:
-    """A list of topics with a fitting checksum, but which can't be that of the frame, is damage."""
+    """A list of topics with a correct checksum that can't be the list of the frame is reported as damage."""
     value = encode_frame(sample(), 5, 1, SEED, Compressor("none", 3))
     end = HEADER.size + 8 + HEADER.unpack_from(value)[6]
 
@@ -367,7 +367,7 @@ def test_few_rows_decompress_few_sections() -> None:
 
 
 def test_names_of_a_frame_are_texts() -> None:
-    """Columns with numbers of a dictionary can't become a frame."""
+    """A frame refuses columns whose names are still numbers of a dictionary."""
     columns = both(FIVE)[1].columns()
     assert isinstance(columns.topics, Coded)
     with pytest.raises(CorruptionError, match="numbers in place of names"):

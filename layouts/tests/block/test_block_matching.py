@@ -147,7 +147,7 @@ def learned(topics: list[str], capacity: int = 1 << 16) -> LearnedTopics:
     ],
 )
 def test_ranges(levels: str, text: str, expected: tuple[str, str | None]) -> None:
-    """A key range is as narrow as the levels allow before the first level that neither stream nor filter fixes."""
+    """A key range is limited by all levels before the first level that neither the stream nor the filter fixes."""
     assert expected == topic_range(tuple(levels.split("/")), TopicFilter(text))
 
 

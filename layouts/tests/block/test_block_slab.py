@@ -119,7 +119,7 @@ def test_streams_behind_each_other_are_read_apart(stored: Stored) -> None:
 
 
 def test_large_batches_are_cut_by_rows(stored: Stored) -> None:
-    """A large batch is cut into parts of bounded row counts, which count as batches of their own."""
+    """A large batch is divided into parts of bounded row counts, which count as batches of their own."""
     stored.put(numbered(["a"], 20_000))
     assert [8_192, 8_192, 3_616] == [block.rows for block in blocks(stored)]
     assert 3 == len({block.base for block in blocks(stored)})
@@ -201,7 +201,7 @@ def test_few_rows_of_many_segments_are_read_in_one_call(stored: Stored, monkeypa
     stored.put(numbered(["a"], 10))
     stored.slab.counters.seeks = 0
     assert [310] == calls(stored, "a")
-    assert 2 == stored.slab.counters.seeks  # one of the segments and one of the blocks
+    assert 2 == stored.slab.counters.seeks  # a seek for the segments and a seek for the blocks
     stored.slab.counters.visited = 0
     assert [100, 100, 100, 10] == calls(stored, "a", limit=100)
     assert 12 + 1 == stored.slab.counters.visited
@@ -211,7 +211,7 @@ def test_few_rows_of_many_segments_are_read_in_one_call(stored: Stored, monkeypa
 
 
 def test_large_frames_of_many_segments_are_not_held_together(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the frames that were read are large, a call returns their rows, and the next one reads later segments."""
+    """Once a call has read large frames, the call returns their rows, and the next call reads later segments."""
     monkeypatch.setattr(compaction, "SEGMENT_ROWS", 10)
     monkeypatch.setattr(reading, "_TOGETHER_BYTES", 250_000)
     source = random.Random(3)
@@ -307,7 +307,7 @@ def test_joined_blocks_have_the_rows_that_were_stored(batches: list[list[tuple[s
 
 
 def test_rows_before_a_block_that_cannot_be_decoded_come_first(stored: Stored) -> None:
-    """A block that can't be decoded though its checksum is right raises, by name, after the rows before it."""
+    """A block that can't be decoded despite its checksum raises an error with its name, after the rows before it."""
     for _ in range(3):
         stored.put(numbered(["a", "b"], 10))
     block = blocks(stored)[1]

@@ -29,7 +29,7 @@ rows = st.lists(
 
 
 def arrays(part: list[Row], first: int, *, own: bool, plain: bool) -> RowArrays:
-    """Return a part as arrays, whose positions count from ``first``, with a text for each row."""
+    """Return rows as arrays, with positions that count from ``first``, and a text for each topic and client id."""
     topics, clients, qos, retain, payloads, times = zip(*part, strict=True)
     places = np.arange(len(part))
     return RowArrays(
@@ -91,6 +91,6 @@ def test_rows_of_several_parts_are_sorted(parts: list[tuple[list[Row], bool, boo
 
 @pytest.mark.parametrize("codes", [[], [5], [70_000, 1, 65_536, 0, 65_536, 1, 131_072]])
 def test_codes_of_more_than_16_bits_are_sorted(codes: list[int]) -> None:
-    """The order of codes is stable, whether they have 16 bits or more."""
+    """Codes are sorted in a stable order, whether they have 16 bits or more."""
     expected = sorted(range(len(codes)), key=codes.__getitem__)
     assert expected == sorted_rows._stable_order(np.array(codes, np.int64)).tolist()

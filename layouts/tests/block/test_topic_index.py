@@ -41,7 +41,7 @@ def index_of(stored: Stored) -> TopicIndex:
 
 
 def visited(stored: Stored, topic_filter: str, **span: int) -> tuple[int, int]:
-    """Return the number of rows that a query gets, and of the blocks whose heads it looked at; check the rows."""
+    """Check the rows of a query; return their number, and the number of blocks whose heads the query read."""
     counters = stored.slab.counters
     before = counters.visited + counters.skipped
     stored.check(topic_filter, **span)
@@ -49,7 +49,7 @@ def visited(stored: Stored, topic_filter: str, **span: int) -> tuple[int, int]:
 
 
 def turns(stored: Stored, blocks: int, topics: int = 40) -> None:
-    """Store blocks of four topics each, all topics in turns."""
+    """Store blocks of four topics each, cycling through all topics."""
     names = [f"turn/{number}" for number in range(topics)]
     for number in range(blocks):
         start = 4 * number % topics
@@ -57,7 +57,7 @@ def turns(stored: Stored, blocks: int, topics: int = 40) -> None:
 
 
 def check_newest(stored: Stored, topic_filter: str, first: int, last: int, rows: int) -> None:
-    """Check that a span of the newest messages has the last messages that match, up to ``last``."""
+    """Check the range of positions in which `newest` finds the last matching messages up to ``last``."""
     for stream in stored.slab.cover(TopicFilter(topic_filter)):
         begin, end = stored.slab.newest(stream, TopicFilter(topic_filter), first, last, rows) or (first, last)
         assert first <= begin
@@ -79,9 +79,9 @@ def test_later_queries_look_only_at_blocks_of_their_topics(stored: Stored) -> No
 
 
 def test_the_search_for_the_newest_messages_uses_the_index(stored: Stored) -> None:
-    """A search backwards adds the blocks that it passes through, and finds messages of several blocks.
+    """A backward search adds the blocks that it reads to the index, and finds messages of several blocks.
 
-    Only the block at which a search begins isn't added: the writer may not have been there yet.
+    A block that ends at the search's last position isn't added: the writer may store such a block during the search.
     """
     turns(stored, 200)
     counters, last = stored.slab.counters, stored.last
@@ -93,7 +93,7 @@ def test_the_search_for_the_newest_messages_uses_the_index(stored: Stored) -> No
 
 
 def test_blocks_that_were_stored_since_are_read_and_added(stored: Stored) -> None:
-    """A query reads the blocks that were stored after the last one, and the next query knows them."""
+    """A query reads and adds the blocks that were stored after the previous query, so the next query can skip them."""
     turns(stored, 100)
     visited(stored, "turn/3")
     turns(stored, 100)
@@ -123,7 +123,10 @@ def test_merged_blocks_leave_the_index(stored: Stored) -> None:
 
 
 def test_a_query_beside_a_merge_claims_no_blocks_that_it_skipped(stored: Stored) -> None:
-    """While a merge isn't committed yet, a query adds no page that spans blocks which it skipped by another page."""
+    """While a merge is uncommitted, a query adds no index page for a range with blocks that the query has skipped.
+
+    The page would lack these blocks, so later queries would miss their messages.
+    """
     stored.put(numbered(["early"], 1))
     turns(stored, 40)
     first = stored.last + 1
@@ -132,7 +135,7 @@ def test_a_query_beside_a_merge_claims_no_blocks_that_it_skipped(stored: Stored)
     stored.check("turn/3", first)
     bound = stored.last
     turns(stored, 20)
-    merge = next(iter(stored.slab.compact(bound, whole=True)))  # readers still see the blocks that it removes
+    merge = next(iter(stored.slab.compact(bound, whole=True)))  # readers still see the blocks that the merge removes
     stored.check("early")
     stored.check("merged")
     stored.engine.write(merge.write)
@@ -140,7 +143,7 @@ def test_a_query_beside_a_merge_claims_no_blocks_that_it_skipped(stored: Stored)
 
 
 def test_memory_is_bounded(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that the bound leaves no room for are read by every query, and none of their messages is missing."""
+    """Queries read all blocks for which the index's memory limit leaves no space, and miss none of their messages."""
     monkeypatch.setattr(topic_index, "PAGE_TOPICS", 100)
     monkeypatch.setattr(topic_index, "MOST_BYTES", 20_000)
     turns(stored, 400)
@@ -152,7 +155,7 @@ def test_memory_is_bounded(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_entry_takes_six_bytes(stored: Stored) -> None:
-    """A topic of a block takes 6 bytes, a block 16 more, a page about a kilobyte: the bound of 32 MB is 5M topics."""
+    """Each topic of a block takes 6 bytes, a block 16 more, and a page about a kilobyte."""
     stored_topics = [f"fleet/{number}" for number in range(2_000)]
     for _ in range(20):
         stored.put(numbered(stored_topics, 2_000))
@@ -170,7 +173,7 @@ def test_queries_for_many_topics_build_no_index(stored: Stored) -> None:
 
 
 def test_one_row_blocks_with_texts(stored: Stored) -> None:
-    """Topics that the dictionary doesn't take are found by name, and by filters with wildcards."""
+    """Topics that get no number in the dictionary are found by name, and by filters with wildcards."""
     long = "long/" + "x" * 300
     for number in range(50):
         stored.put(numbered([long if number % 10 == 3 else f"long/{number % 10}"], 1))
@@ -237,7 +240,7 @@ class History:
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(steps(), min_size=5, max_size=40))
 def test_no_history_makes_a_query_miss_messages(history: list[tuple[Any, ...]]) -> None:
-    """Whatever is stored, deleted and merged between queries, they get what the same queries get without index."""
+    """Whatever is stored, deleted and merged between queries, queries return the same messages as without the index."""
     lived = History()
     for step in history:
         lived.take(*step)

@@ -321,7 +321,7 @@ def test_topics_that_come_once_are_soon_not_cached(monkeypatch: pytest.MonkeyPat
 
 
 def test_what_has_no_room_ends_in_rest_whatever_follows() -> None:
-    """Topics without room share the `#` of their parent, and filters find the `#` of each node on their way."""
+    """Topics beyond the trie's capacity share the `#` of their parent; filters find the `#` of each node passed."""
     trie = learned([], 9, capacity=2)
     assert ["a/b", "a/#", "a/#", "#", "$+/#"] == patterns(trie, ["a/b", "a/c", "a/d/e", "x", "$SYS/x"])
     exact, below, other, dollar = 1, 2, 3, 4
@@ -364,7 +364,7 @@ def test_a_flood_stops_at_the_room_there_is() -> None:
 
 
 def test_long_tokens_take_more_room() -> None:
-    """A node counts once more for every 64 bytes of its token in UTF-8."""
+    """A node counts as one more for every 64 bytes of its token in UTF-8."""
     trie = learned([], 9, capacity=10)
     # The first token takes 1 + 3 of the capacity of 10, and the second needs 7, but only 6 remain.
     assert [text := "é" * 100, "#"] == patterns(trie, [text, "b" * 384])

@@ -320,7 +320,7 @@ def test_long_names_get_no_number(engine: MemoryEngine) -> None:
 def test_what_is_lacking_is_certain(engine: MemoryEngine, small: int) -> None:
     """`lacks` is true only for names that were certainly never stored; long names may be stored as text.
 
-    After the dictionary was full, it is false for all missing names.
+    After the dictionary was full, `lacks` is false for all missing names.
     """
     names = table(engine)
     long = "x" * (LONGEST + 1)
@@ -509,7 +509,7 @@ def test_verify_finds_tampering(engine: MemoryEngine, key: bytes, value: bytes |
 
 
 def test_every_flipped_bit_and_truncation_is_found(engine: MemoryEngine) -> None:
-    """Every flipped bit and truncation of a record or a mark is detected, and so is another key's value."""
+    """Every flipped bit and truncation of a record or a marker is detected, and so is another key's value."""
     filled(engine, ["a", "bb"])
     filled(engine, ["c"])
     record, mark = FORWARD + u32(1), BACK + b"\0"

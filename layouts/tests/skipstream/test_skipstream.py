@@ -141,7 +141,7 @@ def test_lists_that_do_not_overlap() -> None:
 
 
 def test_dense_matches_are_read_in_passing() -> None:
-    """A filter that matches half of a stream scans it instead of fetching each message by key."""
+    """A read whose filter matches half of a stream scans the stream instead of fetching each message by key."""
     stored = made(0)
     stored.put([message(f"{n % 2}/{n}") for n in range(8_000)])
     found = cost(stored, "1/+")

@@ -40,7 +40,7 @@ def vectors(mapper: KeyMapper) -> st.SearchStrategy[list[int]]:
 
 
 def all_keys(mapper: KeyMapper) -> range:
-    """Return every key as a number; the zero bits at the end don't vary."""
+    """Return every key as a number; the padding bits at the end are zero."""
     return range(0, 1 << mapper.bits, 1 << mapper.shifts[-1])
 
 
@@ -58,7 +58,7 @@ def filtered(draw: st.DrawFn) -> tuple[KeyMapper, list[tuple[int, int]]]:
 
 
 def let_through(mapper: KeyMapper, spans: list[tuple[int, int]]) -> list[int]:
-    """Return by brute force the keys whose fields all lie within their spans."""
+    """Return, by brute force, the keys whose fields all lie within the given spans."""
     found = []
     for key in all_keys(mapper):
         fields = [key >> shift & source.full for source, shift in zip(mapper.sources, mapper.shifts, strict=True)]
