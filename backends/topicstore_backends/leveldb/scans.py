@@ -60,7 +60,7 @@ class Present:
             return self.instance.give(iterator), self.hidden, bare
 
     def raw_iterator(self) -> Any:
-        """Return an iterator that reports every damage, to be used briefly."""
+        """Return an iterator that raises an error at any damaged block. The caller drops it soon."""
         return self.reader.raw_iterator(verify_checksums=True)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
@@ -87,7 +87,7 @@ class Past:
         return self.instance.give(_iterator(self.reader, span, reverse)), self._hidden, False
 
     def raw_iterator(self) -> Any:
-        """Return an iterator that reports every damage, to be used briefly."""
+        """Return an iterator that raises an error at any damaged block. The caller drops it soon."""
         return self.reader.raw_iterator(verify_checksums=True)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:

@@ -45,7 +45,7 @@ def make_changes(make: Make, path: Path) -> None:
 
 
 class LifeCycles(Fixtures):
-    """Tests of openings and closings in any order, by several processes and threads, and of memory that is kept."""
+    """Tests of openings and closings in any order, by several processes and threads, and of memory left in use."""
 
     # --- closing, in any order ---
 

@@ -211,7 +211,7 @@ check_client_ids = _CLIENT_IDS.check
 
 
 def is_plain(message: Message) -> bool:
-    """Return True only if a message is valid, has known names, and neither a timestamp nor properties.
+    """Return True only if a message is valid, with names that were checked before and no timestamp or properties.
 
     A few checks of one message's values are much cheaper than the checks of its columns, which decide all other cases.
     """

@@ -226,7 +226,7 @@ def retained_page(
         parts = [RetainedPage([one.message for one in found if one.message is not None], min(ends, default=None))]
     if len(pages) == 1 and len(parts[0].messages) <= limit:
         return parts[0]
-    following = min(ends, default=None)  # every shard was read up to this text
+    following = min(ends, default=None)  # all shards have been read up to this topic
     messages = sorted((message for part in parts for message in part.messages), key=_topic)
     if following is not None:
         del messages[bisect_left(messages, following, key=_topic) :]

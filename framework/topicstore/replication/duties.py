@@ -128,11 +128,11 @@ def entered(
 def next_document(
     document: ClusterDocument, number: int, known: Known, takeover_after: float, factor: int | None
 ) -> ClusterDocument | None:
-    """Return the document that a site would create with this number; None if nothing is to be changed.
+    """Return the cluster's next document, with this number, as a site would create it; None if it needs no change.
 
-    The site names itself the owner of shards that it keeps if their owner seems dead, has released them, or was an
-    earlier process of the same site. For its own shards whose copy takes no writes, it names another owner. Without
-    such changes, the document takes the next step of the placement plan for all shards.
+    The site names itself the owner of a shard of which it has a replica if the shard's owner seems dead, has released
+    the shard, or was an earlier process of the same site. For its own shards whose copy takes no writes, the site names
+    another owner. Without such changes, the document takes the next step of the placement plan for all shards.
     """
     changed = document
     for shard, place in enumerate(document.shards):

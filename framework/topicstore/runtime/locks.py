@@ -39,7 +39,7 @@ class FairLock(ProcessLock):  # type: ignore[misc]  # RLock isn't final at run t
         if owned(self):
             try:
                 take()
-            except BaseException:  # raised by a signal handler after the acquisition, as an owner never waits
+            except BaseException:  # of a signal handler, after the acquisition: an owner needn't wait
                 self.release()
                 raise
             return

@@ -248,7 +248,7 @@ class Sites:
     def forget(self, site: str) -> None:
         """Remove a site that is permanently lost.
 
-        Raises `UnknownSiteError` and `ReplicasRefusedError`; in a cluster as `Site.forget`.
+        Raises `UnknownSiteError` and `ReplicasRefusedError`; in a cluster, also the errors of `Site.forget`.
         """
         if self._cluster is not None:
             self._cluster.forget(site)

@@ -488,7 +488,7 @@ def single(packets: Sequence[Packet]) -> list[Publish | PubRel]:
 
 
 def cut(packets: list[Packet], limit: int, max_bytes: int | None) -> tuple[list[Packet], list[Publish | PubRel]]:
-    """Split packets into the first ones, at most ``limit``, and the remaining ones as single packets.
+    """Split packets into at most ``limit`` first packets, and the remaining ones, with batches taken apart.
 
     max_bytes: the most bytes of payload of the first packets, of which there is at least one; None: no limit.
     """

@@ -638,7 +638,7 @@ class Session:
                     self._go_back(cursor, selections, () if asks else cursors)
                     break
                 if asks and selected:
-                    later.append(cursor)  # one read a delivery: an undecided answer of `allow` repeats only this read
+                    later.append(cursor)  # one read a delivery: only this one is repeated if `allow` is undecided
                 elif not cursor.exhausted:
                     self._behind[cursor] = None  # the cursor's turn comes last
                 selected = permitted

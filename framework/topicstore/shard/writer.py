@@ -156,7 +156,7 @@ def load_displacement(reader: Reader) -> int:
 
 
 def put_displacement(batch: WriteBatch, microseconds: int) -> None:
-    """Add the displacement to a write."""
+    """Add to a write by how much positions are ahead of the clock."""
     batch.put(STATE, _KEY, _CODEC.encode(_KEY, _Displacement(_VERSION, microseconds)))
 
 

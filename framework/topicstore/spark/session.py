@@ -100,7 +100,7 @@ def _defaults() -> dict[str, str]:
         "spark.driver.extraJavaOptions": f'"-Dlog4j2.configurationFile={_LOGGING.as_uri()}"',
         # Spark's own daemon prints a traceback for each task that ends before all of its rows were read.
         "spark.python.daemon.module": "pyspark_topicstore.daemon",
-        # A Unix socket between Java and Python, if there are any: rows come about a tenth faster than through TCP.
+        # A Unix socket between Java and Python, where the platform has them: rows arrive a tenth faster than by TCP.
         "spark.python.unix.domain.socket.enabled": str(hasattr(socket, "AF_UNIX")).lower(),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",

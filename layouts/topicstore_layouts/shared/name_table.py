@@ -2,10 +2,10 @@
 
 Numbers count from 0 and are never reused. A dictionary takes names as long as they fit into 64 MB of memory, which
 about 350,000 names do. Further names, and those of more than 256 characters, are stored as texts where they are used.
-Most of the memory is for names that are used repeatedly. Above an eighth of the memory, a dictionary takes new names
-only if look-ups have found names at least a sixteenth as often as it has names; above half, at least as often. So names
-that are used only once, such as random client ids, take no more than an eighth of the memory, and further ones cost
-little.
+Most of the memory is for names that are used repeatedly. Once an eighth of the memory is in use, a dictionary takes a
+new name only if the number of successful look-ups is at least a sixteenth of the number of names; once half is in use,
+only if it is at least that number. So names that are used only once, such as random client ids, take no more than an
+eighth of the memory, and further ones cost little.
 
 The names of a slab are loaded as a whole when the first one is needed.
 

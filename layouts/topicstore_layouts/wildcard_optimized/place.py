@@ -87,7 +87,7 @@ class Place:
 
     @classmethod
     def decode(cls, epochs: Epochs, data: bytes) -> Place:
-        """Return the place from the bytes of `encode`. Raises `ValueError` if they are not a place in such a stream."""
+        """Decode the bytes that `encode` returned. Raises `ValueError` if they are not a place with these epochs."""
         key_size, position_size = _sizes(epochs)
         size = key_size + position_size
         count, rest = divmod(len(data) - _EPOCH, size)

@@ -221,7 +221,7 @@ class GroupKeys:
 
     @property
     def returned(self) -> bytes:
-        """The prefix of the keys of returned messages."""
+        """The prefix of the keys of messages that members returned unacknowledged."""
         return b"%b%b\0" % (RETURNED, self._group)
 
     @property
@@ -234,7 +234,7 @@ class GroupKeys:
         return self.members + owner_of(client_id)
 
     def returned_at(self, shard: int, first: int) -> bytes:
-        """Return the key of returned messages."""
+        """Return the key of messages that members returned unacknowledged, the first of them at a position."""
         return self.returned + _place(shard, first)
 
     def revoked_at(self, shard: int, first: int) -> bytes:
@@ -248,7 +248,7 @@ class GroupKeys:
 
     @property
     def waiting(self) -> bytes:
-        """The prefix of the keys of numbered returned messages."""
+        """The prefix of the keys of `ReturnedRecord`, messages that were returned to the group, by number."""
         return b"%b%b\0" % (WAITING, self._group)
 
     @property
@@ -267,11 +267,11 @@ class GroupKeys:
         return b"%b%b\0" % (HANDED_BACK, self._group)
 
     def grant(self, owner: str) -> bytes:
-        """Return the key of a member's grant. ``client`` has the form that client ids have in keys."""
+        """Return the key of a member's grant. ``owner`` is the client id in its form in keys."""
         return self.grants + owner.encode()
 
     def waiting_at(self, number: int) -> bytes:
-        """Return the key of numbered returned messages."""
+        """Return the key of the `ReturnedRecord` with this number."""
         return self.waiting + number.to_bytes(8, "big")
 
     def taken_at(self, shard: int, token: bytes) -> bytes:
@@ -279,7 +279,7 @@ class GroupKeys:
         return self.taken + shard.to_bytes(4, "big") + token
 
     def standing(self, owner: str) -> bytes:
-        """Return the key of a member's standing. ``client`` has the form that client ids have in keys."""
+        """Return the key of a member's standing. ``owner`` is the client id in its form in keys."""
         return self.standings + owner.encode()
 
     def hand_back(self) -> bytes:

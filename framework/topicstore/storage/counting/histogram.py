@@ -232,7 +232,8 @@ def _density(storage: Storage, shard: Shard, record: GenerationRecord, last: int
     """
     ends = shard.reader.zone_ends(record.number)
     times = np.array([time_of(position) for position in (record.first_position, *ends, last)], np.float64)
-    full = (min(SIZE * number, record.messages) for number in range(len(ends) + 1))  # the last zone may have fewer
+    # The last zone may have fewer messages than the others.
+    full = (min(SIZE * number, record.messages) for number in range(len(ends) + 1))
     ranks = np.array([*full, max(record.messages, 1)], np.float64)
 
     def first() -> float:
