@@ -56,7 +56,7 @@ def blocks(language: str, documents: list[Path] = DOCUMENTS, *, serving: bool = 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder as ``make demo`` leaves it, for one block."""
+    """Return a folder as ``make demo`` leaves it, in which one code block of a document is run."""
     (tmp_path / "demo-data").mkdir()
     with (tmp_path / "demo-data" / "fleet.jsonl").open("wb") as sample:
         sample.writelines(map(encode_lines, fleet(3_000)))

@@ -262,7 +262,7 @@ def wildcards(data: Imported) -> list[str]:
 
 
 def drawn(data: Imported, examples: int) -> None:
-    """Compare replays and cursor reads with random filters, times, batch sizes and restarts with the file."""
+    """Check that replays and cursor reads return the messages of the file, for random filters and times."""
     count = len(data.times)
 
     @settings(COSTLY, max_examples=examples)

@@ -243,7 +243,7 @@ def half_then_rest(call: Call, me: Any, given: Given) -> None:
 
 
 def in_two(call: Call, me: Any, given: Given) -> None:
-    """Write the ranges and the first half of a batch's operations, and then the other half."""
+    """Write a batch in two parts: its range deletes with half of its operations, then the other half."""
     batch, half = given["batch"], len(given["batch"].operations) // 2
     me.inner.write(remade(batch.operations[:half], batch.ranges))
     call(batch=remade(batch.operations[half:], ()))

@@ -56,7 +56,7 @@ class Model:
         return made
 
     def apply(self, batch: WriteBatch) -> None:
-        """Apply the ranges of a batch, and then its operations in their order."""
+        """Apply the range deletes of a batch, and then its other operations in order."""
         for keyspace, start, end in batch.ranges:
             values = self.maps[keyspace.name]
             for key in [key for key in values if start <= key < end]:

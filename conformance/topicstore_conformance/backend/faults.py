@@ -122,8 +122,9 @@ def _filter(calls: tuple[str, ...], action: int, flags: int) -> int:
 class Gate:
     """Holds the next fsync of this process until `let`, and makes all later fsyncs fail with EIO.
 
-    Another process answers the kernel, because an engine may hold the GIL while it waits. So a gate is made before the
-    process has other threads or an engine. A held call continues after two seconds at the latest.
+    The kernel asks a second process about each fsync (seccomp notifications), because an engine may hold the GIL during
+    the call. So a gate is made before the process has other threads or an engine. A held call continues after two
+    seconds at the latest.
     """
 
     def __init__(self) -> None:

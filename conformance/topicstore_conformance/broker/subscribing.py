@@ -191,7 +191,10 @@ class Subscribing(Fixtures):
     @needs("subscription_identifier")
     @statement("3.3.4-3", "3.3.4-4", "3.3.4-5", "3.3.4-2")
     def test_overlapping_subscriptions(self, connect: Connect, name: str) -> None:
-        """A message of overlapping subscriptions comes once or for each, with all identifiers, at the highest QoS."""
+        """A message of overlapping subscriptions is delivered once for each, or once with all identifiers.
+
+        In either case the highest of their QoS is among the deliveries.
+        """
         client, writer = connect(), connect()
         client.subscribe(f"{name}/#", options=1, subscription_identifier=[268_435_455])
         client.subscribe(f"{name}/x", options=2, subscription_identifier=[1])

@@ -1,4 +1,7 @@
-"""The invariants of every state, computed from the log's first-written entries, which sites can't see."""
+"""The invariants of every state, computed from a record of each log entry as it was first written.
+
+The sites have no access to that record.
+"""
 
 from __future__ import annotations
 

@@ -415,7 +415,10 @@ def test_another_file_under_the_name_of_a_source(db: Path, tmp_path: Path, endin
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
 def test_another_stream_under_the_name_of_a_source(db: Path, tmp_path: Path, ending: str) -> None:
-    """If another stream has the name of an earlier one, it is refused, because skipped rows couldn't be read again."""
+    """An import from stdin under the source name of different earlier rows is refused.
+
+    It would skip rows that can't be read again.
+    """
     file = tmp_path / f"log.{ending}"
     how = ("--format", ending, "--source", "log")
     write(file, ROWS[:20])

@@ -46,7 +46,7 @@ def test_a_store_that_refuses_the_site_is_not_opened() -> None:
 
 
 def test_a_store_that_keeps_to_it_is_opened(tmp_path: Path) -> None:
-    """A store that honours the condition is opened, and the probe object is deleted."""
+    """A log store that honours conditional writes is opened, and the probe object is deleted."""
     store = open_log_store((tmp_path / "store").as_uri())
     assert [] == list(store.names("probes"))
     store.close()

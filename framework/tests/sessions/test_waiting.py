@@ -222,7 +222,7 @@ def test_a_shard_that_cannot_be_read_holds_up_no_other(failing: ts.Database, plu
 
 
 def test_a_session_that_could_not_be_opened_is_opened_later(failing: ts.Database, plugin: Failing) -> None:
-    """A session whose opening failed delays no other session, and is delivered its messages once if opened later."""
+    """A session that failed to open delays no other session; opened later, it gets its messages exactly once."""
     db, sessions = failing, failing.sessions
     here = next(name for name in map(str, range(100)) if db.shard_of(name) == 0)
     db.publish([ts.Message(here, b"kept", "p", 1, retain=True)])

@@ -321,7 +321,10 @@ def test_options_and_ids(spark: SparkSession, there: Path) -> None:
 
 @pytest.mark.slow
 def test_by_timestamp(spark: SparkSession, tmp_path: Path) -> None:
-    """By timestamp, options and conditions find late messages by their own time; otherwise options use positions."""
+    """With ``by="timestamp"``, ``start`` and ``until`` select late messages by their timestamps.
+
+    Without it they select by position; conditions on the column ``timestamp`` always use timestamps.
+    """
     late = [m if n % 3 else msgspec.structs.replace(m, timestamp=FIRST) for n, m in enumerate(numbered(60))]
     with ts.open(tmp_path / "db", shards=2) as db:
         for batch in (late[:30], late[30:]):

@@ -223,7 +223,7 @@ class Hub:
             self.changed(shard, ())
 
     def changed(self, shard: int, heads: Collection[bytes]) -> None:
-        """Notify the watchers of a shard's changed state, or without ``heads`` of its new messages."""
+        """Notify the watchers that a shard's state has changed; or, if ``heads`` is empty, that it has new messages."""
         for watch in list(self.watchers):
             watch(shard, heads)
 

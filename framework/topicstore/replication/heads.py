@@ -44,7 +44,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, array_like=True):
-    """The applied prefix of a log, stored in the same engine write as the changes; also recorded in a base."""
+    """The applied prefix of a log, stored in the same engine write as the changes, and in each base (snapshot)."""
 
     next: int
     """The index of the entry to be read next."""

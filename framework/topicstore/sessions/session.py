@@ -602,7 +602,7 @@ class Session:
             self._commit_cursor(cursor)
 
     def prepare_last(self) -> PendingDelivery | None:
-        """Return a delivery of uncommitted changes that hands out nothing; None if there are no changes."""
+        """Return a delivery without messages that commits the session's pending changes; None if there are none."""
         staged = self.in_flight.stage([], whole=True)
         cursors: list[SessionCursor] = [*self.cursors.values(), *self.retained.values()]
         if not self.stored:

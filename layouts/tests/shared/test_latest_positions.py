@@ -21,7 +21,7 @@ _BATCHES = st.lists(st.lists(_STREAMS, min_size=1, max_size=20), max_size=8)
 
 @given(_BATCHES, _BATCHES, st.integers(0, 200))
 def test_what_it_leaves_out(before: list[list[int]], since: list[list[int]], first: int) -> None:
-    """Exactly the streams with a message at or after a position are kept, from known or looked-up last positions."""
+    """The streams left out are exactly those whose last position, cached or looked up, is before a given one."""
     latest: dict[int, int] = {}
     asked: list[int] = []
 

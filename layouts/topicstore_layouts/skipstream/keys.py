@@ -51,7 +51,7 @@ class Keys:
         return struct.pack(">IB", generation, kind), struct.pack(">IB", generation, kind + 1)
 
     def many(self, numbers: Numbers | int, positions: Positions) -> list[bytes]:
-        """Return a key for each position, with a number for each key or one number for all."""
+        """Return a key for each position. ``numbers`` has the number in each key, or is the number in all keys."""
         keys = np.empty(len(positions), dtype=self._fields)
         keys["generation"], keys["kind"] = self._head
         keys["number"], keys["position"] = numbers, positions

@@ -112,7 +112,7 @@ class Tokens:
         self._file.change(change, missing_ok=False)
 
     def is_own(self, text: str) -> bool:
-        """Return whether a text is the token `own`."""
+        """Return whether a text is the token `own`, which the server has made for its own commands."""
         return hmac.compare_digest(_digest(self.own), _digest(text))
 
     def is_of_cluster(self, text: str) -> bool:

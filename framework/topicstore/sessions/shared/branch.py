@@ -286,7 +286,7 @@ class BranchCursor(SharedCursor):
         return [FrameworkWrite(keys.standing(self.owner), None), put(keys.hand_back(), left), *self._handed_back]
 
     def committed(self) -> None:
-        """Make the places final: the messages read since are handed out, and the places are stored."""
+        """Make the current places final, because the write that stores them is committed."""
         if self._moved:
             self._answer = False
             self._handed_back.clear()

@@ -248,7 +248,7 @@ class SharedCursor(SessionCursor):
         return [put(self._keys.leases(self.number), LeaseRecord(VERSION, places, read_to)), *revoked]
 
     def committed(self) -> None:
-        """Make the places final: the messages read since are handed out, and the places are stored."""
+        """Make the current places final, because the write that stores them is committed."""
         if self._moved:
             self._moved = self.delivering = False
             refused, self._refused = self._refused, []

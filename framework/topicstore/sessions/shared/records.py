@@ -83,7 +83,7 @@ PackedPlaces = tuple[tuple[tuple[int, int], ...], ...]
 
 
 class GroupRecord(msgspec.Struct, frozen=True, array_like=True):
-    """A group. Fields are only ever appended, here and below."""
+    """The stored state of a group. Fields are only ever appended, here and in the records below."""
 
     version: int
     places: PackedPlaces

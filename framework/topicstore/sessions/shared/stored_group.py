@@ -208,7 +208,7 @@ class StoredGroup:
 
     @property
     def assignments(self) -> list[Assignment]:
-        """The returned messages that were not delivered yet."""
+        """The messages that members returned to the group, and that were delivered to no other member yet."""
         found = []
         for number, record in self.waiting.items():
             place = self._delivered.get(number, 0)
