@@ -39,7 +39,7 @@ class FairLock(ProcessLock):  # type: ignore[misc]  # RLock isn't final at run t
         if owned(self):
             try:
                 take()
-            except BaseException:  # of a signal handler, after the acquisition: an owner needn't wait
+            except BaseException:  # a signal handler raised it after the acquisition: an owner doesn't wait
                 self.release()
                 raise
             return

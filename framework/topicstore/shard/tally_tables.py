@@ -190,7 +190,7 @@ class TallyTables:
             except CorruptionError:
                 run = [counted for counted in run if not _intact(engine, generation, counted)]
                 if not run:
-                    raise  # not repeatable, so no table can be named that must be counted again
+                    raise  # a second reading finds no damage, so there is no table to remove
             for counted in run:
                 ranges.remove(counted)
                 remove_parts(write, generation, counted)

@@ -156,7 +156,7 @@ def load_displacement(reader: Reader) -> int:
 
 
 def put_displacement(batch: WriteBatch, microseconds: int) -> None:
-    """Add to a write by how much positions are ahead of the clock."""
+    """Add a record to a write: the microseconds by which positions are ahead of the clock."""
     batch.put(STATE, _KEY, _CODEC.encode(_KEY, _Displacement(_VERSION, microseconds)))
 
 
